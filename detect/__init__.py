@@ -1,4 +1,4 @@
-"""Turn a timeline into findings: which rank, of what, how sure, at what cost, whose fault.
+"""Turn a timeline into findings: which rank is slow, why, how sure, at what cost, whose fault.
 
 Owns the verdict. Fed with a `megascan.timeline.Timeline` (or an op table) by `megascan.cli` and
 `megascan.watch`; hands them a `Report`. Start reading at detector.py.
@@ -14,7 +14,7 @@ Owns the verdict. Fed with a `megascan.timeline.Timeline` (or an op table) by `m
     comparison/    what changed between two traces
 
 Names are loaded when they are first used: a replay of the step needs no statistics, and is done
-before these would be imported.
+before the statistics would be imported.
 """
 
 import importlib

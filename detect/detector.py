@@ -4,7 +4,7 @@
              ── CAUSES: search ──> answers ── folded ──> findings, by owner and cost ──> report
 
 A report says what stands out. A page also shows how everybody else did, and a comparison of two
-traces needs the values of every rank in both. Both take an `Examination`.
+traces needs the values of every rank in both: page and comparison take an `Examination`.
 """
 
 from __future__ import annotations
@@ -124,11 +124,11 @@ def detect(
     settings: DetectorSettings | None = None,
     probes: Probes | None = None,
 ) -> Report:
-    """Say which rank is slow, of what, since when, how sure, at what cost, and whose fault it is.
+    """Say which rank is slow, why, since when, how sure, at what cost, and whose fault it is.
 
-    Silent about everything below `settings.min_slowdown`; the report says what the window could
-    not have shown. `probes` are what replicas computed from the same tokens, where that was
-    recorded beside the trace. Spans that stay in shards are observed there.
+    Nothing below `settings.min_slowdown` is reported; the report says what the window could not
+    have shown. `probes` are what replicas computed from the same tokens, if that was recorded with
+    the trace. Spans that stay in shards are observed there.
     """
     return judge(replace(observe(timeline), probes=probes), settings or DetectorSettings())
 
@@ -139,7 +139,7 @@ def detect_op_table(path: Path, settings: DetectorSettings | None = None) -> Rep
 
 
 def _observe_op_table(path: Path) -> Observations:
-    """Load what reads op tables only for them: nearly all verdicts are on timelines."""
+    """Observe an op table; import its reader only here, since most verdicts are on timelines."""
     from detect.optable import observe_op_table, read_op_table
 
     return observe_op_table(read_op_table(path))
@@ -205,11 +205,12 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
 
 
 def _slow_in_the_last(seen: Observations, settings: DetectorSettings) -> tuple[Finding, ...]:
-    """Return who computes far slower in the last iteration alone, undecided: it has many passes,
-    and is the one that is least of a warm-up. On CPUs processes take each other's time by as much.
+    """Return undecided findings on ranks that compute far slower in the last iteration alone.
 
-    Example: of iterations 1 and 2, in which ranks compile and allocate for 35 to 48 ms a pass at
-    first, the second one shows rank 5 at 34.4 ms and the seven others at 26.9 to 27.5.
+    One iteration has many passes, and the last is the least disturbed by warm-up. Not on CPUs,
+    where processes take each other's time by as much. Example: in iterations 1 and 2 ranks compile
+    and allocate, for 35 to 48 ms a pass at first; iteration 2 shows rank 5 at 34.4 ms and the seven
+    others at 26.9 to 27.5.
     """
     if not len(seen.iterations) or seen.members.device_kind == "cpu":
         return ()
@@ -231,7 +232,7 @@ def _is_comparable(seen: Observations) -> bool:
 
 
 def _answers(seen: Observations, settings: DetectorSettings) -> list[tuple[Cause, Answer]]:
-    """Ask every cause; who was found to compute slowly is told to those that follow."""
+    """Ask every cause, and tell it which rows earlier causes found slow, and which they named."""
     inquiry = _inquiry(seen, settings)
     answers = []
     for spec in CAUSES:
@@ -244,7 +245,7 @@ def _answers(seen: Observations, settings: DetectorSettings) -> list[tuple[Cause
 
 
 def _inquiry(seen: Observations, settings: DetectorSettings) -> Inquiry:
-    """Return what the first search is given: nobody is slow, nobody is named."""
+    """Return the inquiry for the first search: nobody is slow, nobody is named."""
     num_rows = len(seen.members)
     return Inquiry(
         seen=seen,

@@ -210,7 +210,7 @@ class Steps:
     ids: Integers
     num_rows: Integers
     number: Codes
-    """By id minus the first id; empty where ids are too far apart to be counted."""
+    """By id less the first id; empty where ids are too far apart to be counted."""
 
     @classmethod
     def of(cls, step: Column) -> Steps:
@@ -300,7 +300,7 @@ GC, LAYERNORM = "gc", "layernorm-grads-all-reduce"
 P2P = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 LOCAL_TYPES = frozenset((FORWARD, BACKWARD, OPTIMIZER, GC, LAYERNORM))
 MEAN_TYPES = frozenset((FORWARD, BACKWARD, OPTIMIZER, GC))
-"""Their ideal is the mean; that of all others is the median."""
+"""Types whose ideal time is the mean; for all other types it is the median."""
 TYPES = frozenset((*LOCAL_TYPES, *P2P, GATHER, SCATTER, SEPARATE, EMBEDDING, CLIP))
 
 _TOLERANCE_S = 50e-6
@@ -472,7 +472,8 @@ def _valid(stage: _Stage, optype: str, num_stages: int) -> list[Operation]:
     """Return the messages that carry something.
 
     A schedule may also log empty exchanges: a receive after its last compute has begun, a send
-    before the first one has ended, and with several chunks those at the two ends of the model.
+    before its first compute has ended, and, with several chunks, messages at the two ends of the
+    model.
     """
     computes = stage.computes_of(optype)
     if not computes:
@@ -636,7 +637,10 @@ PHASE_OF = {FORWARD: observations.FORWARD, BACKWARD: observations.BACKWARD}
 
 
 def observe_op_table(table: OpTable) -> Observations:
-    """Compute of every recorded rank by step, direction and microbatch."""
+    """Return the compute of every recorded rank by step, direction and microbatch.
+
+    Raises InputError for a table without compute operations.
+    """
     steps, slot = np.unique(np.asarray(table.step, dtype=np.int64), return_inverse=True)
     ranks, row = np.unique(np.asarray(table.rank, dtype=np.int64), return_inverse=True)
     row, slot = row.reshape(-1), slot.reshape(-1)

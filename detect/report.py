@@ -34,7 +34,7 @@ watch does not read."""
 
 
 class Owner(StrEnum):
-    """Who can mend it: look at this hardware, at the job's own settings, or measure more."""
+    """Who can mend a finding: look at this hardware, at the job's own settings, or measure more."""
 
     NODE = "node"
     JOB = "job"
@@ -83,7 +83,8 @@ class Finding:
     cost_is_replayed: bool = False
     """Whether the cost is from a replay of the dependency graph rather than an estimate."""
     joint_ranks: tuple[int, ...] = ()
-    """These ranks and those of the other findings that ought to be mended with this one, if any."""
+    """The finding's ranks and those of other findings that ought to be mended together with it; ()
+    if there are none."""
     joint_cost_ratio: float = 1.0
     """Iteration time now over iteration time with all `joint_ranks` mended; 1 where none are."""
     slowdown_is_bound: bool = False
@@ -93,7 +94,7 @@ class Finding:
 
     @property
     def spot(self) -> tuple[int, int] | None:
-        """Return the rank and iteration to look at in a timeline; None for what is no rank's."""
+        """Return the rank and iteration to look at in a timeline; None if no rank is named."""
         if not self.ranks:
             return None
         first = self.episodes[0][0] if self.episodes else self.first_iteration
@@ -101,14 +102,14 @@ class Finding:
 
     @property
     def lost_share(self) -> float:
-        """Return the share of every GPU's time that it wastes while it holds.
+        """Return the share of every GPU's time that the finding wastes while it holds.
 
         Example: an iteration takes 1.25 times what it would: 0.2, on 64 GPUs 307 GPU-hours a day.
         """
         return 1.0 - 1.0 / max(self.step_time_cost_ratio, 1.0)
 
     def to_json(self) -> dict[str, Json]:
-        """One element of the report's `findings`."""
+        """Return one element of the report's `findings`."""
         return {
             "ranks": list(self.ranks),
             "cause": self.cause.value,
@@ -138,14 +139,15 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class ClockAgreement:
-    """How well the clocks agree: what transfer times and links can be trusted to."""
+    """How well the clocks agree, and so how far transfer times and links can be trusted."""
 
     method: str
     residual_median_ns: float
     residual_p99_ns: float
     num_components: int
     is_measured: bool = True
-    """Whether anything matched ties the clocks together: else the residuals say nothing."""
+    """Whether something that was matched ties the clocks together; if not, residuals say nothing.
+    """
 
     def to_json(self) -> dict[str, Json]:
         """Return the report's `alignment`."""
@@ -171,9 +173,9 @@ class Report:
     findings: tuple[Finding, ...]
     minimum_detectable: Mapping[str, float]
     minimum_named_slowdown: float | None = None
-    """The slowdown of compute that a node would have been named for; None where none was shown."""
+    """Smallest slowdown of compute for which a node would have been named; None if none would."""
     limited_by: Mapping[str, str] = field(default_factory=dict)
-    """By class, what keeps its minimum from being smaller."""
+    """By class, what keeps the class's `minimum_detectable` from being smaller."""
     iteration_ns: float
     alignment: ClockAgreement | None = None
     completeness: Mapping[str, Json] = field(default_factory=dict)
@@ -181,9 +183,9 @@ class Report:
     unrecorded_ranks: tuple[int, ...] = ()
     """Ranks with a file but without an iteration in it: missing, and not healthy."""
     unseen_ranks: tuple[int, ...] = ()
-    """Ranks that would not be found however slowly they computed, while others would."""
+    """Ranks that would not be found however slowly they computed, while other ranks would."""
     hides: tuple[str, ...] = ()
-    """What of a size that matters could not have been seen, each as part of a sentence."""
+    """Faults of a size that matters that could not have been seen, each as part of a sentence."""
     source: str = ""
     min_slowdown: float = 1.03
     """Compute less slow than this was not to be reported."""
@@ -195,7 +197,7 @@ class Report:
     def with_look(self, command: Callable[[int, int], str | None]) -> Report:
         """Add to every finding the command that shows its rank and iteration, where there is one.
 
-        Only who has read the trace knows by which file it can be looked at.
+        `command` comes from the caller, who has read the trace and knows its file.
         """
         findings = []
         for finding in self.findings:
@@ -206,8 +208,8 @@ class Report:
 
     @property
     def shows_enough(self) -> bool:
-        """Return whether silence says something: the smallest slowdown of compute that would have
-        been found is none that matters, or within two rungs of what the user asked for.
+        """Return whether finding nothing says something: the smallest slowdown of compute that
+        would have been found is too small to matter, or within two rungs of what the user asked.
         """
         least = self.minimum_detectable.get(Cause.COMPUTE.value, math.inf)
         enough = max(POWER.healthy_ratio, self.min_slowdown ** (POWER.rung_ratio**2))
@@ -215,8 +217,8 @@ class Report:
 
     @property
     def judged(self) -> bool:
-        """Return whether nothing found is health: enough would have been found, on any rank and
-        any network.
+        """Return whether finding nothing means health: enough would have been found, on any rank
+        and any network.
         """
         return self.shows_enough and not self.unseen_ranks and not self.hides
 
@@ -232,7 +234,10 @@ class Report:
 
     @property
     def minimum_detectable_slowdown(self) -> float | None:
-        """Return that of compute, the class every trace has; None when it could not be judged."""
+        """Return the smallest detectable slowdown of compute; None if compute could not be judged.
+
+        Compute is the class that every trace has.
+        """
         return self.minimum_detectable.get(Cause.COMPUTE.value)
 
     def to_json(self) -> dict[str, Json]:

@@ -141,7 +141,7 @@ def _window(report: Report) -> str:
 
 
 def _wrapped(label: str, text: str) -> list[str]:
-    """Return label and text, continued under the text."""
+    """Return the lines of label and text; further lines are indented to where the text begins."""
     return textwrap.wrap(
         text,
         WIDTH,
@@ -200,7 +200,7 @@ def _cost(finding: Finding) -> str:
 
 
 def _power(report: Report) -> list[str]:
-    """Say what would have been found; of what is out of reach, why, and no figure of per cent."""
+    """Say what would have been found; for classes out of reach say why, without a percentage."""
     least = report.minimum_detectable
     seen = [f"{name} {percent(one)}" for name, one in least.items() if one < POWER.blind_ratio]
     lines = []

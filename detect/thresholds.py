@@ -1,8 +1,8 @@
 """Every number that decides a verdict: its value, its unit, where it comes from.
 
-What a user may set stands in `DetectorSettings`; the rest stands in one table a subject, used as
-`PAIRS.agrees_share`. `python -m benchmarks.detection.thresholds` moves each by a half, down and up,
-reruns a part of the detection benchmark and writes what changes into
+What a user may set stands in `DetectorSettings`; the rest stands in one table for each subject,
+used as `PAIRS.agrees_share`. `python -m benchmarks.detection.thresholds` moves each number by a
+half, down and up, reruns a part of the detection benchmark and writes what changes into
 `benchmarks/results/thresholds.md`.
 
 Units: "log" is a natural logarithm of a ratio of times (0.05 is 5.1 % longer); a "share" lies
@@ -130,7 +130,7 @@ class _Window:
 
 @dataclass(frozen=True, kw_only=True)
 class _Passes:
-    """What of a pass is the rank's own time."""
+    """Which part of a pass is the rank's own time."""
 
     least_segment_share: float = limit(
         0.003, "share of an iteration", Origin.CONVENTION,

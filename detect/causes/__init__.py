@@ -7,8 +7,8 @@ registry.py lists them in the order of search; `detect.detector.judge` walks ove
                     its host, or one pass only                         finding: place, cost,
     losses.py       loader, garbage collection, host                   words, what follows
     links.py        slow connections                      searches.py  what causes share: slow rows,
-    late_exits.py   ranks that leave them late                         time lost, hits counted
-    networks.py     of a host: NICs, rails, NVLinks       device.py    slow, long data, starved;
+    late_exits.py   ranks that leave transfers late                    time lost, hits counted
+    networks.py     NICs of a host, rails, NVLinks        device.py    slow, long data, starved;
     hosts.py        whole hosts, launching late                        what a device's clock says
     bursts.py       ranks that lose time now and then     ordinary.py  what else explains slow
     paused_hosts.py hosts that stall one rank or another               computing: chips, place, pair

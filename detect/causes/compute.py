@@ -4,9 +4,9 @@
     _judge           starved by its host? one pass only? ordinary, or one of a pair (`ordinary.py`)?
     _victims         slow because they wait for a mate
 
-A rank is slow where its passes take longer than those of the ranks that do the same work. That is
-its node's fault only where nothing else explains it: its host, a pass that alone is longer, a chip
-that is within what sound ones differ by, data that nobody else has.
+A rank is slow where its passes take longer than those of the ranks that do the same work. The node
+is at fault only where nothing else explains the slowness: neither its host, nor a pass that alone
+is longer, nor what sound chips differ by, nor data that nobody else has.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _shared_core(seen: Observations, slow: SlowRow) -> str | None:
 
 
 def _perhaps_not_slow(slow: SlowRow) -> str:
-    """Say that its peers differ by so much that it need not be slower at all; empty where it is."""
+    """Say that a row's peers differ by so much that it need not be slow at all; empty if it is."""
     low, high = slow.suspect.interval
     if low >= 1.0:
         return ""
@@ -148,13 +148,13 @@ def _worth_saying(slow: SlowRow) -> bool:
 
 
 def _one_sided(slow: SlowRow) -> bool:
-    """Return whether one pass alone is slow, and the optimizer, which is no part of it, is not."""
+    """Return whether one pass alone is slow, and the optimizer, outside both passes, is not."""
     return _in_one_pass(slow) and not _optimizer_agrees(slow)
 
 
 def _optimizer_agrees(slow: SlowRow) -> bool:
-    """Return whether the optimizer is slow as well, and by no more than a device explains: one that
-    takes 24 times as long waits for somebody inside it.
+    """Return whether the optimizer is slow as well, and by no more than a device explains: a step
+    that takes 24 times as long waits for another rank inside it.
     """
     effect = slow.suspect.course.effect
     most = effect + DEVICE.most_optimizer_log
@@ -162,10 +162,11 @@ def _optimizer_agrees(slow: SlowRow) -> bool:
 
 
 def _is_estimated_in_one(seen: Observations, slow: SlowRow) -> bool:
-    """Return whether one pass alone is known at all, whose time is an estimate, and the optimizer
-    is as quick as ever: where waits lie inside of passes, they are taken out by what peers show.
+    """Return whether only one pass is known, its time is an estimate, and no optimizer is slow.
 
-    Example: backward 7.8 times as long next to a slow NVLink, optimizer 1.001, forward unknown.
+    Pass times are estimates where waits lie inside passes: the waits are taken out by what peers
+    show. Example: backward 7.8 times as long next to a slow NVLink, optimizer 1.001, forward
+    unknown.
     """
     known = np.flatnonzero(np.isfinite(slow.by_phase))
     is_estimated = len(known) == 1 and int(known[0]) in seen.entangled_phases
@@ -183,7 +184,7 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
     cause, owner, reasons = _judge(inquiry, found, slow)
     low, high = slow.suspect.interval
     high *= float(np.exp(LIMITS.hidden_share * course.effect))
-    share = 1.0 - float(np.exp(-course.effect))  # of its compute, spent above its peers
+    share = 1.0 - float(np.exp(-course.effect))  # of its compute time, beyond that of its peers
     excess = np.where(course.active, np.nan_to_num(seen.busy_ns[row]) * share, 0.0)
     is_bound = seen.mixes_communication or not seen.splits_tensor_groups
     ranks, subject = members.workers[row], f"{ranks_of(members, row)} ({place(members, row)})"
@@ -332,8 +333,8 @@ def _named_worker(seen: Observations, slow: SlowRow) -> tuple[int, float] | None
 
 
 def _warms_up(inquiry: Inquiry, slow: SlowRow) -> bool:
-    """Return whether nearly all that is left are the run's first iterations, and those in which the
-    row is slow still get quicker.
+    """Return whether nearly all iterations to judge are the run's first ones, and those in which
+    the row is slow still get quicker.
     """
     if num_judgeable(inquiry.seen, inquiry.settings) >= WINDOW.min_iterations:
         return False
@@ -358,8 +359,8 @@ def _changed_on_even_data(seen: Observations, found: ComputeSearch, slow: SlowRo
 def _victims(seen: Observations, found: ComputeSearch) -> set[int]:
     """Return slow rows that wait for a mate that stands out, and are slow for no other reason.
 
-    The optimizer waits for nobody: a mate whose own is slower is a slow device itself, unless one
-    of its passes alone is slow.
+    The optimizer waits for nobody: a mate whose optimizer is slower is a slow device itself, unless
+    only one of the mate's passes is slow.
     """
     victims: set[int] = set()
     slow = {one.suspect.row: one for one in found.slow}
@@ -384,7 +385,7 @@ def _alone_on_its_stage(seen: Observations, slow: SlowRow) -> Decision:
             "no other rank shares its stage; against the transformer layers of the other stages it "
             "changed inside the trace, and what a stage has to do does not",
         )
-    # stages differ a little for their own reasons: what runs beside their layers differs
+    # stages differ a little anyway: what they run besides their layers differs
     if seen.has_equal_layers and slow.suspect.course.effect >= np.log(ORDINARY.little_ratio):
         return Decision(True, EQUAL_LAYERS)
     return Decision(
@@ -487,8 +488,8 @@ def _said(seen: Observations, found: ComputeSearch) -> list[SlowRow]:
 def _power(
     inquiry: Inquiry, found: ComputeSearch
 ) -> tuple[float, float | None, tuple[str, ...], tuple[int, ...]]:
-    """Return the smallest slowdown that is found and the one that a node is named for, notes where
-    these are not the same, and the ranks that would not be found at all.
+    """Return the smallest slowdown that is found, the smallest for which a node is named, notes
+    where the two differ, and the ranks that would not be found at all.
     """
     effect = inquiry.detectable_effect(found.noise)
     effect = max(float(np.log(least_slowdown(inquiry.seen, inquiry.settings))), effect)
@@ -524,7 +525,7 @@ def _power(
 
 
 def _why_no_less(inquiry: Inquiry, found: ComputeSearch, least: float | None) -> str:
-    """Say what keeps the stated slowdown from being smaller, as part of a sentence."""
+    """Say what keeps the smallest slowdown found from being smaller, as part of a sentence."""
     if is_host_bound(inquiry.seen):
         return "the devices wait for their hosts, whose pace hides their own"
     if inquiry.seen.hides_waiting:
@@ -539,7 +540,7 @@ def _why_no_less(inquiry: Inquiry, found: ComputeSearch, least: float | None) ->
 
 
 def _owner_of(inquiry: Inquiry, row: int) -> Owner | None:
-    """Return whom the slowness of a row is blamed on, None where it is not found."""
+    """Return who owns the slowness of a row; None where it is not found, or is no slow compute."""
     found = search_compute(inquiry)
     slow = next((one for one in _said(inquiry.seen, found) if one.suspect.row == row), None)
     if slow is None:
@@ -557,8 +558,8 @@ COMPUTE = CauseSpec(
 
 
 def _search_means(inquiry: Inquiry) -> Answer:
-    """Ask who is slow on the mean only where nobody has been named: whoever stands still now and
-    then has longer passes as well.
+    """Search ranks that are slow on the mean, only where nobody has been named: a rank that stands
+    still now and then has longer passes as well.
     """
     if inquiry.seen.members.device_kind == "cpu" or inquiry.named.any():
         return Answer()

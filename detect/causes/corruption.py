@@ -38,10 +38,11 @@ class Deviation:
     iteration: int
     ranks: tuple[int, ...]
     point: Point
-    """The earliest."""
+    """The earliest point at which the bits differ."""
     num_points: int
+    """Points at which the bits differ."""
     num_replicas: int
-    """That were compared."""
+    """Replicas that were compared."""
     is_decided: bool
     """Whether a majority says that these ranks are wrong."""
 
@@ -73,7 +74,9 @@ def _replicas(probes: Probes) -> list[list[int]]:
 
 
 def _alike(ranks: Sequence[int], point: Point, probers: Mapping[int, Prober]) -> list[list[int]]:
-    """Return ranks of a group by what they hold: at experts those with the same share of them."""
+    """Split the ranks of a group by what they hold at a point: at experts, by the share of experts.
+    Leave out shares of one rank.
+    """
     if not point.is_of_experts:
         return [list(ranks)]
     shares: dict[int, list[int]] = defaultdict(list)
@@ -124,8 +127,9 @@ def _deviations_at(
 def _compare(
     sums: Mapping[int, tuple[str, ...]], probers: Mapping[int, Prober]
 ) -> tuple[dict[int, list[int]], list[tuple[int, list[int]]]]:
-    """The points at which ranks differ from the majority, and those, with who was compared, at
-    which there is none."""
+    """Return the points at which each rank differs from the majority, and the points at which there
+    is no majority, with the ranks that were compared.
+    """
     wrong: dict[int, list[int]] = {}
     torn: list[tuple[int, list[int]]] = []
     for number, point in enumerate(probers[next(iter(sums))].points):
@@ -173,10 +177,11 @@ def _blamed(
 
 
 def _replica_of(rank: int, prober: Prober) -> int:
-    """Number the ranks that compute together, whose bits follow from each other's.
+    """Return the number of a rank's replica: ranks that compute together, so that their bits follow
+    from each other's.
 
-    A replica of the model is one data-parallel rank; with experts shared over several of these,
-    whose tokens they exchange, all of them are one.
+    A replica of the model is one data-parallel rank. Data-parallel ranks that share experts, and so
+    exchange tokens, are one replica.
     """
     layout = prober.layout
     if layout.ep == 1:
@@ -279,7 +284,7 @@ def _coordinates(prober: Prober) -> dict[str, int]:
 
 
 def _search(inquiry: Inquiry) -> Answer:
-    """Judge the probes that lie beside the trace, where there are any."""
+    """Judge the probes that were stored with the trace, if there are any."""
     if inquiry.seen.probes is None:
         return Answer()
     findings, notes = findings_of(inquiry.seen.probes)

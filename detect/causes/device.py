@@ -1,24 +1,24 @@
-"""What a rank shows of its device beside its passes: is it slow, given long data, or kept waiting?
+"""Judge a rank's device by more than its passes: is it slow, given long data, or kept waiting?
 
 **Is it the device?** A rank's passes are longer than its peers'. Its device may be slow; or its
 data are longer (a replica that always gets the longer documents, an expert that everybody wants);
 or it waits inside its passes for a mate whose communication is not in the trace.
 
-The optimizer step touches the same parameters whatever the data were, and waits for nobody. A
-device that computes slowly is slower there, too, if less (it is bound by memory, which a lower
-clock hardly touches). So:
+The optimizer step touches the same parameters whatever the data were, and waits for nobody. On a
+device that computes slowly it takes longer, too, though by less (it is bound by memory, which a
+lower clock hardly touches). So:
 
 * passes and optimizer slower: the device;
 * passes slower, optimizer not, and all ranks that share the data or the hidden communication are
   slow alike: not shown to be the device, and undecided;
 * passes slower, optimizer not, but other ranks on the same data are not slow: the device;
-* the same, but all passes got as many tokens (`Observations.rules_data_out`): the device, if nobody
-  shares the rank's data;
-* where experts do part of the work, tokens may be routed to those of one rank: its attention, which
-  no routing lengthens, is then asked instead of its passes;
+* passes slower, optimizer not, but all passes got as many tokens (`Observations.rules_data_out`)
+  and nobody shares the rank's data: the device;
+* where experts do part of the work, more tokens may be routed to one rank's experts: the rank's
+  attention, which no routing lengthens, is then compared instead of its passes;
 * one rank of a TP group slower than all its mates in the forward or the backward pass, and in both
   slower than other groups: the device, and its mates only wait for it where the trace does not
-  show it. Longer data slow all of them alike, in both passes.
+  show it. Longer data would slow all ranks of the group alike, in both passes.
 
 Example: DP 8. Rank 3's passes take 1.30 times its peers', its optimizer 1.003 times, and the other
 ranks' optimizers differ by 0.4 %: 0.003 is less than 8 % of log 1.30, and than 3 times 0.004.
@@ -26,12 +26,13 @@ Undecided. In a TP group of 8, rank 6 takes 1.31 times its peers' time in both p
 1.13 times in the forward and 1.31 times in the backward pass, in which nobody recorded the
 all-reduces: rank 6.
 
-**What do its readings say?** Longer data, heavier layers or hidden waiting lower no clock. One that
-is lower than those of all sound devices of the model by about as much as the rank is slower is why
-it is slower; one that is lower by more only if heat or a brake holds it down and no other, which
-may come and go between readings. At its power limit a device lowers its clock for the work that it
-is given, and at rest because it has none: such readings decide nothing, unless it is at its limit
-with far less power than sound devices draw. Then its limit is lower, and no work lowers that.
+**What do its readings say?** Longer data, heavier layers or hidden waiting lower no clock. A clock
+lower than those of all sound devices of the model, by about as much as the rank is slower, is why
+the rank is slower. A clock that is lower by more counts only if heat or a brake, which may come and
+go between readings, holds down this device and no other. At its power limit a device lowers its
+clock for the work that it is given, and at rest because it has none: these readings decide nothing.
+But a device that is at its limit with far less power than sound devices draw has a lower limit, and
+no work lowers a limit.
 
 Example: rank 3 computes 1.28 times slower, at 1545 MHz where all others run at 1980: log ratios
 0.247 and 0.248. A clock of 1890 MHz (0.047, less than half) would leave most of it unexplained. At
@@ -39,11 +40,11 @@ its power limit with 605 W it is undecided, where others draw 610 W; with 452 W 
 
 **Does it wait for its host?** A device is starved where most of its operations begin as soon as
 they are launched: its queue is empty. A job whose hosts can hardly keep up starves first the ranks
-that also load data. They are therefore compared with the most starved rank of every other TP group;
-one host is at fault only if those are fed.
+that also load data. A starved rank is therefore compared with the most starved rank of every other
+TP group; its host is at fault only if the other groups' ranks are fed.
 
-Example: 92 % of rank 3's operations were launched just in time, and of the most starved ranks of
-the other groups 10 %: the host of rank 3. If of theirs 85 %: the job is host-bound.
+Example: 92 % of rank 3's operations were launched just in time, and 10 % of operations of the most
+starved ranks of other groups: the host of rank 3. If it were 85 %, the job would be host-bound.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ class Slowness:
     """(row,): log slowdown of attention, where experts do the rest; None where it is not known."""
 
     def is_beyond_experts(self, row: int) -> bool:
-        """Return whether the attention of a row is about as slow as its passes: more tokens for its
-        experts do not lengthen it, nor does waiting for those of others.
+        """Return whether the attention of a row is about as slow as its passes: neither more tokens
+        for the row's experts nor waiting for other experts lengthens attention.
         """
         if self.attention is None:
             return False
@@ -96,12 +97,13 @@ class Slowness:
 def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> str | None:
     """Return why the slowness of `row` is not shown to be its device's, None where it is.
 
-    `optimizer` (row, iteration) is the optimizer step's log time minus that of its peers, in the
-    iterations in which the row is slow.
+    `optimizer` (row, iteration) is the optimizer step's log time less that of the row's peers, in
+    the iterations in which the row is slow.
     """
     effect, no_experts = float(passes.effects[row]), passes.is_beyond_experts(row)
     has_experts = seen.members.layout.ep > 1 and not no_experts
-    # experts that many tokens are routed to explain passes; what is left of a chip is small
+    # tokens routed to its experts may explain the passes, and an ordinary difference of chips a
+    # small share in the optimizer: so a larger share must show
     share = DEVICE.optimizer_share_of_experts if has_experts else DEVICE.optimizer_share
     shows = optimizer_shows(optimizer, passes, row, share)
     shows &= not _waits(seen, optimizer, passes, row)
@@ -132,8 +134,8 @@ def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int)
 def optimizer_shows(
     optimizer: Floats, passes: Slowness, row: int, share: float = DEVICE.optimizer_share
 ) -> bool:
-    """Return whether the optimizer of `row` is slower, too, by a `share` of what its passes are, as
-    that of a slow device is.
+    """Return whether the optimizer of `row` is slower as on a slow device: by at least a `share` of
+    what the row's passes are slower by, and by hardly more than they are.
     """
     level = float(robust.centre(optimizer[row]))
     if not np.isfinite(level):
@@ -144,9 +146,9 @@ def optimizer_shows(
 
 
 def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> bool:
-    """Return whether the other stages of its replica are slow alike, two ranks and more, and no
-    optimizer of theirs: longer data explain all of them, and one optimizer that happens to be slow
-    does not.
+    """Return whether most ranks of the replica's other stages, at least two, are slow alike, and
+    none of their optimizers is: longer data explain all of them, while the one optimizer of `row`
+    may be slow by chance.
     """
     others = seen.members.other_stages(row)
     alike = others & (passes.effects >= DEVICE.alike_share * passes.effects[row])
@@ -157,11 +159,12 @@ def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: i
 
 
 def _waits(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> bool:
-    """Return whether a rank that this one exchanges with inside its passes is slow alike, and its
-    optimizer by more than twice as much for that: what waits for it is no slow device.
+    """Return whether `row` may only wait, inside its passes, for a slow rank it exchanges with.
 
-    Ranks of an EP group exchange tokens there, unless attention tells; those of a TP group whatever
-    is not recorded, and who waits for a mate is as slow as that.
+    That rank is slow alike, and its optimizer is slower, relative to its passes, by more than twice
+    as much as that of `row`. Ranks of an EP group exchange tokens inside passes (and do not count
+    where attention is as slow as the passes); ranks of a TP group exchange whatever was not
+    recorded, and a rank that waits for a mate is as slow as the mate.
     """
     members, effects = seen.members, passes.effects
     rivals = np.zeros(len(members), dtype=bool)
@@ -180,9 +183,9 @@ def _waits(seen: Observations, optimizer: Floats, passes: Slowness, row: int) ->
 
 def slowest_optimizer(seen: Observations, row: int, active: Flags) -> tuple[int, float] | None:
     """Return which of the ranks that a row stands for has a slow optimizer step, and its log
-    slowdown against the others; None where none stands out, or that was not recorded.
+    slowdown against the others; None where no rank stands out, or optimizers were not recorded.
 
-    Ranks of other rows show by how much sound ones of a TP group differ.
+    Ranks of other rows show by how much sound ranks of a TP group differ.
     """
     if seen.workers is None:
         return None
@@ -205,13 +208,13 @@ def slowest_optimizer(seen: Observations, row: int, active: Flags) -> tuple[int,
 
 
 def optimizer_residuals(seen: Observations, groups: list[Integers], excluded: Flags) -> Floats:
-    """Return log optimizer time less that of the others of its group, (row, iteration)."""
+    """Return log optimizer time less that of the others of each row's group, (row, iteration)."""
     return over_others(seen.optimizer_ns, groups, excluded)
 
 
 def attention_residuals(seen: Observations, excluded: Flags) -> Floats | None:
-    """Return the same of attention within stages, where others of its layers have experts; None
-    where that was not traced, or no rank has any.
+    """Return log attention time less that of the others of each row's stage, (row, iteration);
+    None where attention was not traced, or where there is no expert parallelism.
     """
     if seen.attention_ns is None or seen.members.layout.ep < 2:
         return None
@@ -219,7 +222,7 @@ def attention_residuals(seen: Observations, excluded: Flags) -> Floats | None:
 
 
 def over_others(time_ns: Floats, groups: list[Integers], excluded: Flags) -> Floats:
-    """Return log times less that of the others of each row's group, (row, iteration)."""
+    """Return log time less that of the others of each row's group, (row, iteration)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         log_ns = np.where(time_ns > 0, np.log(time_ns), np.nan)
     residual = np.full_like(log_ns, np.nan)
@@ -253,9 +256,10 @@ def mates_of(members: Members, row: int) -> Integers:
 def _optimizer_error(residual: Floats, slow: Flags, row: int) -> float:
     """Return the standard error of a row's optimizer level; slow rows set no scale.
 
-    By the levels of the others, or by the noise of all iterations and what is usual, whichever is
-    less: three levels may lie far apart by chance, and a starved row's own noise is large. But no
-    fault makes an optimizer quicker: slow rows with a quicker one show how far it may be off.
+    Take the spread of the other rows' levels, or the noise of the iterations with what is usual,
+    whichever is less: three levels may lie far apart by chance, and a starved row's own noise is
+    large. But no fault makes an optimizer quicker: slow rows with a quicker optimizer show how far
+    a level may be off.
     """
     usual = Usual(floor=DEVICE.optimizer_error_log, spread=COMPUTE.gpu_spread_log)
     noise = estimate_noise(residual, slow, usual)
@@ -286,8 +290,8 @@ CLOCK_NAME, POWER_NAME = "sm_clock_mhz", "power_w"
 def slow_clock(seen: Observations, slow: Flags, row: int, effect: float) -> tuple[int, str] | None:
     """Return the one rank of a row whose clock is as low as its passes are slow, and a sentence.
 
-    `effect` is its log slowdown; `slow` rows are no measure of a usual clock. Of a TP group whose
-    ranks wait for each other unseen one clock is low; None where none is, or several are.
+    `effect` is the row's log slowdown; `slow` rows are no measure of a usual clock. A row may stand
+    for a TP group whose ranks wait for each other unseen: None where no clock or several are low.
     """
     low = low_clocks(seen, slow, row, effect)
     return next(iter(low.items())) if len(low) == 1 else None
@@ -314,8 +318,8 @@ def low_clocks(seen: Observations, slow: Flags, row: int, effect: float) -> dict
 def _low_clock(
     own: Mapping[str, float], sound: Sequence[Mapping[str, float]], effect: float
 ) -> str:
-    """Say how low a clock is beside those of sound devices; "" where it is not, or by much more or
-    less than an effect, or for the work that it is given.
+    """Say how low a clock is next to those of sound devices; "" where it is not low, where it is
+    low by much more or less than `effect`, or where the device's work may be what lowers it.
     """
     others = [readings.get(CLOCK_NAME, 0.0) for readings in sound]
     lowest, clock = min(others, default=0.0), own.get(CLOCK_NAME, 0.0)
@@ -436,9 +440,9 @@ def starvation(
 ) -> tuple[Owner, str] | None:
     """Return owner and sentence where the device waits for its host; None where it does not.
 
-    Half of the work just in time is enough beside peers that are well fed: a slow device lets its
-    host get ahead. A host that stands still need not be late for most of the work. `effect` is by
-    how much longer its work takes, log; 0 where that is not known.
+    If its peers are well fed, half of the work launched just in time is enough: a slow device would
+    let its host get ahead. A host that stands still need not be late for most of the work. `effect`
+    is by how much longer the device's work takes, log; 0 where that is not known.
     """
     if seen.starved_share is None:
         return None
@@ -466,8 +470,8 @@ def starvation(
 
 
 def may_wait_for_launches(seen: Observations) -> str:
-    """Say that passes are as short as their launching, of which nothing was recorded; empty where
-    they are longer, or launches tell who waits.
+    """Say that passes take about as long as launching them, of which nothing was recorded; empty
+    where passes are longer, or where launches tell who waits.
 
     Example: a layer's forward of 50 us; its 20 kernels take a host 100 us to launch.
     """
@@ -483,11 +487,11 @@ def may_wait_for_launches(seen: Observations) -> str:
 
 
 def half_starved(seen: Observations, row: int, active: Flags) -> str:
-    """Say that a device waits for its host half of the time, and so do its peers' to a lesser part:
-    which host is the slowest is news of nobody then. Empty where it waits less, or starves.
+    """Say that a device waits for its host half of the time, and its peers' devices somewhat less:
+    some host is always the slowest then. Empty where the device waits less, or starves.
 
-    Example: 69 % of its operations come just in time, of its peers' 40 %; it takes 1.2x their time
-    while its host launches 4 % more slowly.
+    Example: 69 % of a device's operations come just in time, of its peers' 40 %; it takes 1.2x
+    their time while its host launches 4 % more slowly.
     """
     if seen.starved_share is None or launches_slowly(seen, row):
         return ""
@@ -505,14 +509,14 @@ def half_starved(seen: Observations, row: int, active: Flags) -> str:
 def _just_in_time(
     seen: Observations, starved: Floats, row: int, active: Flags
 ) -> tuple[float, float]:
-    """Return what share of its work comes just in time, and of its peers'."""
+    """Return what share of the row's work comes just in time, and what share of its peers'."""
     theirs = starved[_stage_peers(seen, row)][:, active]
     return float(robust.median(starved[row][active])), float(robust.median(theirs))
 
 
 def _least_starved(theirs: float) -> float:
-    """Return what share of a device's work comes just in time at least if it waits for its host,
-    of its peers' `theirs`.
+    """Return the least share of just-in-time work at which a device counts as waiting for its host,
+    if its peers' share is `theirs`.
     """
     is_fed = theirs <= STARVATION.well_fed_share
     return STARVATION.fed_share if is_fed else STARVATION.starved_share
@@ -547,8 +551,8 @@ def hardly_slower_host(
 
     So the host is to blame only where it launches slower than its peers' by a good part of `effect`
     (log), which is what its device loses. Empty, too, where the trace does not tell launches, where
-    its host stops now and then (`stands_still`), and where the device is not starved
-    (`least_starved` of its work, or as much as shows it to be).
+    the host stops now and then (`stands_still`), and where the device is not starved (less than
+    `least_starved` of its work comes just in time, by default `_least_starved`).
     """
     if seen.held_pace is None or seen.starved_share is None or not effect:
         return ""
@@ -584,7 +588,8 @@ def stands_still(seen: Observations, row: int, active: Flags) -> bool:
 
 
 def _is_lost_to_its_host(seen: Observations, row: int, active: Flags, effect: float) -> bool:
-    """Return whether a device stands still for most of what its work takes longer (`effect`, log).
+    """Return whether a device stands still for most of the time that its work takes longer, by the
+    log slowdown `effect`.
 
     Example: 153 ms an iteration, and passes that take 500 ms in place of 385.
     """
@@ -625,7 +630,7 @@ def _starved_groups(seen: Observations, starved: Floats, row: int, active: Flags
 
 
 def _stage_peers(seen: Observations, row: int) -> Flags:
-    """Flag the other rows of the stage, or where there are none all other rows."""
+    """Flag the other rows of the stage, or all other rows where the stage has none."""
     everyone: Flags = np.arange(len(seen.members)) != row
     others = everyone & (seen.members.stage == seen.members.stage[row])
     return others if others.any() else everyone

@@ -1,8 +1,8 @@
 """What a cause is, and how a claim of its search becomes a finding: place, time, cost, advice.
 
 The detector walks over `detect.causes.registry.CAUSES`. Each search gets an `Inquiry` and returns
-an `Answer`; rows that an earlier search found slow are handed to the later ones, because whoever
-waits for a slow rank is not at fault. A cause in one file:
+an `Answer`; rows that an earlier search found slow are handed to the later searches, because a rank
+that waits for a slow rank is not at fault. A cause in one file:
 
     def _search(inquiry: Inquiry) -> Answer: ...
 
@@ -454,7 +454,7 @@ def undecided_beside_larger(
     finding: Finding, others: Sequence[Finding], min_slowdown: float
 ) -> Finding:
     """Return the finding, undecided where a device is hardly slower than `min_slowdown`, costs next
-    to nothing by itself, and another device is slower by far: who waits for that one is late, too.
+    to nothing by itself, and another is slower by far: a device that waits for it is late, too.
 
     Example: 1.025x and 0.4 % of the step, next to a device that is 1.38x slower.
     """

@@ -21,9 +21,9 @@ or whole stages, or where the same replicas are as slow on other hosts, slower p
   get ahead, it does not hold it back).
 
 How long a host takes from one launch to the next depends neither on data nor on what a stage
-computes, so slow launching decides whose fault lost time is, whoever shares the stage: a host is at
-fault if all of its ranks launch slower than all others, in nearly all iterations, and its devices
-stand still for longer.
+computes, so slow launching decides whose fault lost time is, even if no other host has the stage: a
+host is at fault if all of its ranks launch slower than all others, in nearly all iterations, and
+its devices stand still for longer.
 
 A change inside the window decides what a level does not: neither a stage's layers nor the length of
 a replica's documents change in the middle of a trace. The series "the host's ranks less the
@@ -274,7 +274,7 @@ def _is_noisier_of_two(sides: Sides, tests: Mapping[str, HostTest], test: HostTe
 
 
 def _others_load_as_long(sides: Sides) -> bool:
-    """Return whether ranks of other hosts load for about as long as this host's now and then.
+    """Return whether ranks of other hosts load now and then for as long as this host's ranks do.
 
     Then the storage that all load from is slow, and the other hosts' devices only wait less for it.
     """
@@ -481,7 +481,7 @@ def _launches_slowly(sides: Sides, sure: Mapping[str, HostTest]) -> HostTest | N
     """Return what a host's devices lose to its slow launching; None where it is not slow.
 
     None, too, where the devices lose next to nothing: launching slowly harms nobody as long as no
-    device stands still for it. The p-value is that of the pace.
+    device stands still for it. The p-value is that of the pace test.
     """
     pace = sure.get(PACE)
     if pace is None:

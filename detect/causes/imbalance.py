@@ -5,15 +5,16 @@ Both are findings of the job, not of a node.
 A heavy stage computes 10 % longer for a microbatch than the median stage, on all replicas alike.
 Example: 44 ms against 40 ms on 4 replicas, on 4 hosts: an output layer, no slow device.
 
-The job is only blamed where nothing else is left. A stage of one rank may be a slow device, and one
-that is alone on its host a slow host: they multiply what the stage has, whether it is heavier by
-itself or not. That is excluded by layers which take as long as those of the other stages, by
-replicas on several hosts that agree, or by other stages' ranks on the same host that are not slow.
+The job is only blamed where nothing else is left. A stage of one rank may be a slow device, and a
+stage that is alone on its host a slow host: slow hardware multiplies what the stage has to compute,
+whether the stage is heavier by itself or not. Slow hardware is excluded by layers which take as
+long as those of the other stages, by replicas on several hosts that agree, or by other stages'
+ranks on the same host that are not slow.
 
-Between the ends of the pipeline the two passes tell more. Whatever a stage has more to compute
-takes twice as long backward as forward, and as long where its weights are frozen; a host that
-launches late delays the forward more, whose kernels are shorter. Example: stage 2 of 4, alone on
-its host, takes 4.0 ms longer forward and 1.5 ms longer backward: the host.
+For stages between the first and the last, the two passes tell more. Extra work takes twice as long
+backward as forward, or as long where its weights are frozen; a host that launches late delays the
+forward more, whose kernels are shorter. Example: stage 2 of 4, alone on its host, takes 4.0 ms
+longer forward and 1.5 ms longer backward: the host.
 
 Uneven sequences: the same microbatch takes different times on different replicas, on all ranks of a
 replica together, and other replicas are the longest in other iterations. Example: a spread of 12 %
@@ -89,20 +90,20 @@ class HeavyStage:
     ratio_forward: float
     ratio_backward: float
     layer_ratio: float
-    """Of its transformer layers against those of the other stages; NaN when not traced."""
+    """Time of the stage's transformer layers over that of other stages'; NaN when not traced."""
     num_replicas: int
     """Ranks of the stage whose times are known."""
     num_ranks: int
     replica_spread: float
     saved_ns: Floats
-    """(iteration,) if the work were spread evenly over the stages."""
+    """(iteration,): time saved if the work were spread evenly over the stages."""
 
     layers_are_normal: bool
     """Whether its layers were traced and take no longer than those of other stages."""
     doubt: str = ""
     """Why hardware may be the reason as well, as a sentence; empty where it is excluded."""
     host: str = ""
-    """The one host of its ranks, where they share it with those of other heavy stages at most."""
+    """The one host of the stage's ranks, if none but ranks of other heavy stages run there, too."""
 
     @property
     def is_late(self) -> bool:
@@ -153,9 +154,9 @@ def _search_stages(inquiry: Inquiry) -> Answer:
 
 
 def _heavy_stages(seen: Observations, faulty: Flags, least: float) -> list[HeavyStage]:
-    """Return stages above the others; ranks that are `faulty` do not speak for theirs.
+    """Return the stages that take longer than the others; `faulty` ranks do not count.
 
-    Those above by the ratio `least` are no witnesses for a host that they share. Example: a last
+    Stages above the ratio `least` are no witnesses for a host that they share. Example: a last
     stage takes 1.85 times as long for its output layer, and its layers 1.18 times: its host is hot.
     """
     groups = stage_groups(seen.members)
@@ -200,7 +201,10 @@ def _stage_times(work: Work, rows: np.ndarray, faulty: Flags) -> Floats:
 def _heavy(
     seen: Observations, stage: int, own: Floats, others: Floats, faulty: Flags
 ) -> HeavyStage | None:
-    """`own` is (phase, row, iteration), `others` (stage, phase, iteration)."""
+    """Return the stage, if it takes longer than the others and its replicas agree; else None.
+
+    `own` are its times, (phase, row, iteration), `others` (stage, phase, iteration).
+    """
     level = robust.median(own, axis=1)
     expected = robust.median(others, axis=0)
     total, expected_total = level.sum(axis=0), expected.sum(axis=0)
@@ -209,7 +213,7 @@ def _heavy(
     if not np.isfinite(effect) or effect <= 0:
         return None
     by_replica = robust.median(own.sum(axis=0), axis=1)
-    by_replica = by_replica[np.isfinite(by_replica)]  # a collector may have paused all of one's
+    by_replica = by_replica[np.isfinite(by_replica)]  # pauses may leave a replica without times
     replica_spread = float(np.log(by_replica.max() / by_replica.min()))
     if replica_spread > IMBALANCE.replicas_agree_share * effect and len(by_replica) > 1:
         return None
@@ -236,11 +240,12 @@ def _heavy(
 
 
 def _with_doubt(members: Members, heavy: HeavyStage, slow: set[int]) -> HeavyStage:
-    """Say why slow hardware may make the whole stage slow, as others in `slow` are, and which host;
-    nothing where it cannot be.
+    """Return the stage with the reason why slow hardware, and which host, may make it slow; without
+    a reason where it cannot.
 
-    Unlike ratios of forward and backward acquit no host that is known: one that launches late
-    delays the pass with the shorter kernels more. Of hosts that nobody knows they are all there is.
+    Stages in `slow` are no witnesses for a host. Unequal ratios of forward and backward acquit no
+    known host: a host that launches late delays the pass with the shorter kernels more. Where hosts
+    are not known, the ratios are all there is to go by.
     """
     stage = heavy.stage
     rows = members.rows_of_stage(stage)
@@ -265,7 +270,7 @@ def _with_doubt(members: Members, heavy: HeavyStage, slow: set[int]) -> HeavySta
 
 def _chance_doubt(members: Members, heavy: HeavyStage) -> str:
     """Say that all ranks of the stage may be slow by chance, each for itself; empty where that is
-    improbable. Of devices under one law of differences two are so more often than four.
+    improbable. Two devices are slow together by chance more often than four.
     """
     is_cpu = members.device_kind == "cpu"
     if not is_cpu and not heavy.is_multiplied:
@@ -282,10 +287,10 @@ def _chance_doubt(members: Members, heavy: HeavyStage) -> str:
 
 
 def _layer_ratio(seen: Observations, stage: int, faulty: Flags) -> float:
-    """Return by how much the stage's layers are longer, measured as its passes are.
+    """Return the time of the stage's layers over that of other stages' layers, NaN if not traced.
 
-    Layers that are slow in the iterations in which the stage is slow acquit nobody, even if most of
-    them are as quick as ever.
+    An iteration counts with the mean of its layers, as with the mean of its passes: a few layers
+    that are slow when the stage is slow must show, even if most layers are as quick as ever.
     """
     if seen.layers is None:
         return float("nan")
@@ -299,8 +304,8 @@ def _layer_ratio(seen: Observations, stage: int, faulty: Flags) -> float:
 
 
 def _saved(seen: Observations, total: Floats, others: Floats) -> Floats:
-    """Return what is saved: steps shrink by what the stage is above the mean stage, once a
-    microbatch.
+    """Return the time saved without the excess, (iteration,): what the stage takes above the mean
+    stage, once for each microbatch.
     """
     all_stages = np.concatenate([total[None], others.sum(axis=1)])
     num_microbatches = int(seen.work.microbatch.max()) + 1
@@ -315,8 +320,9 @@ class SequenceSkew:
     spread: float
     """Log spread of a microbatch's time between replicas."""
     correlation: float
-    """Between the ranks of one replica, or between forward and backward where it has one rank."""
+    """Rank correlation between ranks of one replica, or else between forward and backward."""
     across_ranks: bool
+    """Whether `correlation` is between ranks of one replica."""
     ratio: float
     """Longest replica of an iteration over the mean replica."""
     longest: Integers
@@ -326,11 +332,11 @@ class SequenceSkew:
     p_value: float
     saved_ns: Floats
     doubt: str = ""
-    """Why the devices may be the reason as well, as a sentence; empty where the data are."""
+    """Why the devices may be the reason as well, as a sentence; empty where it is the data."""
 
 
 def _search_sequences(inquiry: Inquiry) -> Answer:
-    """Name skew between replicas that costs more than the floor and that no rank keeps."""
+    """Report replicas that take unequal time by turns, if that costs more than the floor."""
     seen, least = inquiry.seen, inquiry.settings.min_slowdown
     skew = _sequence_skew(seen, inquiry.slow)
     if skew is None or skew.ratio < least:
@@ -376,7 +382,7 @@ def _sequence_skew(seen: Observations, faulty: Flags) -> SequenceSkew | None:
 
 
 def _device_doubt(seen: Observations, deviation: Floats, faulty: Flags) -> str:
-    """Say why the speed of the devices may come and go; empty where their data are shown to.
+    """Say why devices whose speed comes and goes may be the reason; empty where it is the data.
 
     `deviation` (row, iteration, operation) is what a row's passes take over its peers'.
     """
@@ -430,7 +436,7 @@ def _going_together(one: Floats, other: Floats) -> float | None:
         for times in (one, other)
     ]
     correlation = rank_correlation(centred[0][use], centred[1][use])
-    # peers are each other's measure: one row of them less is free
+    # rows are measured against each other, so the values of one row are not free
     num_free = int(use.sum()) * (1.0 - 1.0 / max(int(use.any(axis=1).sum()), 2))
     chance = IMBALANCE.together_sigmas / np.sqrt(num_free)
     return correlation if correlation > max(IMBALANCE.min_together, chance) else 0.0
@@ -451,8 +457,8 @@ def _data_correlation(seen: Observations, deviation: Floats, faulty: Flags) -> t
 
 
 def _lasts(deviation: Floats) -> bool:
-    """Return whether who is long now is long in the next iteration: a rank that changed, no
-    data.
+    """Return whether rows that are long in one iteration are long in the next: then ranks changed,
+    and data are not the reason.
     """
     level = robust.mean(deviation, axis=2)
     now, then = level[:, :-1], level[:, 1:]
@@ -465,8 +471,8 @@ def _correlation(one: Floats, other: Floats) -> float:
 
 
 def _uneven_replicas(seen: Observations, faulty: Flags) -> tuple[Floats, Floats, Integers]:
-    """Return the longest over mean replica, the time between them, and which is longest,
-    (iteration,) each.
+    """Return the time of the longest replica over the mean of all, the difference of the two, and
+    the index of the longest replica, (iteration,) each.
     """
     busy = np.where(faulty[:, None], np.nan, seen.busy_ns)
     replicas = np.unique(seen.members.replica)
@@ -482,9 +488,7 @@ def _uneven_replicas(seen: Observations, faulty: Flags) -> tuple[Floats, Floats,
 
 
 def _stage_finding(seen: Observations, heavy: HeavyStage) -> Finding:
-    """Report a heavy stage; undecided where a lone rank is slower by the same ratio at
-    everything.
-    """
+    """Report a heavy stage; undecided where slow hardware may be the reason as well."""
     rows = seen.members.rows_of_stage(heavy.stage)
     ranks = tuple(rank for row in rows for rank in seen.members.workers[row])
     last = heavy.stage == int(seen.members.stage.max())
@@ -515,7 +519,7 @@ def _stage_finding(seen: Observations, heavy: HeavyStage) -> Finding:
 
 
 def _late_host_finding(seen: Observations, heavy: HeavyStage) -> Finding:
-    """Report the host of a stage whose passes are longer as those of late launches are."""
+    """Report the host of a stage whose passes are longer in the way of late launches."""
     members = seen.members
     rows = tuple(row for row, host in enumerate(members.hosts) if host == heavy.host)
     ranks = members.ranks_of(rows)
@@ -592,7 +596,7 @@ def _who_is_longest(skew: SequenceSkew) -> str:
 
 
 def _sequence_finding(seen: Observations, skew: SequenceSkew) -> Finding:
-    """Report uneven replicas; no rank is named, because none keeps it."""
+    """Report uneven replicas; no rank is named, because no rank is always the slow one."""
     spread = percent(float(np.exp(skew.spread)))
     where = (
         "ranks of the same replica are slow on the same microbatches"

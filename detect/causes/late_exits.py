@@ -3,9 +3,9 @@
 The transfer of an operation is that of its quickest member; what one member takes beyond that is
 its lateness: its own NIC, or its host that launches what follows too late. Most late ranks are
 victims: who communicates with a late rank is late with it, and along a pipeline everybody waits for
-the slow stage. So the latest rank is kept first, and every next one only where most of its lateness
-arose in communications without those kept. Example: rank 2 is 9 ms late, rank 6 4 ms, of which
-3.5 ms arose in messages with rank 2: only rank 2 is named.
+the slow stage. So the latest rank is kept first, and each further rank only if most of its lateness
+arose in communications without the ranks kept so far. Example: rank 2 is 9 ms late, rank 6 4 ms, of
+which 3.5 ms arose in messages with rank 2: only rank 2 is named.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from dataclasses import replace
 import numpy as np
 
 from detect.causes.device import host_advice
-from detect.causes.finding import OTHERS_WAIT, Answer, CauseSpec, Inquiry, connection_advice
+from detect.causes.finding import (
+    NO_GAIN,
+    OTHERS_WAIT,
+    Answer,
+    CauseSpec,
+    Inquiry,
+    connection_advice,
+    undecided_if_free,
+)
 from detect.causes.searches import Loss, lost_time, stage_peers
 from detect.observe.observations import Observations, Transfers
 from detect.report import Cause, Finding
@@ -59,13 +67,13 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
             ),
         ),
     )
-    findings = tuple(_of_its_host(seen, one) for one in answer.findings)
+    findings = tuple(undecided_if_free(_of_its_host(seen, one), NO_GAIN) for one in answer.findings)
     return replace(answer, findings=findings, least_slowdown=None, least_because="")
 
 
 def _of_its_host(seen: Observations, finding: Finding) -> Finding:
-    """Return the finding, of the host where all processes of the job run on one: no network lies
-    between any two of them, and what wakes a process late from its wait is its host.
+    """Return the finding, with the host as its cause if all processes of a CPU job run on one host:
+    no network lies between any two of them, and it is the host that wakes a process late.
     """
     members = seen.members
     if members.device_kind != "cpu" or len(set(members.hosts)) > 1 or not members.hosts[0]:
@@ -86,8 +94,8 @@ def _of_its_host(seen: Observations, finding: Finding) -> Finding:
 
 
 def _late_as_all(seen: Observations, suspect: Suspect) -> str:
-    """Return that its peers are late as well, which no connection of its own explains; empty where
-    they are not.
+    """Say that a suspect's peers are late as well, which no connection of its own explains; empty
+    where they are not.
     """
     active = suspect.course.active
     own = float(np.nanmedian(seen.lost(Cause.LINK)[suspect.row][active]))
@@ -101,7 +109,7 @@ def _late_as_all(seen: Observations, suspect: Suspect) -> str:
 
 
 def _within_clocks(seen: Observations, suspect: Suspect) -> str:
-    """Return that the clocks may be off by as much as it is late; empty where they are not."""
+    """Say that the clocks may be off by as much as a suspect is late; empty where they are not."""
     error_ns = seen.alignment.residual_p99_ns if seen.alignment else 0.0
     over = suspect.course.effect * float(np.median(seen.iteration_ns))
     if over > LINKS.clock_errors * error_ns:
@@ -113,8 +121,8 @@ def _within_clocks(seen: Observations, suspect: Suspect) -> str:
 
 
 def _of_its_experts(seen: Observations, suspect: Suspect) -> str:
-    """Return that its experts may receive more; empty where it is late by too much for that, or has
-    no experts of its own.
+    """Say that a suspect's experts may receive more tokens; empty where the suspect is late by too
+    much for that, or has no experts of its own.
     """
     assert seen.transfers is not None
     quick_ns = float(np.median(seen.transfers.quick_ns[suspect.row]))
@@ -141,8 +149,8 @@ def _without_victims(
 ) -> tuple[Suspect, ...]:
     """Leave out late ranks whose partners explain their lateness; the latest is kept.
 
-    `slow` are the rows that compute slowly, or lose time to loader, collector or host: whoever is
-    late with them only waits for them, and lateness is handed on along their pipeline.
+    `slow` are the rows that compute slowly, or lose time to loader, collector or host: a rank that
+    is late with them only waits for them, and lateness is handed on along their pipeline.
     """
     workers = seen.members.workers
     accused = {rank for row in np.flatnonzero(slow) for rank in workers[row]}

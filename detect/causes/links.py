@@ -15,14 +15,14 @@ the least variance of the log transfer times, the median of the kind's connectio
     clear if quarter(after) - three quarters(before) >= effect / 2
 
 and nearly all connections of the kind must have changed by as much. The bytes are the same before
-and after, so no data explains it. Which member is to blame the trace cannot tell, nor between hosts
-whether others use the network: undecided. Example: an all-gather of 8 GPUs takes 1.1 ms until
-iteration 16 and 8.6 ms from then on.
+and after, so no data explains it. The trace cannot tell which member is to blame, nor, between
+hosts, whether others use the network: undecided. Example: an all-gather of 8 GPUs takes 1.1 ms
+until iteration 16 and 8.6 ms from then on.
 
 Links that are slow now and then. A link that flaps has two speeds: the iterations, sorted by their
-transfer times, have a gap of effect / 2 and more somewhere. Any of them might be the slow ones, so
-the probability of such a difference counts as often as there are choices, C(all, slow). Example:
-an all-reduce takes 46 to 48 ms in 11 of 28 iterations, and 370 to 395 ms in the 17 others.
+transfer times, have a gap of effect / 2 and more somewhere. Any choice of as many iterations might
+have been the slow ones, so the p-value is multiplied by the number of choices, C(all, slow).
+Example: an all-reduce takes 46 to 48 ms in 11 of 28 iterations, and 370 to 395 ms in the 17 others.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from detect.causes.finding import (
     undecided,
     undecided_if_free,
 )
+from detect.causes.searches import FEW
 from detect.observe.observations import Members, Observations, Transfers
 from detect.observe.transfers import bus_factor, log_residuals, usual_total
 from detect.report import Cause, ClockAgreement, Finding, Owner
@@ -61,6 +62,10 @@ IN_DOUBT_ENDS = (
 IN_DOUBT_BETWEEN = (
     "other pairs between the same two hosts are slow as well: what they share is, the network of "
     "either host or what lies between"
+)
+IN_DOUBT_PLACE = (
+    "pairs at the same place of all other replicas are slow as well: what that place does beside "
+    "its messages (loading, logging), or how late they are launched, is likelier than as many links"
 )
 IN_DOUBT_INSIDE = (
     "all that carries as much inside this host is slow: it may be built so (no NVLink between its "
@@ -98,16 +103,16 @@ class _SlowLink:
 
 @dataclass(frozen=True, kw_only=True)
 class _Units:
-    """Rows of transfers put together by members."""
+    """Edges and groups: the rows of transfers, put together by their members."""
 
     members: tuple[tuple[int, ...], ...]
     unit: Integers
     """(transfer row,)"""
     transfers: Transfers
     crosses: Flags
-    """(unit,): over the network, between hosts; the others stay inside one."""
+    """(unit,): whether the unit goes over the network, or stays inside one host."""
     way: Integers
-    """(unit,): a number for either of these; where hosts are not known, one for each axis."""
+    """(unit,): a number for network or inside a host; where hosts are not known, for the axis."""
 
     def of_rank(self, rank: int, like: int) -> list[int]:
         """Return the edges and groups of a rank that take the same way as `like`: GPUs are linked
@@ -120,17 +125,17 @@ class _Units:
         ]
 
     def witnesses(self, rank: int, like: int) -> list[int]:
-        """Return those of a rank that surely take the same way as `like`."""
+        """Return the edges and groups of a rank that surely take the same way as `like`."""
         return [unit for unit in self.of_rank(rank, like) if self.way[unit] == self.way[like]]
 
     @cached_property
     def rates(self) -> Floats:
-        """Return the bytes a ns that a unit's links carry at most, (unit,); NaN where no size is
+        """Return the most bytes per ns that each unit's links carry, (unit,); NaN where no size is
         known.
 
-        What carries less than a slow link is fine whatever its ends can do. Example: a
-        reduce-scatter of 1.8 GB in a slow pair takes 46 ms, 20 bytes a ns; messages of 0.2 GB that
-        copies bind to 19 bytes a ns say nothing of either end.
+        A unit that carries less than a slow link is fine whatever its ends can do. Example: a
+        reduce-scatter of 1.8 GB in a slow pair takes 46 ms, 20 bytes per ns; messages of 0.2 GB
+        that copies limit to 19 bytes per ns say nothing about either end.
         """
         transfers = self.transfers
         factors = [
@@ -139,17 +144,17 @@ class _Units:
         ]
         sizes = np.where(transfers.size_bytes > 0, transfers.size_bytes, np.nan)
         typical_ns = robust.median(transfers.transfer_ns, axis=1)
-        known_ns = np.where(typical_ns > 0, typical_ns, np.nan)  # clocks may make them vanish
+        known_ns = np.where(typical_ns > 0, typical_ns, np.nan)  # clock errors may leave nothing
         rates = np.array(factors) * sizes / known_ns
         return np.array([np.fmax.reduce(rates[self.unit == one], initial=np.nan)
                          for one in range(len(self.members))])  # fmt: skip
 
     def values(self, excluded: Flags) -> Floats:
-        """Return the log residual, (unit, iteration): the mean over the unit's kinds, each by the
-        time that it usually takes.
+        """Return the log residual, (unit, iteration): the mean over the unit's kinds, each weighted
+        by the time that it usually takes.
 
-        What takes no time says nothing of bytes: 4 bytes that take 191 µs where a host launches
-        late and 10 µs elsewhere must not stand beside 64 all-reduces of 146 µs as their equals.
+        Short transfers say little about bandwidth: 4 bytes that take 191 µs where a host launches
+        late and 10 µs elsewhere must not count as much as 64 all-reduces of 146 µs.
         """
         residual = log_residuals(self.transfers, excluded[self.unit])
         weight = np.where(np.isfinite(residual), self._weights[:, None], 0.0)
@@ -161,8 +166,8 @@ class _Units:
 
     @cached_property
     def _weights(self) -> Floats:
-        """Return what the kind of each row usually takes in an iteration, ns; at least 1 where
-        clocks make it vanish.
+        """Return the time that each row's kind usually takes in an iteration, ns; at least 1, since
+        clock errors may leave nothing of it.
         """
         kind, total = self.transfers.kind, self.transfers.total_ns
         usual = usual_total(kind, len(self.transfers.kinds), total)[kind]
@@ -220,7 +225,7 @@ def _search_connections(inquiry: Inquiry) -> Answer:
     slow = _attribute(seen, units, compared, result.suspects)
     heavy = [one for one in slow if float(np.mean(one.excess_ns)) >= least_ns]
     effect = inquiry.detectable_effect(result.noise)
-    findings = [_finding(seen, one, _are_parallel(seen, one, heavy)) for one in heavy]
+    findings = [_finding(seen, one, _doubt(seen, one, heavy)) for one in heavy]
     return Answer(
         findings=tuple(_beside(seen, one, findings, inquiry.slow) for one in findings),
         explains=lambda finding: any(
@@ -255,15 +260,17 @@ def _attribute(
 
 
 def _is_part(members: set[int], ranks: tuple[int, ...], host: tuple[int, ...]) -> bool:
-    """Return whether a slow unit of these members is slow because of these ranks, or `host`'s."""
+    """Return whether a slow unit is slow because of `ranks` or, if not (), of the whole `host`."""
     return members <= set(host) or members >= set(ranks)
 
 
 def _whole_host(
     seen: Observations, units: _Units, compared: Flags, slow: list[Suspect]
 ) -> tuple[int, ...]:
-    """Return the ranks of the worst unit's host where all connections inside it are slow, or carry
-    less than the worst does; () where one is fine, or where all are of one rank.
+    """Return the ranks of the worst unit's host if all connections inside the host are slow; () if
+    one is fine, or if one rank is in all of them.
+
+    Connections that are not slow but carry less than the worst unit do not count as fine.
     """
     worst, rates = slow[0].row, units.rates
     are_slow = mask_of([one.row for one in slow], len(rates))
@@ -284,10 +291,10 @@ def _is_isolated(
 ) -> bool:
     """Return whether the connection of these ranks alone is to blame; `fine` units are not slow.
 
-    That of one rank is; that of a pair if either end has other connections of the way that the
-    `worst` unit takes, which are fine and carry as much, or if it is all that joins the same device
-    of two hosts. Which member of a larger group is slow, nobody can tell, of one host's no more
-    than of a rail's.
+    A single rank's connection is. A pair's is if each end has another connection of the same way as
+    the `worst` unit that is fine and carries as much, or if the pair joins the same device of two
+    hosts. A larger group's never is, inside a host as on a rail: nobody can tell which member is
+    slow.
     """
     if len(ranks) == 1:
         return True
@@ -303,17 +310,17 @@ def _is_isolated(
 def _above(seen: Observations, units: _Units, suspect: Suspect) -> bool:
     """Return whether the lost time exceeds what clock errors could feign.
 
-    An operation's transfer is never above its shortest member's own span, which one clock measures:
-    it is those it is compared with that clocks may make too short. Inside a host, where its members
-    meet hundreds of times an iteration, they do so by their typical error. Where a slow link is all
-    that joins two clocks, their error is as long as its transfers; then spans by one clock decide
-    about what costs something.
+    A transfer is never longer than the span of its shortest member, which one clock measures; but
+    clock errors may make the transfers that it is compared with too short. The error is the typical
+    one inside a host, where members meet hundreds of times an iteration, otherwise the p99. Where a
+    slow link is all that joins two clocks, their error is as long as the link's transfers: then
+    spans measured by one clock decide, if the loss matters to the step.
     """
     if seen.alignment is None:
         return True
     actual, normal = _times(units, suspect)
     error_ns = _clock_error_ns(seen.alignment, seen, units.members[suspect.row])
-    if actual - normal > LINKS.clock_errors * error_ns:  # one of each end
+    if actual - normal > LINKS.clock_errors * error_ns:  # each end has its own error
         return True
     lost_ns = float(units.transfers.total_ns[_row_of(units, suspect)]) * (1.0 - normal / actual)
     if lost_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns)):
@@ -327,11 +334,11 @@ def _clock_error_ns(clocks: ClockAgreement, seen: Observations, ranks: tuple[int
 
 
 def _longer_by_one_clock(units: _Units, suspect: Suspect) -> float:
-    """Return how much longer its members' shortest spans last than those of its like, ns; minus
-    infinity where that is not known.
+    """Return how much longer the suspect's shortest member spans last than those of units of the
+    same kind, ns; -inf where that is not known.
 
-    Who comes last to an operation is in it for as long as the transfer lasts, by his own clock.
-    Example: messages of 1.1 ms, and one of 4.5 ms: 3.4 ms, however far clocks are off.
+    The member that comes last to an operation is in it for as long as the transfer lasts, by its
+    own clock. Example: messages take 1.1 ms, and one 4.5 ms: 3.4 ms, however far clocks are off.
     """
     row, transfers = _row_of(units, suspect), units.transfers
     if transfers.shortest_ns is None:
@@ -343,14 +350,14 @@ def _longer_by_one_clock(units: _Units, suspect: Suspect) -> float:
 
 
 def _is_at_its_end(finding: Finding, link: _SlowLink) -> bool:
-    """Return whether a rank is named for leaving late what it does with the rank of a slow link."""
+    """Return whether a finding names ranks only for leaving late what they do over a slow link."""
     ends = {rank for unit in link.units for rank in unit} - set(link.ranks)
     return finding.cause == Cause.LINK and link.is_isolated and set(finding.ranks) <= ends
 
 
 def _waits_behind(seen: Observations, finding: Finding, link: Finding) -> bool:
-    """Return whether a rank is named for leaving late, and a link of its pipeline that costs more
-    is slow: what comes late from there is late for all stages behind.
+    """Return whether a rank is named for leaving late while a slow link of its pipeline costs more:
+    what comes late over that link is late for all stages behind it.
     """
     members = seen.members
     own, its = (members.replica[list(members.rows_with(one.ranks))] for one in (finding, link))
@@ -358,9 +365,47 @@ def _waits_behind(seen: Observations, finding: Finding, link: Finding) -> bool:
     return finding.cause == Cause.LINK and is_lighter and bool(np.isin(own, its).all())
 
 
+def _doubt(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> str:
+    """Return why it is doubtful that `link`, one of the slow `links`, is at fault, or that it is
+    slow at all; empty where it is not doubtful.
+    """
+    if _are_parallel(seen, link, links):
+        return IN_DOUBT_BETWEEN
+    if _are_at_one_place(seen, link, links):
+        return IN_DOUBT_PLACE
+    is_short = len(link.course.active) < ORDINARY.few_iterations
+    return FEW if is_short and not link.course.active.all() else ""
+
+
+def _are_at_one_place(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> bool:
+    """Return whether the pairs of the same stages and TP ranks are slow in all replicas, each
+    inside a host.
+
+    Example: messages between stages take 92 us from each first rank of a TP group to the next, on
+    two hosts, and 29 us between the second ranks.
+    """
+    members = seen.members
+
+    def place_of(pair: tuple[int, ...]) -> list[tuple[int, ...]]:
+        axes = [members.place[axis] for axis in ("pp", "tp", "cp")]
+        return sorted(tuple(int(one[row]) for one in axes) for row in members.rows_with(pair))
+
+    pairs = {
+        one.units[0]
+        for one in links
+        if len(one.units) == 1 and len(one.units[0]) == 2
+        if members.are_inside_a_host(one.units[0])
+    }
+    if link.units[0] not in pairs:
+        return False
+    own = place_of(link.units[0])
+    num_alike = sum(place_of(pair) == own for pair in pairs)
+    return num_alike == len(np.unique(members.replica)) > 1
+
+
 def _are_parallel(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> bool:
-    """Return whether several pairs between the two hosts of a pair are slow: then what they share
-    is slow, at either end or between.
+    """Return whether other pairs between the two hosts of a slow pair are slow as well: then what
+    the pairs share is slow, at either host or in between.
     """
     hosts = _hosts_of(seen, link)
     alike = [one for one in links if len(one.ranks) == 2 and _hosts_of(seen, one) == hosts]
@@ -374,9 +419,9 @@ def _hosts_of(seen: Observations, link: _SlowLink) -> set[str]:
 def _waits_for(units: _Units, suspect: Suspect, other: Suspect) -> bool:
     """Return whether a group loses what another stage's group of the same operation loses.
 
-    Where sizes were not recorded, an operation may hold what follows it: of a stage's reduction
-    that ends with a reduction over stages, the wait for the slow one. It then loses the same time
-    and is the less slow of both.
+    Where sizes were not recorded, an operation may include what follows it: a stage's reduction
+    that ends with a reduction over stages includes the wait for the slow stage. The waiting group
+    then loses the same time, but is slower by a smaller ratio.
     """
     mine, its = (units.transfers.kind[_row_of(units, one)] for one in (suspect, other))
     kinds, members = units.transfers.kinds, units.members
@@ -430,12 +475,12 @@ def _culprits(
 def _guilty_end(
     units: _Units, over: Floats, ranks: tuple[int, ...], worst: Suspect
 ) -> tuple[int, ...]:
-    """Return the end of a pair that is to blame alone, or both where that is not shown.
+    """Return the one end of a pair that is to blame, or both ends where that is not shown.
 
-    One end has another connection of the same way that is fine, the other has others and none is:
-    too little slower to be suspects, but slower. Between hosts it need not have others: the fine
-    end's connections all run through the one port that it has. `over` is the log residual of each
-    unit, NaN where nothing is comparable.
+    An end is to blame if the other end has another connection of the same way that is fine, while
+    its own other connections are all slower, though too little to be suspects. Between hosts it
+    need not have others: all connections of the fine end run through the one port that it has.
+    `over` is the log residual of each unit, NaN where nothing is comparable.
     """
     least = LINKS.fine_share * worst.course.effect
     others = [
@@ -481,8 +526,8 @@ def _link(
     )
 
 
-def _finding(seen: Observations, link: _SlowLink, is_parallel: bool) -> Finding:
-    """Report a slow connection; undecided where it is one of several between two hosts."""
+def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
+    """Report a slow connection; undecided where there is a `doubt`."""
     members = seen.members
     known = set(members.ranks.tolist())
     rows = tuple(members.row(rank) for rank in link.ranks if rank in known)
@@ -493,7 +538,7 @@ def _finding(seen: Observations, link: _SlowLink, is_parallel: bool) -> Finding:
             ranks=link.ranks,
             rows=rows,
             cause=Cause.LINK,
-            owner=Owner.NODE if link.is_isolated and not is_parallel else Owner.UNDECIDED,
+            owner=Owner.NODE if link.is_isolated and not doubt else Owner.UNDECIDED,
             slowdown=slowdown,
             interval=interval_of_ratio(link.course.effect, link.course.standard_error),
             course=link.course,
@@ -502,7 +547,7 @@ def _finding(seen: Observations, link: _SlowLink, is_parallel: bool) -> Finding:
             saved_ns=link.excess_ns,
             subject=_subject(seen, link, rows),
             predicate=f"transfers {times(slowdown)} slower than equal connections",
-            evidence=(*_evidence(seen, link), *((IN_DOUBT_BETWEEN,) if is_parallel else ())),
+            evidence=(*_evidence(seen, link), *((doubt,) if doubt else ())),
             advice=connection_advice(seen, link.ranks),
         ),
     )
@@ -513,8 +558,8 @@ def _finding(seen: Observations, link: _SlowLink, is_parallel: bool) -> Finding:
 
 
 def _beside(seen: Observations, finding: Finding, others: list[Finding], slow: Flags) -> Finding:
-    """Return the finding, undecided where it costs next to nothing and somebody else of its
-    pipeline is slow: messages that are posted together end together.
+    """Return the finding, undecided where it costs next to nothing and another rank of the same
+    replica is slow or costs more: messages that are posted together end together.
 
     Example: rank 11 transfers 3.7x slower, 10 % of the step; messages between ranks 3 and 7 of the
     same replica take 3.1x as long, 0.2 % of it.
@@ -593,17 +638,19 @@ class _Change:
     error: float
     p_value: float
     usual_ns: float
-    """What one takes in the other iterations."""
+    """Time of one transfer in the other iterations."""
 
     @property
     def lasts(self) -> bool:
-        """Return whether it is slow from one iteration on."""
+        """Return whether the kind stays slow from its first slow iteration on."""
         return bool(self.active[int(np.argmax(self.active)) :].all())
 
 
 def _search_changes(inquiry: Inquiry) -> Answer:
-    """Name one kind: the one that loses most; of those that are slow now and then only one that
-    costs what long iterations must before they are spoken of.
+    """Report the one kind that loses most time.
+
+    A kind that is slow now and then must lose as large a share of the step as long iterations must
+    to be reported (`CHANGES.lost_share`).
     """
     seen, transfers = inquiry.seen, inquiry.seen.transfers
     if transfers is None or seen.members.device_kind == "cpu":
@@ -656,8 +703,8 @@ def _change(transfers: Transfers, units: Integers) -> _Change | None:
 
 
 def _split_in_time(level: Floats) -> tuple[Flags, float] | None:
-    """Return the iterations from the one on in which log times (iteration,) rise most, and how many
-    places that may have had; None where the rise is small beside what times vary by.
+    """Return the iterations from the largest rise of log times, (iteration,), on, and how many
+    places the rise might have had; None where it is small next to what times vary by.
     """
     num = len(level)
     splits = range(LINKS.min_before, num - SEARCH.min_own_iterations + 1)
@@ -671,9 +718,8 @@ def _split_in_time(level: Floats) -> tuple[Flags, float] | None:
 
 
 def _two_speeds(level: Floats) -> tuple[Flags, float] | None:
-    """Return the slow iterations of log times (iteration,) that have two levels, and how many
-    choices of as many iterations there are; None where the widest gap between sorted times does
-    not part them into two.
+    """Return the slow iterations of log times, (iteration,), with two levels, and how many choices
+    of as many iterations there are; None where no gap between sorted times is wide enough.
     """
     least = SEARCH.min_own_iterations
     ascending = np.sort(level)
@@ -687,7 +733,7 @@ def _two_speeds(level: Floats) -> tuple[Flags, float] | None:
 
 
 def _lost_by(transfers: Transfers, change: _Change) -> Floats:
-    """Return the transfer time that a rank loses by a change, (iteration,)."""
+    """Return the transfer time that a rank loses to a change in each iteration, (iteration,)."""
     units = change.units
     mean_ns = robust.mean(transfers.transfer_ns[units], axis=1)
     times_an_iteration = float(np.median(transfers.total_ns[units] / mean_ns))

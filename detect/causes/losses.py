@@ -106,7 +106,9 @@ def _search_loading(inquiry: Inquiry) -> Answer:
 
 
 def _shared_loading(seen: Observations, suspect: Suspect, others: Integers) -> str:
-    """Return why the data, or storage that all share, may be the reason as well; empty where not.
+    """Return why data, or storage that all share, may be the reason as well; empty if they aren't.
+
+    The `others` are the rows that the suspect's loading is compared with.
     """
     loading, active = seen.lost_ns[Cause.LOADER], suspect.course.active
     own, over = _lost_and_excess_ns(seen, suspect, Cause.LOADER)

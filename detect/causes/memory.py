@@ -1,16 +1,16 @@
-"""Ranks whose device memory is slow: kernels that move bytes take longer, those that compute not.
+"""Ranks whose device memory is slow: kernels that move bytes take longer, others do not.
 
 Problem: memory that corrects errors all the time, or runs hot and slower, slows activations, norms,
 lookups and the optimizer by one factor. Matrix products hardly notice, and they are most of a pass:
 the median over the parts of a pass is as quick as ever.
 
 Idea: of a profile, kernels that are bound by memory are compared apart from those that multiply
-matrices, each with the same kernels of the peers. The search is that of compute. What holds against
-another reason:
+matrices, each with the same kernels of the peers. The search is that of compute. What speaks
+against other reasons:
 
 * matrix products are not slower: a low clock slows them most, and longer data slow them as well;
-* the optimizer, which no data lengthen and which runs beside no communication, is slower by about
-  as much.
+* the optimizer, which no data lengthen and which does not overlap with communication, is slower by
+  about as much.
 
 Example: rank 5's norms and activations take 1.78 times its peers' time, its optimizer 1.77 times,
 its matrix products 1.00 times.
@@ -59,17 +59,17 @@ OTHER_STAGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class _SlowMemory:
-    """A row whose memory is slow; logarithms against its peers."""
+    """A row whose memory is slow; `matrix` and `optimizer` are log slowdowns against its peers."""
 
     suspect: Suspect
     num_peers: int
     matrix: float
     optimizer: float
-    """NaN where it was not recorded."""
+    """NaN where the optimizer was not recorded."""
 
     @property
     def effect(self) -> float:
-        """Log slowdown of the kernels that are bound by memory."""
+        """Return the log slowdown of the kernels that are bound by memory."""
         return self.suspect.course.effect
 
     @property
@@ -184,7 +184,7 @@ def _search(inquiry: Inquiry) -> Answer:
     found = tuple(_finding(seen, kinds, one) for one in slow)
 
     def explains(finding: Finding) -> bool:
-        """Return whether it is what all kernels of such a rank look like together."""
+        """Return whether a finding shows slow memory in the sum of all kernels of the same rank."""
         of_device = finding.cause in (Cause.COMPUTE, Cause.UNKNOWN)
         return of_device and finding.ranks in [one.ranks for one in found]
 

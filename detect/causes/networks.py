@@ -1,8 +1,8 @@
-"""Find hosts and rails whose network is slow, and groups that do not use the NVLinks of theirs.
+"""Find hosts and rails whose network is slow, and groups that do not use their host's NVLinks.
 
 Problem: the eight GPUs of a host share its NICs. A NIC at half speed slows every message and every
-ring that enters or leaves the host. Link by link that is a majority of the messages of two stages,
-which nothing stands out from; and a ring that crosses all hosts is as slow for everybody.
+ring that enters or leaves the host. Compared link by link, most messages between two stages are
+slow, so none stands out; and a ring that crosses all hosts is as slow for everybody.
 
 Idea: take what crosses hosts, kind by kind (same operation, bytes, members), and split it by one
 host after the other into what touches the host (A) and what does not (B):
@@ -10,24 +10,24 @@ host after the other into what touches the host (A) and what does not (B):
     effect = median log(A) - median log(B)
     clear if quarter(A) - three quarters(B) >= effect / 2
 
-The host's network is slow when the effect is clear and as large as the floor in one kind at least,
-and in no other kind is what touches it as quick as the rest. Two hosts that only talk to each other
-cannot be told apart, and stay undecided; rings through all hosts have no B, and say nothing.
+The host's network is slow when the effect is clear and as large as the floor in at least one kind,
+and A is as quick as B in no other kind. Two hosts that only talk to each other cannot be told
+apart, and stay undecided; rings through all hosts have no B, and say nothing.
 
 A rail is the same device of all hosts, whose NICs hang on one switch. It is split off in the same
 way: what touches it against what does not. In a short window no single ring of a slow rail is sure
 by itself; all of them together are.
 
-Stages hold unlike numbers of parameters, so their gradients' rings are of unlike sizes. Large ones
-take time in proportion: rings that are alike but for their size are also compared by the byte, from
-a higher floor on.
+Stages hold unlike numbers of parameters, so the rings of their gradients are of unlike sizes. Large
+rings take time in proportion to their bytes: rings that differ only in size are also compared by
+the time per byte, with a higher floor.
 
 Example: PP4 x DP4 on 4 hosts. Messages 0-1 take 3.2 ms, 1-2 and 2-3 take 13.1 ms. Host 2 touches
 8 messages, all slow; the 4 others are quick: effect log 4.0. Of host 1's 8 messages half are quick.
 
-Inside a host a slow NVLink slows every transfer of its group alike, and where that is the only one
-of the job there is no equal to compare it with. What tells it is physics: what the NVLinks of a
-device carry one way is published, and sound collectives of 16 MB and more reach a third of it:
+Inside a host a slow NVLink slows every transfer of its group alike, and the only group of a job has
+no equal to compare it with. Then physics tells: what the NVLinks of a device carry one way is
+published, and sound collectives of 16 MB and more reach a third of it:
 
     bus bandwidth = factor · bytes / time     factor  2 (n-1)/n   all_reduce
                                                       (n-1)/n     reduce_scatter, all_to_all
@@ -80,7 +80,7 @@ ONE_RING = (
 RAILS_NOT_TOLD_APART = "what takes one of these rails takes the others, too: either may be slow"
 
 SHOWN_BYTES = 100_000_000
-"""Of transfers of unlike sizes, for how many bytes their times are shown."""
+"""For how many bytes the times of transfers of unlike sizes are shown."""
 
 ONE_WAY_GBYTES_PER_S = {
     "V100-SXM": 150,
@@ -92,8 +92,8 @@ ONE_WAY_GBYTES_PER_S = {
     "H20": 450,
     "B200": 900,
 }
-"""What all NVLinks of a device carry one way together, by what its name holds; the first that fits.
-Devices on PCIe cards (PCIe, NVL) may have none.
+"""What all NVLinks of a device carry one way together, by a part of the device's name; the first
+part that fits counts. Devices on PCIe cards (PCIe, NVL) may have no NVLinks.
 """
 ON_CARDS = ("PCIe", "NVL")
 NO_NVLINK = (
@@ -115,21 +115,21 @@ class _Port:
     """A way between hosts that many connections share: the NICs of a host, or a rail."""
 
     name: str
-    """Of a host its name, of a rail the number of its device."""
+    """The name of the host, or the device number of the rail."""
     ranks: tuple[int, ...]
     touches: Flags
-    """(unit,): has a member there."""
+    """(unit,): whether one of `ranks` is a member of the unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowNetwork:
-    """A host or a rail, or several that cannot be told apart, by which all is slow."""
+    """A host or a rail whose network is slow, or several that cannot be told apart."""
 
     names: tuple[str, ...]
     is_rail: bool
     ranks: tuple[int, ...]
     split: _Split
-    """In the kind of transfers that shows it best."""
+    """The split of the kind of transfers that shows the slowness best."""
     q_value: float
     excess_ns: float
     """Transfer time lost an iteration by the rank that loses most."""
@@ -141,10 +141,10 @@ class _Crossings:
 
     transfers: Transfers
     level: Floats
-    """(unit,): log of the mean, ns. Of messages that share a NIC some are alone on it and some are
-    not: a median is that of the ones or of the others, by chance."""
+    """(unit,): log of the mean time, ns. A median would not do: of messages that share a NIC some
+    are alone on it and some are not, and the median falls on either kind by chance."""
     hosts: tuple[frozenset[str], ...]
-    """Of each unit; more than one where it crosses a border."""
+    """The hosts of each unit; more than one where the unit crosses a border."""
     device_of: Mapping[int, tuple[str, int]]
     """Host and device number of each recorded rank."""
 
@@ -165,12 +165,12 @@ class _Kind:
     name: str
     units: Integers
     level: Floats
-    """(unit of the trace,): log ns, or log ns a byte."""
+    """(unit,) for all units of the trace: log ns, or log ns per byte."""
     floor: float
-    """Log ratio below which a difference is none."""
+    """Log ratio below which a difference does not count."""
 
     def split(self, touches: Flags) -> tuple[Integers, Integers]:
-        """Return the units that touch a host, and the others."""
+        """Return the kind's units that touch a host, and the kind's other units."""
         return self.units[touches[self.units]], self.units[~touches[self.units]]
 
 
@@ -189,8 +189,8 @@ class _Split:
 
 
 def slow_networks(inquiry: Inquiry) -> list[SlowNetwork]:
-    """Return what is slow of the network: a host's, else a rail; several that nothing tells apart
-    are one.
+    """Return the slow host network, or else the slow rail, if there is one; several that cannot be
+    told apart are one.
     """
     seen, settings = inquiry.seen, inquiry.settings
     if seen.transfers is None:
@@ -208,7 +208,7 @@ def slow_networks(inquiry: Inquiry) -> list[SlowNetwork]:
 
 
 def _hosts(crossings: _Crossings) -> list[_Port]:
-    """Return the hosts that exchange with others."""
+    """Return the hosts that exchange with other hosts."""
     names = sorted({name for hosts in crossings.hosts if len(hosts) > 1 for name in hosts})
     ranks: dict[str, list[int]] = defaultdict(list)
     for rank, (host, _) in crossings.device_of.items():
@@ -241,7 +241,9 @@ def _rails(crossings: _Crossings) -> list[_Port]:
 def _slowest(
     inquiry: Inquiry, transfers: Transfers, kinds: list[_Kind], ports: list[_Port], *, is_rail: bool
 ) -> SlowNetwork | None:
-    """Return the port, or those alike, that explain most slow connections and cost enough."""
+    """Return the port that explains most slow connections (all that explain as many), if it costs
+    enough; None otherwise.
+    """
     seen = inquiry.seen
     clearest = [_clearest(kinds, port.touches) for port in ports]
     rate = inquiry.settings.false_discovery_rate
@@ -264,14 +266,14 @@ def _slowest(
         return None
     slow_ns, quick_ns = _typical_ns(transfers, split)
     if slow_ns < quick_ns * float(np.exp(split.effect / 2)):
-        return None  # a few transfers that clocks make vanish shorten a mean
+        return None  # a few transfers that clock errors make vanish shorten the mean
     if _is_of_clocks(transfers, split):
         return None
     if seen.alignment is not None:
         typical = float(np.median(robust.median(transfers.transfer_ns[split.slow], axis=1)))
         lost_ns = typical * (1.0 - float(np.exp(-split.effect)))
         if lost_ns <= LINKS.clock_errors * seen.alignment.residual_median_ns:
-            return None  # so many connections are not fooled by one bad clock, but by most
+            return None  # one bad clock cannot fool so many connections, errors of most can
     return SlowNetwork(
         names=tuple(port.name for port, _ in best),
         is_rail=is_rail,
@@ -286,7 +288,8 @@ def _is_of_clocks(transfers: Transfers, split: _Split) -> bool:
     """Return whether what touches the port is slower only between clocks.
 
     Where each host is a stage, one clock that is off by a millisecond moves all transfers of a host
-    at once. Whoever comes last to a transfer is in it for as long as it lasts, by his own clock.
+    at once. But the member that comes last to a transfer is in it for as long as the transfer
+    lasts, by its own clock.
     """
     if transfers.shortest_ns is None:
         return False
@@ -311,7 +314,9 @@ def _crossings(seen: Observations, transfers: Transfers) -> _Crossings:
 
 
 def _kinds(crossings: _Crossings, floor: float) -> list[_Kind]:
-    """Return what crosses borders kind by kind, large kinds of unlike sizes together once more."""
+    """Return the transfers that cross borders by kind, and large kinds that differ in size only
+    once more, put together.
+    """
     transfers, level = crossings.transfers, crossings.level
     use = crossings.crosses & np.isfinite(level)
     found = []
@@ -323,7 +328,7 @@ def _kinds(crossings: _Crossings, floor: float) -> list[_Kind]:
 
 
 def _by_the_byte(crossings: _Crossings, use: Flags, floor: float) -> Iterator[_Kind]:
-    """Yield large transfers that are alike but for their size, their level a byte."""
+    """Yield large transfers that differ in size only, put together, with levels per byte."""
     transfers, size = crossings.transfers, crossings.transfers.size_bytes
     large = np.flatnonzero(use & (size >= NETWORKS.min_scaled_bytes))
     alike: dict[tuple[str, int, int], list[int]] = defaultdict(list)
@@ -342,7 +347,9 @@ def _by_the_byte(crossings: _Crossings, use: Flags, floor: float) -> Iterator[_K
 
 
 def _clearest(kinds: list[_Kind], touches: Flags) -> _Split | None:
-    """Return the clearest kind in which what touches the host is slow; None if any kind objects."""
+    """Return the clearest kind in which what touches the host is slow; None if in any kind it is
+    as quick as the rest.
+    """
     found: list[_Split] = []
     for kind in kinds:
         mine, others = kind.split(touches)
@@ -373,7 +380,7 @@ def _split(kind: _Kind, mine: Integers, others: Integers) -> _Split:
 
 
 def _is_clear(level: Floats, split: _Split) -> bool:
-    # of a few connections the outermost counts: between a slow and a fine one there is no third
+    # take quantiles from the connections: with few, no value lies between a slow and a fine one
     low = np.quantile(level[split.slow], NETWORKS.outer_share, method="lower")
     high = np.quantile(level[split.quick], 1 - NETWORKS.outer_share, method="higher")
     apart = bool(low - high >= 0.5 * split.effect)
@@ -425,7 +432,7 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
 
 
 def _who(slow: SlowNetwork) -> str:
-    """Return "host n02's network", "the rail of GPU 3 of every host"."""
+    """Name what is slow: "host n02's network", "the rail of GPU 3 of every host"."""
     if slow.is_rail:
         plural = "s" * (len(slow.names) > 1)
         return f"the rail{plural} of GPU{plural} {listed(slow.names)} of every host"
@@ -470,8 +477,8 @@ def _search(inquiry: Inquiry) -> Answer:
 
 
 def _hidden_hosts(seen: Observations) -> list[str]:
-    """Return the hosts whose slow network could not have been seen: nothing that is large enough to
-    tell crosses between hosts without them.
+    """Return the hosts whose slow network could not have been seen: no kind of transfers between
+    hosts that is large enough to tell has units both with and without the host.
     """
     hosts = sorted({name for name in seen.members.hosts if name})
     if len(hosts) < 2 or seen.transfers is None:
@@ -503,8 +510,8 @@ def _notes(seen: Observations, hidden: list[str]) -> tuple[str, ...]:
 
 
 def _paces(seen: Observations, hidden: list[str]) -> str:
-    """Return what crosses between `hidden` hosts, to be held against such a test: share of the
-    iteration, and how long the largest operation takes; "" where its bytes are not known.
+    """Say how long transfers of `hidden` hosts take, to compare a test with: their share of the
+    iteration, and the time of the largest operation; "" where bytes are not known.
 
     Example: ": such transfers take 9 % of the iteration here, one all_reduce of 2.13 GB 171 ms
     (12.5 GB/s)".
@@ -529,8 +536,8 @@ def _paces(seen: Observations, hidden: list[str]) -> str:
 
 
 def _hides(seen: Observations, hidden: list[str]) -> str:
-    """Say that the step may owe much of its time to a slow network of a `hidden` host; "" where one
-    at half its speed costs little, or where there are none to speak of (CPUs).
+    """Say that the step may owe much of its time to a slow network of a `hidden` host; "" where a
+    network at half its speed would cost little, and on CPUs.
     """
     transfers, members = seen.transfers, seen.members
     if not hidden or transfers is None or members.device_kind == "cpu":
@@ -556,8 +563,8 @@ def _hides(seen: Observations, hidden: list[str]) -> str:
 
 
 def _unmatched(seen: Observations) -> str:
-    """Say that nobody knows whom the ranks wait for in communication without a match; "" where the
-    iteration would last hardly shorter without any of it, or where it is matched.
+    """Say that the trace cannot tell whom ranks wait for in communication that was not matched; ""
+    where all of it was matched, or the iteration would be hardly shorter without the unmatched.
     """
     if seen.unmatched_ns is None or len(seen.members) < 2:
         return ""
@@ -571,7 +578,7 @@ def _unmatched(seen: Observations) -> str:
 
 
 def _most_ns(transfers: Transfers, which: Flags) -> float:
-    """Return the transfer time an iteration of the rank that spends most in some of them."""
+    """Return the transfer time per iteration of the rank that spends most in units of `which`."""
     by_rank: dict[int, float] = defaultdict(float)
     for unit in np.flatnonzero(which).tolist():
         for rank in transfers.members[unit]:
@@ -580,7 +587,7 @@ def _most_ns(transfers: Transfers, which: Flags) -> float:
 
 
 def _typical_ns(transfers: Transfers, split: _Split) -> tuple[float, float]:
-    """Return what one slow and one quick transfer take; of unlike sizes, so many bytes of them."""
+    """Return the time of a slow and of a quick transfer, of `SHOWN_BYTES` if sizes are unlike."""
     typical = robust.median(transfers.transfer_ns, axis=1)
     size = transfers.size_bytes
     if len(np.unique(size[np.concatenate([split.slow, split.quick])])) > 1:  # by the byte
@@ -594,23 +601,23 @@ class _SlowGroup:
 
     unit: int
     time_ns: float
-    """Of one operation, counted from the last member's arrival."""
+    """Time of one operation, counted from the last member's arrival."""
     gbytes_per_s: float
     full_gbytes_per_s: float
 
     @property
     def ratio(self) -> float:
-        """Return how many times slower than the least of sound ones it is."""
+        """Return how many times slower the group is than the slowest of sound groups."""
         return NVLINKS.least_share * self.full_gbytes_per_s / self.gbytes_per_s
 
     def lost_ns(self, transfers: Transfers) -> float:
-        """Return what it loses an iteration against the least of sound ones."""
+        """Return what the group loses per iteration against the slowest of sound groups."""
         return float(transfers.total_ns[self.unit]) * (1.0 - 1.0 / self.ratio)
 
 
 def one_way_gbytes_per_s(device: str) -> int | None:
-    """Return what the NVLinks of a device carry one way, by its name; None where that is not
-    known, or it may have none.
+    """Return what the NVLinks of a device carry one way, by the device's name; None where that is
+    not known, or the device may have no NVLinks.
     """
     if any(word in device for word in ON_CARDS):
         return None
@@ -676,7 +683,9 @@ def _pcie_finding(seen: Observations, slow: _SlowGroup) -> Finding:
 
 
 def _search_inside(inquiry: Inquiry) -> Answer:
-    """Report the slowest group of ranks that nobody has named: others may wait for those."""
+    """Report the slowest group of ranks of which none was named before: others may wait for a named
+    rank.
+    """
     seen, transfers = inquiry.seen, inquiry.seen.transfers
     if transfers is None or seen.members.device_kind == "cpu":
         return Answer()

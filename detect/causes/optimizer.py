@@ -2,21 +2,22 @@
 
 Problem: a bad PCIe slot under an optimizer that was moved to the host, rows of memory that were
 remapped, a host short of memory bandwidth: the step takes two or eight times as long, and no pass
-is slower. Compute is compared by passes, so such a rank looked as sound as any.
+is slower. Compute is compared by passes, so the rank looks sound there.
 
 Idea: ranks of one stage and TP rank update equally many parameters, and no data lengthen that. So
 the time of the step, communication taken out, is compared among them; the search is that of
-compute. What holds against another reason:
+compute. What speaks against other reasons:
 
-* the passes are slower by less than half of it: else it is the device as a whole, which the search
-  for slow computing judges;
-* its host does not stop between launches (`stands_still`), which lengthens whatever is launched
-  then: the search for hosts judges that;
-* the others wait for the rank: one that waits itself, in communication that the trace does not show
-  inside its step, is waited for by nobody.
+* the passes are slower by less than half of what the step is: else the device as a whole is slow,
+  which the search for slow computing judges;
+* the rank's host does not stop between launches (`stands_still`), which lengthens whatever is
+  launched then: the search for hosts judges that;
+* the others wait for the rank: nobody waits for a rank that itself waits inside its step, in
+  communication that the trace does not show. Or the rank's passes are slow as well, as slow memory
+  makes them, and no TP mate's are: a rank that waits in its step computes as quickly as others.
 
 Example: rank 0 takes 1,473 ms for its step and its three peers 191 ms, in iterations of 1,829 ms,
-of which these wait 1,099 ms: 7.7 times.
+of which the peers wait 1,099 ms: 7.7 times.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.causes.device import over_others, stands_still
+from detect.causes.device import mates_of, over_others, stands_still
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -66,22 +67,22 @@ class _SlowStep:
 
     rank: int
     row: int
-    """Of the observations, where a row may stand for a TP group."""
+    """Row of the observations, which may stand for a TP group."""
     suspect: Suspect
     num_peers: int
     own_ns: float
-    """Median of the iterations in which it holds."""
+    """Median time of the step in the iterations in which it is slow."""
     passes: float
-    """Log slowdown of its passes; NaN where these were not compared."""
+    """Log slowdown of the row's passes; NaN where passes were not compared."""
 
     @property
     def excess_ns(self) -> float:
-        """Return by how much its step is longer than its peers'."""
+        """Return by how much the rank's step is longer than its peers', ns."""
         return self.own_ns * -float(np.expm1(-self.suspect.course.effect))
 
 
 def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
-    """Return the ranks whose optimizer step is slow, and not their passes by as much."""
+    """Return the ranks whose optimizer step is slow, while their passes are not by as much."""
     seen = inquiry.seen
     members, time_ns = seen.members, seen.optimizer_ns
     if seen.workers is not None:
@@ -142,19 +143,30 @@ def _suspects(
     return search(task, inquiry.settings).suspects
 
 
-def _doubt(seen: Observations, slow: _SlowStep) -> str:
+def _doubt(inquiry: Inquiry, slow: _SlowStep) -> str:
     """Return why no node is at fault for sure, as a sentence; empty where one is."""
+    seen = inquiry.seen
     if slow.num_peers == 1 and slow.suspect.course.effect < OPTIMIZER.pair_floor_log:
         return ONE_PEER
-    # passes may last as long as the parameters that arrive beside them: no waiting by itself
+    # waiting for parameters that arrive beside passes is never waiting alone: so try both
     waits = seen.waiting_ns, seen.split_wait_ns
     is_awaited = any(_is_awaited(slow, one) for one in waits if one is not None)
-    return "" if is_awaited else NOBODY_WAITS
+    return "" if is_awaited or _computes_slowly(inquiry, slow) else NOBODY_WAITS
+
+
+def _computes_slowly(inquiry: Inquiry, slow: _SlowStep) -> bool:
+    """Return whether the search for slow devices found the row, and none of its TP mates, for whom
+    it may wait in its passes.
+
+    Example: slow memory, 2.45 times for the optimizer step and 1.2 times for the passes.
+    """
+    mates = mates_of(inquiry.seen.members, slow.row)
+    return bool(inquiry.slow[slow.row] and slow.passes > 0.0 and not inquiry.slow[mates].any())
 
 
 def _is_awaited(slow: _SlowStep, waiting_ns: Floats) -> bool:
-    """Return whether the other rows wait longer than this one, (row, iteration), in most of the
-    iterations, by as much as its step is longer.
+    """Return whether the other rows wait longer than the slow row in most of its slow iterations,
+    by as much as its step is longer; `waiting_ns` is (row, iteration).
     """
     others = np.arange(len(waiting_ns)) != slow.row
     if not others.any():
@@ -164,11 +176,11 @@ def _is_awaited(slow: _SlowStep, waiting_ns: Floats) -> bool:
     return float(np.mean(hits)) >= OCCUPANCY.mostly_share
 
 
-def _finding(seen: Observations, slow: _SlowStep) -> Finding:
-    course, members = slow.suspect.course, seen.members
+def _finding(inquiry: Inquiry, slow: _SlowStep) -> Finding:
+    seen, course, members = inquiry.seen, slow.suspect.course, inquiry.seen.members
     factor, peers = float(np.exp(course.effect)), counted(slow.num_peers, "peer")
     lost = np.where(course.active, slow.excess_ns, 0.0)
-    doubt = _doubt(seen, slow)
+    doubt = _doubt(inquiry, slow)
     passes = ""
     if np.isfinite(slow.passes):
         passes = f"; its passes take {times(float(np.exp(slow.passes)))} those of its peers"
@@ -193,8 +205,8 @@ def _finding(seen: Observations, slow: _SlowStep) -> Finding:
                 f"{milliseconds(slow.own_ns - slow.excess_ns)} of its {peers}, communication taken "
                 f"out{passes}",
                 doubt
-                or "they update as many parameters, no data lengthen that, and the other "
-                "ranks wait for it",
+                or "they update as many parameters, no data lengthen that, and the other ranks "
+                "wait for it, or its passes are slow as well",
             ),
             advice=ADVICE,
         ),
@@ -202,16 +214,16 @@ def _finding(seen: Observations, slow: _SlowStep) -> Finding:
 
 
 def _search(inquiry: Inquiry) -> Answer:
-    """Search devices only: on shared cores the step of a sound process varies as its passes do. Of
-    a profile, slow memory is searched in all kernels.
+    """Search devices only: on shared cores the step of a sound process varies as its passes do.
+    Profiles are left to the search for slow memory, which looks at all kernels.
     """
     seen = inquiry.seen
     if not _is_compared(seen):
         return Answer()
-    found = tuple(_finding(seen, one) for one in slow_steps(inquiry))
+    found = tuple(_finding(inquiry, one) for one in slow_steps(inquiry))
 
     def explains(finding: Finding) -> bool:
-        """Return whether it is what slow memory does to the passes of the same rank."""
+        """Return whether a finding is about slow passes of a rank whose step is slow."""
         of_device = finding.cause in (Cause.COMPUTE, Cause.UNKNOWN)
         return of_device and finding.ranks in [one.ranks for one in found]
 

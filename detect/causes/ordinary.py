@@ -8,12 +8,12 @@ Ordinary. Two sound chips differ by a per cent or two, and the first rank of a T
 of its own. A rank may then be slower than its peers beyond doubt, and its node be as good as any.
 What the other ranks show among themselves tells how much is ordinary:
 
-* a small slowdown counts where it exceeds 4.5 times the root mean square of their distances from
-  their peers, or 3 times the largest, minus what noise in time explains; other ranks that are slow
-  by as little are among them;
-* a pair shows no such thing: a small slowdown of one of two stays undecided;
-* all ranks of a (TP, CP, EP) position slow alike by a few per cent, or the first rank of the job's
-  only TP group: that is what the position does.
+* a small slowdown counts where it exceeds 4.5 times the root mean square of the other ranks'
+  distances from their peers, or 3 times the largest, less what noise in time explains; ranks that
+  are slow by as little are among the others;
+* a pair does not show what is ordinary: a small slowdown of one of two stays undecided;
+* if all ranks of a (TP, CP, EP) position are slow alike by a few per cent, or the first rank of the
+  job's only TP group is, then that is what the position does.
 
 Example: chips at 0, -1.2, +1.2 and 3.4 %: root mean square of the first three 1 %, largest 1.2 %.
 3.4 % is below 3.6 %: undecided. Among chips within 0.2 %, the same 3.4 % is the node's.
@@ -73,14 +73,16 @@ class Decision:
 def clock_of_slow(
     seen: Observations, found: ComputeSearch, slow: SlowRow
 ) -> tuple[int, str] | None:
-    """Return the rank of a slow row whose clock explains it, and a sentence; None if there is no
-    one.
+    """Return the rank of a slow row whose clock explains the slowness, and a sentence; None where
+    no clock does.
     """
     return slow_clock(seen, found.slow_rows, slow.suspect.row, slow.suspect.course.effect)
 
 
 def effects_beside(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Slowness:
-    """Return how slow every row is while this one is slow, data left in or out, the larger."""
+    """Return how slow every row is while `slow` is: with the effect of data left in or taken out,
+    whichever is larger.
+    """
     active = slow.suspect.course.active
     effects = np.nan_to_num(robust.median(found.residuals.value[:, active], axis=1))
     raw = deviations(seen.work, stage_groups(seen.members), found.slow_rows)
@@ -96,7 +98,7 @@ def effects_beside(seen: Observations, found: ComputeSearch, slow: SlowRow) -> S
 
 def even_data(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:
     """Return why the data of a slow rank are as long as those of its peers, as a sentence; None
-    where that is not known, and on devices that are shared as processes share cores.
+    where that is not known, and on CPUs, whose cores processes share.
     """
     members, row = seen.members, slow.suspect.row
     if members.device_kind == "cpu":
@@ -106,13 +108,13 @@ def even_data(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | 
         return EVEN
     for same_data in (mates_of(members, row), np.flatnonzero(members.other_stages(row))):
         if len(same_data) and found.slow_rows[same_data].all():
-            return None  # devices do not slow down together, but have the same documents
+            return None  # all ranks with the same documents are slow: hardly all their devices
     return SPARES_MEMORY if _spares_memory(seen, found, slow) else None
 
 
 def _spares_memory(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
     """Return whether nearly all products of matrices are slow in both passes, and what is bound by
-    memory is not: not attention alone, which may be over longer documents.
+    memory is not. Slow attention alone is not enough: its documents may be longer.
     """
     kinds, effect = seen.boundness, slow.suspect.course.effect
     least = PAIRS.min_effect_log if slow.num_peers == 1 else KERNELS.least_log
@@ -134,7 +136,7 @@ def _spares_memory(seen: Observations, found: ComputeSearch, slow: SlowRow) -> b
 
 
 def ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> str | None:
-    """Return why the slowness need not be the node's, as a sentence; None where it is."""
+    """Return why the node need not be at fault for the slowness, as a sentence; None if it must."""
     where = _of_position(inquiry.seen, found, slow)
     if where is not None:
         return f"{where}: that may be the work of the place as well as the device"
@@ -162,16 +164,16 @@ def ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -
 
 
 def _within_distances(found: ComputeSearch, slow: SlowRow, small: float) -> float | None:
-    """Return the largest distance of another rank from its peers where a slowdown does not stand
-    out from these; None where it does. Ranks that are slower than by `small` are left out.
+    """Return the largest distance of another rank from its peers, log; None where the slowdown
+    stands out from these distances. Ranks that are slower by `small` or more are left out.
     """
     large = [one.suspect.row for one in found.slow if one.suspect.course.effect >= small]
     others = ~mask_of([*large, slow.suspect.row], len(found.slow_rows))
-    if slow.num_peers == 1:  # its peer is as far below it
+    if slow.num_peers == 1:  # the only peer is as far off, the other way
         others[slow.peers] = False
     levels = np.abs(robust.median(found.residuals.value[others], axis=1))
     levels = levels[np.isfinite(levels)]
-    if len(levels) < min(slow.num_peers, 2):  # of another pair one is enough: both are as far off
+    if len(levels) < min(slow.num_peers, 2):  # one rank of another pair tells what both would
         return None
     square, largest = float(np.mean(levels**2)), float(levels.max())
     most = min(ORDINARY.rms_factor * np.sqrt(square), ORDINARY.largest_factor * largest)
@@ -179,8 +181,8 @@ def _within_distances(found: ComputeSearch, slow: SlowRow, small: float) -> floa
 
 
 def _within_spread(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:
-    """Say that devices of this job differ by so much that the slowest sound one may be as slow;
-    None where it stands out from them, or its clock was read to be low.
+    """Say that devices of this job differ by so much that a sound one may be as slow as `slow`;
+    None where `slow` stands out from them, or its clock was read to be low.
     """
     spread = _spread_of_devices(seen, found, slow.suspect.row)
     stands_out = slow.suspect.course.effect >= min(ORDINARY.rms_factor * spread, ORDINARY.most_log)
@@ -204,11 +206,11 @@ def _spread_of_devices(seen: Observations, found: ComputeSearch, row: int) -> fl
     """Return sigma of the levels of ranks of one stage, log, from the quarter of all their pairs
     that are nearest to each other: of all stages, or of the row's own where that is more.
 
-    Sound devices of one job may all differ by some per cent. To take the slowest out, one by one,
-    leaves those that happen to be alike; pairs have no centre that the slow ones could move, and
-    up to half of the ranks may be slow by as much as they like (the estimator Qn of Rousseeuw and
-    Croux, 1993). Example: levels 0, 1, 5 and 9 % make pairs 1, 4, 4, 5, 8 and 9 % apart, a quarter
-    of which lie within 1 %: sigma is 1 / 0.45 = 2 %.
+    Sound devices of one job may all differ by some per cent. Taking out the slowest, one by one,
+    would leave those that happen to be alike. Pairs have no centre that slow ranks could move, and
+    up to half of the ranks may be slow by any amount (the estimator Qn of Rousseeuw and Croux,
+    1993). Example: levels 0, 1, 5 and 9 % make pairs 1, 4, 4, 5, 8 and 9 % apart, a quarter of
+    which lie within 1 %: sigma is 1 / 0.45 = 2 %.
     """
     level = robust.median(found.residuals.value, axis=1)
     groups = stage_groups(seen.members)
@@ -222,7 +224,7 @@ def _spread_of_devices(seen: Observations, found: ComputeSearch, row: int) -> fl
 
 
 def _sigma_of_pairs(gaps: Floats) -> float:
-    """Return sigma of draws that are so far apart, (pair,); 0 where too few pairs are known."""
+    """Return sigma of levels whose pairs are `gaps` apart, (pair,); 0 where too few are known."""
     known = gaps[np.isfinite(gaps)]
     if len(known) < ORDINARY.min_pairs:
         return 0.0
@@ -232,10 +234,11 @@ def _sigma_of_pairs(gaps: Floats) -> float:
 
 
 def _of_position(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:
-    """Return how the place of the rank within its replica may explain it, None where it does not.
+    """Return how the rank's place within its replica may explain its slowness; None where it does
+    not.
 
-    All ranks of the place, in the job or in the stage, are slow alike, by a little or with
-    optimizers that are not; of a place that occurs once, only the first counts.
+    It may if all ranks of the place, in the job or in the stage, are slow alike, by a little or
+    without a slow optimizer. If the place occurs only once, it must be the first.
     """
     members = seen.members
     coordinates, row = members.place, slow.suspect.row
@@ -382,8 +385,8 @@ def _by_optimizer(
 def _by_even_data(
     seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
 ) -> Decision | None:
-    """Two sound devices of one model differ by less than `min_effect_log` (`ordinary_difference`
-    asks that), and a device is not quicker than sound.
+    """Blame the slow row if data are even: no device is quicker than a sound one, and two sound
+    ones differ by less than `min_effect_log`, which `ordinary_difference` has checked.
     """
     del peer
     even = even_data(seen, found, slow)

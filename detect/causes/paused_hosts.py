@@ -1,21 +1,23 @@
-"""Find hosts that stall now this one of their ranks and now that one.
+"""Find hosts that stall now one of their ranks and now another.
 
 Problem: a host that is short of memory, or shared with another job, stops whichever process it
-meets. Each rank has too few pauses for a proof, and where no module tells, they lie inside passes.
+meets. Each rank has too few pauses for a proof, and where no modules were recorded, the pauses lie
+inside passes.
 
-Idea: count them by host, as `detect.causes.bursts` does by rank: in how many iterations some rank
-of it pauses, against the other hosts. Time between operations is asked first, then passes: how far
-each lies above the quiet quarter of its own rank's, less what three quarters of all ranks exceed.
+Idea: count pauses by host, as `detect.causes.bursts` does by rank: in how many iterations does some
+rank of the host pause, compared with the other hosts? Time between operations is counted first,
+then passes: how far each pass lies above the quiet quarter of its own rank's passes, less what
+three quarters of all ranks exceed.
 
-Ranks of one TP group may wait for one of them where nobody records it. But whoever waits exceeds
-that one by noise at most, so the lead must change: most ranks of the host have it in some pass, and
-none has it most of the time.
+Ranks of one TP group may wait for each other where nobody records it. But a rank that waits exceeds
+the rank that it waits for by noise at most, so the lead must change: most ranks of the host lead in
+some pass, and none leads most of the time.
 
 A rank that has most of the pauses has them for reasons of its own (a collector, a logger). Where
 the others alone would not stand out, the host is undecided.
 
-A host that loses a twentieth of all time is also told by the pauses of its ranks, each counted by
-itself: more than half of the ranks have some, so they are no single rank's.
+For a host that loses a twentieth of all time, the pauses of its ranks, each counted by itself, are
+a proof as well: more than half of the ranks have some, so they are no single rank's.
 
 Example: 4 hosts of 4 ranks, 10 iterations. On host 2 passes of every rank take up to 1.6 times as
 long, in 6 iterations, others elsewhere never more than 1.02 times: p = 1e-5.
@@ -62,18 +64,19 @@ OF_ONE = (
 
 @dataclass(frozen=True, kw_only=True)
 class PausedHost:
-    """A host whose ranks stand still now and then, now the one and now the other."""
+    """A host whose ranks stand still now and then, now one and now another."""
 
     name: str
     rows: Integers
     burst: Burst
-    """Of hosts in place of rows: the rank that loses most in each iteration."""
+    """The burst with hosts as rows; a host's excess is that of its rank that loses most."""
     lost: Floats
-    """(rank of the host, iteration): over the others in pauses, 0 elsewhere."""
+    """(rank of the host, iteration): time lost in pauses beyond the others; 0 elsewhere."""
     is_of_one: bool
-    """Whether it would not stand out without one of its ranks."""
+    """Whether the host would not stand out without one of its ranks."""
     in_backward: bool = False
-    """Whether backward passes alone show it: in those nobody loads, embeds or computes a loss."""
+    """Whether backward passes alone show the host: in them nobody loads, embeds or computes a
+    loss."""
 
     @property
     def pauses(self) -> Flags:
@@ -85,8 +88,8 @@ def _paused_host(seen: Observations, known: Flags, rate: float) -> PausedHost | 
     """Return the host whose ranks pause while those of the other hosts do not.
 
     Memory pressure, or a job of somebody else, stalls whichever process it meets: between passes,
-    or, where no module tells, inside them. Each rank has too few pauses for a proof, the host has
-    enough. `known` rows are slow, or lose time: on other hosts they may be who is waited for.
+    or, where no modules were recorded, inside them. Each rank has too few pauses for a proof, the
+    host has enough. `known` rows are slow or lose time; others may wait for those on other hosts.
     """
     labels, host = np.unique(seen.members.hosts, return_inverse=True)
     names = labels.tolist()
@@ -108,9 +111,9 @@ def _paused_host(seen: Observations, known: Flags, rate: float) -> PausedHost | 
 def _pausing_inside(
     seen: Observations, work: Work, names: Sequence[str], host: Integers, rate: float
 ) -> PausedHost | None:
-    """Return the host whose ranks pause inside their passes, not one of them alone.
+    """Return the host whose ranks pause inside their passes, if more than one rank of it does.
 
-    Where only some layers stand for the passes, what is lost is their share, not the iteration's.
+    Where only some layers stand for the passes, lost time is a share of them, not of the iteration.
     """
     over = _over_quiet_passes(work)
     work_ns = np.nan_to_num(np.exp(work.log_ns))
@@ -122,8 +125,8 @@ def _pausing_inside(
 
 
 def _by_themselves(seen: Observations, paused: PausedHost) -> bool:
-    """Return whether the ranks that pause are of several TP groups, or pause in turn: else all may
-    wait for one of them.
+    """Return whether the ranks that pause are of several TP groups, or pause in turn: otherwise all
+    may wait for one of them.
     """
     groups = np.unique(seen.members.tensor_group[paused.rows[paused.pauses]])
     return len(groups) > 1 or in_turn(paused.lost)
@@ -180,8 +183,8 @@ def _chance_of_ranks(hits: Flags, own: Flags) -> float:
     """Return the probability of so many pauses on a host's `own` ranks, (row,), each rank's `hits`,
     (row, iteration), counted by itself.
 
-    Example: 9 pauses in 6 iterations of 8 ranks, none on the 8 of the other host: 3e-4, where 5
-    iterations with a pause beside none out of 6 are 0.03.
+    Example: 9 pauses in 6 iterations of 8 ranks, none on the 8 ranks of the other host: 3e-4.
+    Counted by host, 5 of 6 iterations with a pause against 0 of 6, it would be 0.03.
     """
     mine, others = hits[own], hits[~own]
     return chance(int(mine.sum()), mine.size, int(others.sum()), others.size)
@@ -203,10 +206,10 @@ def _low(values: Floats, axis: int) -> Floats:
 
 
 def _leads_change(over: Floats, rows: Integers) -> bool:
-    """Return whether now this of the `rows` exceeds all others and now that one, in the passes of
-    (row, iteration, operation): most of them do for a fair part, and none has most of the lead.
+    """Return whether the `rows` take turns at exceeding all others of them: most of them lead for a
+    fair part, and none has most of the lead. `over` is (row, iteration, operation).
 
-    Whoever waits for another one, where nobody records it, exceeds that one by noise at most.
+    A row that waits for another where nobody records it exceeds that other row by noise at most.
     """
     if len(rows) < HOSTS.min_ranks:
         return False
@@ -222,9 +225,8 @@ def _leads_change(over: Floats, rows: Integers) -> bool:
 
 
 def in_turn(lost: Floats) -> bool:
-    """Return whether now this row of (row, iteration) pauses and now that one, the others less.
-
-    Ranks that wait for one of them, where nobody records it, lose time together with it.
+    """Return whether the rows of `lost`, (row, iteration), pause in turn, while the others lose
+    less. Ranks that wait for a mate where nobody records it lose time together with the mate.
     """
     lost = lost[:, (lost > 0).any(axis=0)]
     ordered = np.sort(lost, axis=0)
@@ -245,7 +247,7 @@ def _finding(seen: Observations, paused: PausedHost) -> Finding:
     ends = (int(members.stage.min()), int(members.stage.max()))
     if (
         np.isin(alone, ends).any() and not paused.in_backward
-    ):  # those between have layers only, as all others have
+    ):  # stages in between have nothing but layers, which all stages have
         doubt = (*doubt, ALONE)
     share = float(burst.excess.mean())
     return build_finding(

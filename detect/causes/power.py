@@ -1,37 +1,39 @@
 """Say what a trace could have shown of computing: which slowdown would have been found.
 
-Problem: a formula of noise knows what a test would see, not what becomes of it: a slow rank of a
-pair stays undecided, a small one is as good as ordinary, one whose optimizer is not slower may
-have longer data, one in a short window does not last.
+Problem: a formula of noise knows what a test would see, not how that is judged: a slow rank of a
+pair stays undecided, a small slowdown may be ordinary, a rank whose optimizer is not slower may
+have longer data, a slowdown in a short window does not last.
 
 Idea: the sound ranks of this very trace, each made slower by a factor in turn, are searched and
 judged by the code that judges the trace. The power is the smallest factor of a ladder at which all
-that were tried are found; another one says from where on all are named.
+ranks that were tried are found; a second factor says from where on all of them are named.
 
     ladder   1.030  1.041      1.055  1.075 …  each rung is 1.35 times the last one's logarithm
     rank 0   –      named      named
     rank 5          undecided  named           so 1.041 is found, and 1.055 named
 
 A device that computes slower by a factor takes that much longer in its passes, and a quarter of it
-in the optimizer, which is bound by memory (`POWER.optimizer_share`). Where the communication of its
-TP or EP group is not in the trace, its mates wait for it inside their passes: these are as slow, by
-what it is slower than the slowest of them. Of TP groups whose communication is in the trace in one
-phase only the times themselves tell: mates that wait for each other differ by next to nothing.
+in the optimizer, which is bound by memory (`POWER.optimizer_share`). Where the communication of the
+device's TP or EP group is not in the trace, its mates wait for it inside their passes: the mates'
+passes become longer by as much as it becomes slower than the slowest of them. Where the
+communication of TP groups is in the trace in only one phase, the times themselves tell: mates that
+wait for each other differ by next to nothing.
 
     forward    mates differ by 0.5 %      backward    by 0.05 %: they wait in it
 
-Which ranks are tried. A slow device is found the later, the quicker its chip was: the quickest come
-first, but for one in twenty, and others from all over the job.
+Which ranks are tried. The quicker a chip was, the larger the factor at which it is found: so the
+quickest ranks are tried, the first twentieth left out, and others from all over the job.
 
 A rank that is not found at any factor of the ladder (it has no peer, or next to no iterations) says
-nothing of the others' power: it is left out and told, as long as others are found. Who is found at
-one factor is found at larger ones, so only a rank that is not found is tried at the largest.
+nothing about the others' power: it is left out and reported, as long as others are found. A rank
+that is found at one factor is found at larger ones, so only ranks that were not found are tried at
+the largest.
 
 Limits: the formula's factor is the first rung, and what is planted holds throughout the window.
 
-Beside the power stand notes on what could not be compared at all (`limits`). These spare nobody a
-second trace; where it should look says `slowest`: the slowest rank, if by no more than sound ranks
-may differ here.
+Next to the power stand notes on what could not be compared at all (`limits`). They do not replace a
+second trace; `slowest` says where that should look first: at the slowest rank, though sound ranks
+may differ by as much here.
 """
 
 from __future__ import annotations
@@ -150,7 +152,7 @@ def _tried(inquiry: Inquiry, slow: Flags) -> list[int]:
 def _slowed(seen: Observations, together: _Together, row: int, effect: float) -> Observations:
     """Return the observations with one row's device slower throughout.
 
-    Passes hold launches and communication that no slow device lengthens: they show less of it.
+    Passes hold launches and communication that no slow device lengthens, so they slow down by less.
     """
     effect *= 1.0 - COMPUTE.hidden_share
     optimizer = seen.optimizer_ns.astype(np.float64)
@@ -162,18 +164,18 @@ def _slowed(seen: Observations, together: _Together, row: int, effect: float) ->
 
 @dataclass(frozen=True)
 class _Together:
-    """In which phases ranks wait for each other inside their passes, which, and for how long."""
+    """Which rows wait for each other inside their passes, and in which phases."""
 
     phases: tuple[int, ...]
     group: Integers
-    """(row,): whose ranks wait for each other have one number."""
+    """(row,): a number; rows whose ranks wait for each other have the same."""
     lead: Floats
-    """(row,): by how much it is quicker than the slowest of its group, log."""
+    """(row,): by how much the row is quicker than the slowest row of its group, log."""
 
     @classmethod
     def of(cls, seen: Observations) -> _Together:
-        """Tell it of TP and EP groups without communication in the trace, and where TP groups' is
-        in one phase only, by how little mates differ in the other.
+        """Find who waits: TP and EP groups without communication in the trace; otherwise TP groups
+        whose mates differ by far less in one phase than in the other.
         """
         members, kinds = seen.members, () if seen.transfers is None else seen.transfers.kinds
         alone, at_once = np.arange(len(members)), np.zeros(len(members))
@@ -194,7 +196,7 @@ class _Together:
         return cls((), alone, at_once)
 
     def slower(self, row: int, effect: float, work: Work) -> Work:
-        """Return the work with one row slower by `effect`, and who waits for it."""
+        """Return the work with one row slower by `effect`, and so are the rows that wait for it."""
         log_ns, shared = work.log_ns.copy(), np.isin(work.phase, self.phases)
         waited = max(effect - float(self.lead[row]), 0.0)
         log_ns[self.group == self.group[row]] += np.where(shared, waited, 0.0)
@@ -203,7 +205,7 @@ class _Together:
 
 
 def _joined(members: Members, axes: list[str]) -> Integers:
-    """Number the groups that rows form along axes, (row,); of both, what shares a rank is one."""
+    """Number the groups of rows along `axes`, (row,); groups that share a rank are one group."""
     number = np.arange(len(members))
     for axis in axes:
         for row, rank in enumerate(members.ranks.tolist()):
@@ -227,7 +229,7 @@ def _apart(seen: Observations, phase: int) -> Floats:
 def slowest(seen: Observations, residuals: Residuals, floor: float) -> tuple[str, ...]:
     """Say who is slower than its peers by `floor` and more, for a trace too blind to name anybody.
 
-    Cold caches and shared memory make processes on CPUs differ: less than that is not worth a word.
+    Cold caches and shared memory make processes on CPUs differ: smaller differences are left out.
     """
     level = np.nan_to_num(robust.centre(residuals.value))
     row = int(np.argmax(level))

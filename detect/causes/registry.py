@@ -1,7 +1,7 @@
 """The causes that are searched, in the order of search and of the report's power line.
 
-The first one finds who computes slowly; the others are told, because whoever waits for such a rank
-is not at fault. docs/architecture.md says how to add a cause, step by step.
+The first search finds who computes slowly and hands that to the others, because a rank that waits
+for a slow rank is not at fault. docs/architecture.md says how to add a cause, step by step.
 """
 
 from __future__ import annotations

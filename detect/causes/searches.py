@@ -1,13 +1,13 @@
 """Searches that several causes share: rows that compute slowly, time that is lost, hits counted.
 
-What a search finds are suspects; whose fault it is, and in which words, the causes decide.
+A search finds suspects; the causes decide whose fault it is, and in which words to say it.
 
 **Slow rows** (`search_compute`): who is slower than its peers, by how much, and when. Peers are the
 other ranks of the stage (DP, TP, CP). A stage with one or two ranks has too few; then transformer
 layers of other stages, which have the same shape, join in. Whose fault a slow row is,
 `detect.causes.compute` judges.
 
-**Lost time** (`lost_time`): time that ranks lose next to computing, and the finding it makes. Such
+**Lost time** (`lost_time`): time that ranks lose besides computing, and the finding it makes. Lost
 times add up, so they are not compared as ratios: the measure is the excess over the peers'
 time as a share of the iteration. Example: a rank that waits 12 ms for its data where its peers wait
 2 ms, in steps of 200 ms, has 0.05: it loses 5 % of every step.
@@ -25,10 +25,10 @@ seconds slows one pass in five, or all passes of one iteration in ten. The level
 hardly shows the first, and iterations are too few to count for the second.
 
 Idea: count passes. Each is compared with the same pass of its peers, and with its row's own quiet
-level; a hit exceeds both by far more than sound passes vary. Hits side by side are one event, for
-whatever held the rank up lasts as long as it likes. So many events must be improbable at the rate
-that the other rows show. A device that is throttled has a second speed: where hits are slow by one
-and the same factor, and nobody else's by as much, they are no noise, and each of them counts.
+level; a hit exceeds both by far more than sound passes vary. Consecutive hits are one event, since
+whatever holds a rank up may last for any time. So many events must be improbable at the rate that
+the other rows show. A device that is throttled has a second speed: where a row's hits are slow by
+one and the same factor, and no other row's by as much, they are no noise, and each of them counts.
 
 Example: 16 ranks, 10 iterations of 8 passes that vary by 0.4 %. All passes of rank 8 are 1.24 times
 as long in iterations 7 and 8, and no other pass of anybody is longer by 3 %: one event, by chance
@@ -73,9 +73,9 @@ class SlowRow:
     peers: Integers
     """Rows that it was compared with."""
     across_stages: bool
-    """Compared by transformer layers with other stages."""
+    """Whether the row was compared with other stages, by transformer layers."""
     is_mean: bool
-    """Slow on the mean of its passes, not in the typical one."""
+    """Whether the row is slow on the mean of its passes, not in its typical pass."""
     by_phase: tuple[float, float]
     """Log slowdown of forward and of backward."""
     optimizer: float
@@ -83,13 +83,13 @@ class SlowRow:
 
     @property
     def num_peers(self) -> int:
-        """Return how many rows it was compared with."""
+        """Return how many rows the slow row was compared with."""
         return len(self.peers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeSearch:
-    """Result over all rows. `residuals` is with the slow rows out of everybody's peers."""
+    """Result over all rows. In `residuals` slow rows are nobody's peers."""
 
     slow: tuple[SlowRow, ...]
     noise: Noise
@@ -97,13 +97,13 @@ class ComputeSearch:
     """Rows that have at least one peer."""
     residuals: Residuals
     optimizer: Floats
-    """(row, iteration): log optimizer time minus that of the stage's other rows."""
+    """(row, iteration): log optimizer time less that of the stage's other rows."""
     pool: Residuals | None
-    """Against all stages' transformer layers; None where not needed or not traced."""
+    """Residuals against all stages' transformer layers; None where not needed or not traced."""
 
     @property
     def slow_rows(self) -> Flags:
-        """Flag who computes slowly, (row,)."""
+        """Flag the rows that compute slowly, (row,)."""
         return mask_of([one.suspect.row for one in self.slow], len(self.residuals.value))
 
 
@@ -137,7 +137,7 @@ class _Field:
     across_stages: bool
     is_mean: bool = False
     known: dict[bytes, Residuals] = field(default_factory=dict)
-    """By who is excluded: whoever is found was compared so in the search."""
+    """Residuals computed so far, by the excluded rows."""
 
     def compare(self, members: Members, excluded: Flags) -> Residuals:
         key = excluded.tobytes()
@@ -147,8 +147,8 @@ class _Field:
 
 
 def _search_field(inquiry: Inquiry, field: _Field, shown: Flags | None = None) -> ComputeSearch:
-    """Search one field; `shown` rows are slow beside all stages, too, and need no change of their
-    own to be suspected when their peer changes.
+    """Search one field; `shown` rows are slow against all stages, too, so they may be suspected
+    when a peer changes, even if they did not change themselves.
     """
     seen = inquiry.seen
     members, num_rows = seen.members, len(seen.members)
@@ -203,7 +203,7 @@ def search_means(inquiry: Inquiry) -> ComputeSearch | None:
 
 
 def averaged(work: Work, groups: list[Integers], known: Flags) -> Work:
-    """Return work in which the mean of each phase's passes, over their group's, stands for them."""
+    """Return work with one operation per phase: the mean of a row's passes over its group's."""
     ratio = np.exp(deviations(work, groups, known))
     phases = (FORWARD, BACKWARD)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -277,26 +277,27 @@ class Loss:
     groups: list[Integers]
     """Rows that are compared with each other."""
     predicate: str
-    """Of the headline; {time} is what the rank loses, {over} what it loses above its peers."""
+    """Part of the headline; {time} is what the rank loses, {over} what it loses above its peers."""
     advice: Callable[[Suspect, Owner], tuple[str, ...]]
     owner: Callable[[Suspect], Owner] = lambda suspect: Owner.NODE
-    """Whose fault it is where there is no doubt."""
+    """Return whose fault the loss is where there is no doubt."""
     doubt: Callable[[Suspect], str] = lambda suspect: ""
-    """Says why it may be otherwise, as evidence: the finding is undecided then. Empty: no doubt."""
+    """Return why the fault may be another's, as evidence for an undecided finding; "" if none."""
     bursty: bool = False
-    """Comes in rare bursts on healthy ranks too (garbage collection)."""
+    """Whether healthy ranks lose the time in rare bursts, too (garbage collection)."""
     least_share: float = 0.0
-    """Share of the iteration below which such a difference has other reasons."""
+    """Share of the iteration below which a difference between ranks has other reasons."""
     excuses_slow: bool = False
-    """Whether slow computing explains it: rows that are slow are not named."""
+    """Whether slow computing explains the loss, so that rows that compute slowly are not named."""
     base_ns: Callable[[int, float, float], float] | None = None
-    """What the slowdown refers to, by row, own time and excess; without it the rank's compute."""
+    """Return the time that the slowdown refers to, from row, own time and excess; None for the
+    rank's compute."""
     stands_out: bool = False
-    """Whether a row must lose more than the others of its group do in nearly any iteration, however
-    many they are: where the reason is shared, such as storage, everybody has its turn."""
+    """Whether a row must lose more than the others of its group, however many, do in nearly any
+    iteration: where the reason is shared, such as storage, everybody has its turn."""
     evidence: Callable[[Suspect], tuple[str, ...]] = lambda suspect: ()
     without: Callable[[tuple[Suspect, ...]], tuple[Suspect, ...]] = lambda suspects: suspects
-    """Leaves out suspects that other ones explain."""
+    """Leave out suspects that other suspects explain."""
 
 
 @dataclass(frozen=True)
@@ -409,10 +410,11 @@ def _mean_share(suspect: Suspect) -> float:
 
 
 def _told_apart(lost: _Lost, suspect: Suspect, excluded: Flags) -> bool:
-    """Return whether a row loses more than its peers in nearly any two of their iterations.
+    """Return whether nearly any iteration of a row loses more than nearly any of its peers'.
 
-    Two rows show no rate at which sound ones have bursts; such times have heavy tails, and one
-    long pause of the one is no level. `excluded` rows are suspects, too, and no peers.
+    Asked of pairs and where `stands_out` is set. Two rows do not show how often sound rows have
+    bursts; lost times have heavy tails, and one long pause of a row is no level. `excluded` rows
+    are suspects, too, and no peers.
     """
     rows = next(rows for rows in lost.loss.groups if suspect.row in rows)
     if len(rows) != 2 and not lost.loss.stands_out:
@@ -429,9 +431,9 @@ def _apart(
 ) -> Iterator[Suspect]:
     """Yield the row of each pair that loses more in all its iterations than the other in any.
 
-    How much a pair varies is known from itself alone, and a slow loader varies by far more than one
-    that is in time: against such noise 7 % of a step are chance. But were both alike, the one had
-    all of the n largest of 2 n values once in (2 n over n) times.
+    How much a pair varies is known from the pair alone, and a slow loader varies by far more than a
+    loader that is in time: against its noise 7 % of a step may be chance. But if both rows were
+    alike, one of them would have all n largest of 2 n values with probability 1 / C(2 n, n).
 
     Example: 52 to 116 ms in 8 iterations, 0.8 to 1.2 ms on the other rank: 1 in 12,870.
     """
@@ -476,20 +478,21 @@ def stage_peers(seen: Observations) -> list[Integers]:
 
 
 def load_as_long(own_ns: float, others_ns: Floats) -> bool:
-    """Return whether `others_ns` (row, iteration) are about as long as `own_ns` now and then: then
-    what all of them load from may be slow.
+    """Return whether loading of others, (row, iteration), takes about as long as `own_ns` now and
+    then: then what all of them load from may be slow.
     """
     waits = others_ns >= own_ns / LOSSES.loader_ratio
     return bool(waits.size) and float(waits.mean()) >= BURSTS.shared_storage_share
 
 
 def others_load_as_long(seen: Observations, row: int, others: Integers, active: Flags) -> bool:
-    """Return whether loading itself takes the `others` about as long, then or now and then, or a
-    single one of another host more often, and only their devices had less to wait for: then what
-    all of them load from is slow.
+    """Return whether loading takes the `others` about as long as the `row`, though their devices
+    wait less for it: then what all of them load from is slow.
 
-    Example: 950 ms in the iterations in which its device waits, and of 16 other loaders, none of
-    which holds up its device, some take 500 to 1,200 ms in half of theirs.
+    The others as a whole must take as long in the `active` iterations, or now and then; or one rank
+    of another host must do so more often. Example: a row loads for 950 ms in the iterations in
+    which its device waits, and of 16 other loaders, none of which holds up its device, some take
+    500 to 1,200 ms in half of their iterations.
     """
     if seen.loading_ns is None or not len(others):
         return False
@@ -507,8 +510,8 @@ def others_load_as_long(seen: Observations, row: int, others: Integers, active: 
 def mates_that_load(seen: Observations) -> Integers | None:
     """Return the rows of the job's only TP group, where several of them load for themselves.
 
-    Often the first rank alone loads and hands on what it has; the others then lose next to nothing
-    in any iteration.
+    Often the first rank alone loads and hands on what it has: then the others lose next to nothing
+    in any iteration, and the result is None.
     """
     loading = np.nan_to_num(seen.lost(Cause.LOADER))
     quiet = np.quantile(loading, BURSTS.quiet_share, axis=1)
@@ -546,26 +549,26 @@ class Burst:
     hits: Flags
     """(iteration,)"""
     excess: Floats
-    """(iteration,): over the peers as a share of what is compared; 0 outside hits."""
+    """(iteration,): excess over the peers as a share of what is compared; 0 outside hits."""
     q_value: float
     others: Flags
-    """(row,): with whom it was compared."""
+    """(row,): the rows that the burst's row was compared with."""
     other_hits: int
+    """Hits of the other rows."""
     is_sure: bool = True
     """Whether chance is excluded."""
     is_shared: bool = False
-    """Whether most rows of its stage have such bursts."""
+    """Whether most rows of the row's stage have bursts, or its others have hits nearly as often."""
     is_mates: bool = False
-    """Whether a row of its TP group has some as well, is known to be slow, or recorded nothing in
-    most of its hits."""
+    """Whether a mate in the row's TP group has bursts as well, is known to be slow, or recorded
+    nothing in most of the hits."""
     is_one_speed: bool = False
-    """Whether its slow passes are slow by one and the same factor, as of a device that has two
-    speeds; noise has no such second level."""
+    """Whether all slow passes are slow by one and the same factor, as on a device with two speeds;
+    noise has no second level."""
     stands_out: bool = False
-    """Whether it is slower in its hits than all rows of its TP group."""
+    """Whether the row is slower in its hits than all other rows of its TP group."""
     is_noise: bool = False
-    """Whether rows of its stage, or of all, have some in more iterations than leave them its own.
-    """
+    """Whether other rows, of the stage or of all, have hits so often that this may be noise."""
 
 
 def half_width(values: Floats) -> tuple[float, float]:
@@ -580,34 +583,35 @@ def half_width(values: Floats) -> tuple[float, float]:
 
 
 def num_runs(hits: Flags) -> int:
-    """Return how many stretches of hits there are, one after the other in all dimensions."""
+    """Return how many stretches of consecutive hits there are, with all dimensions flattened."""
     hits = hits.reshape(-1)
     return int((hits & ~np.r_[False, hits[:-1]]).sum())
 
 
 def over_own_level(value: Floats, known: Flags) -> Floats:
-    """Return what (row, iteration) exceeds the others by, less what the row does in quiet times.
+    """Return what `value`, (row, iteration), exceeds the other rows by, less what the row exceeds
+    them by in quiet times.
 
-    Rows differ for good, by their place or their chip: that is no burst. Nor is a row's quiet level
-    how far it lies below the others while some of these have a burst.
+    Rows differ for good, by their place or their chip: that is no burst. A quiet level is never
+    below 0: a row may lie below the others only because some of them have a burst.
     """
     over = value - robust.median(value[~known], axis=0)
     seen = np.isfinite(over).any(axis=1)
     quiet = np.zeros(len(over))
-    quantile = np.nanquantile if np.isnan(over[seen]).any() else np.quantile  # that one is quick
+    quantile = np.nanquantile if np.isnan(over[seen]).any() else np.quantile  # quantile is quicker
     quiet[seen] = quantile(over[seen], BURSTS.quiet_share, axis=1)
     quiet = np.maximum(quiet, 0.0)
     return np.asarray(np.nan_to_num(over - quiet[:, None]))
 
 
 def lost_share(seen: Observations, causes: Sequence[Cause]) -> Floats:
-    """Time lost to these causes over the iteration's, (row, iteration)."""
+    """Return the time lost to `causes` as a share of the iteration, (row, iteration)."""
     lost = np.sum([np.maximum(np.nan_to_num(seen.lost(cause)), 0.0) for cause in causes], axis=0)
     return np.asarray(lost / float(np.median(seen.iteration_ns)))
 
 
 def chance(num_hits: int, num_iterations: int, other_hits: int, num_others: int) -> float:
-    """Return the probability of so many hits and more, at a rate that the others show.
+    """Return the probability of `num_hits` or more, at the rate of hits that the others show.
 
     Their rate is itself known only through `num_others` iterations: the law is beta-binomial, with
     Jeffreys' prior. Example: 5 hits in 20 iterations, where the others have 1 in 60, happen by
@@ -634,7 +638,7 @@ def course_of(burst: Burst, effect: float) -> Course:
 
 
 def interval_of(burst: Burst, share: float) -> tuple[float, float]:
-    """Return the interval of a slowdown by `share` on the mean: so many hits were counted."""
+    """Return the interval of a slowdown by `share` on the mean, from the number of its hits."""
     reach = SEARCH.interval_sigmas / float(np.sqrt(int(burst.hits.sum())))
     return 1.0 + share * max(0.0, 1.0 - reach), 1.0 + share * (1.0 + reach)
 
@@ -686,10 +690,10 @@ class _Passes:
         return np.asarray(np.mean([one.mean(axis=2) for one in kinds if one.shape[2]], axis=0))
 
     def counted(self, row: int, mates: Integers) -> Flags:
-        """Return the hits of all rows that tell of this row, (row, iteration, operation).
+        """Return the hits of all rows that count when `row` is judged, (row, iteration, operation).
 
-        Where it and one of its `mates` have a hit in the same pass, either may wait for the other:
-        neither counts, unless this row's is twice as large.
+        Where the row and one of its `mates` have a hit in the same pass, either may wait for the
+        other: neither hit counts, except that the row's does if it is twice as large.
         """
         hits = self.hits.copy()
         together = hits[mates] & hits[row]
@@ -699,7 +703,7 @@ class _Passes:
         return hits
 
     def rose(self, row: int) -> bool:
-        """Return whether the row's own times rose in its hits: else it is its peers' that fell."""
+        """Return whether the row's own times rose in its hits: otherwise its peers' times fell."""
         hits = self.hits[row]
         change = float(np.median(self.own[row][hits]))
         return change >= PAIRS.agrees_share * float(np.median(self.over[row][hits]))
@@ -712,21 +716,22 @@ class _Passes:
         return half_width(sizes)[0] <= BURSTS.one_speed_share * float(np.median(sizes))
 
     def is_of_others(self, row: int, others: Flags) -> bool:
-        """Return whether other rows have hits about as large: then such events come to anybody."""
+        """Return whether other rows have hits about as large: then any row may have them."""
         size = PAIRS.agrees_share * float(np.median(self.over[row][self.hits[row]]))
         return bool((self.hits[others] & (self.over[others] >= size)).any())
 
     def is_noise(self, row: int, others: Flags, peers: Flags) -> bool:
-        """Return whether others, or those others who are its peers, are slow in more iterations
-        than leave slow passes the row's own: single ones may come to two rows in as many, though
-        to one of them in fewer runs.
+        """Return whether the others, or those of them that are peers, have hits in nearly as many
+        iterations as the row: then the slow passes may be noise.
+
+        Two rows may have single hits in as many iterations, though one of them in fewer runs.
         """
         often = self.hits.any(axis=2).mean(axis=1)
         usual = [float(often[rows].mean()) for rows in (others, others & peers) if rows.any()]
         return max(usual, default=0.0) >= BURSTS.others_share * float(often[row])
 
     def stands_out(self, seen: Observations, row: int) -> bool:
-        """Return whether the row is slower in its hits than all of its TP group."""
+        """Return whether the row is slower in its hits than all other rows of its TP group."""
         by_phase = np.stack(
             [
                 robust.median(self.over[:, self.hits[row] & (self.phase == one)], axis=1)
@@ -739,7 +744,7 @@ class _Passes:
 
 
 def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> list[Burst]:
-    """Return rows of which single passes are slow, the heaviest first.
+    """Return the bursts of rows of which single passes are slow, the heaviest first.
 
     `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
     hits must be slower by `floor` on the mean.

@@ -1,19 +1,19 @@
 """Devices that are slow in few iterations of a profile: throttled for a while, or shared.
 
 Problem: a profile has two to eight iterations. A device that is throttled in one or two of them is
-slow in too few for a level, and they follow each other: for who counts pauses it is one event.
+slow in too few for a level, and as these follow each other, they count as one pause.
 
 Idea: an iteration of a profile holds hundreds of kernels, each of which takes as long as the same
 kernel of the same rank in other iterations, within a per cent. So a rank is compared with itself,
 kernel by kernel, and what everybody shows in the iteration is taken out:
 
     change of (rank, iteration, part) = log (its kernels' time / typical in its other iterations)
-                                      - the same of the other ranks, median
+                                      - median of that log over the other ranks
 
 A device is slow in an iteration where nearly all parts of both passes are, by one factor. Peers are
 not needed: neither ranks on the same data nor ranks of the same stage. The data do not explain it,
-for other shapes are other launches; nor does the optimizer let them, which has to be slower, too,
-and more so than any other rank's ever is, where one iteration alone is slow.
+for other shapes are other launches. Where one iteration alone is slow, the optimizer, which no data
+lengthen, has to be slower, too, and by more than any other rank's ever is.
 
 Example: in iteration 102 of four all kernels of rank 11 take 1.60 times as long as in 103 to 105,
 its optimizer 1.09 times; no other rank differs by 2 %.
@@ -74,7 +74,7 @@ class _Spell:
 
 
 def spells(history: Work, optimizer_ns: Floats, known: Flags, num_tests: int) -> list[_Spell]:
-    """Return the rows that are slow in up to half of the iterations; `known` ones are left out."""
+    """Return the rows that are slow in up to half of the iterations, `known` rows left out."""
     own = _over_quiet(history.log_ns)
     change = _over_others(own, known)
     level = robust.median(change, axis=2)
@@ -108,8 +108,8 @@ def spells(history: Work, optimizer_ns: Floats, known: Flags, num_tests: int) ->
 
 
 def _noise(level: Floats) -> float:
-    """Return by how much iterations (row, iteration) vary in which no row is slow, or far too quick
-    beside a slow one.
+    """Return by how much `level`, (row, iteration), varies in iterations in which no row is slow,
+    or looks far too quick next to a slow one.
     """
     quiet = (np.abs(np.nan_to_num(level)) < SPELLS.floor_log).all(axis=0)
     usual = robust.spread(level[:, quiet] if quiet.any() else level)
@@ -123,7 +123,7 @@ def _over_quiet(log_ns: Floats) -> Floats:
 
 
 def _over_others(value: Floats, known: Flags) -> Floats:
-    """Return values (row, iteration, part) less the median of the other rows that are not known."""
+    """Return values (row, iteration, part) less the median of other rows that are not `known`."""
     flat = value.reshape(len(value), -1)
     return (flat - robust.expected_from_others(flat, known)).reshape(value.shape)
 

@@ -16,8 +16,8 @@ Example: rank 3 waits 4 % of the iteration, ranks 2, 0 and 1 wait 28, 47 and 52 
 beyond three times the peers' spread.
 
 **The step became longer.** Some faults slow all ranks alike: the only TP group of a job, a busy
-host for which the others wait inside passes that nobody recorded in parts. Whoever is compared,
-nobody stands out; but iterations 1 to 5 took 104 ms, and the later ones take 260. The trace is then
+host for which the others wait inside passes that nobody recorded in parts. Then no rank stands out
+in any comparison; but iterations 1 to 5 took 104 ms, and the later ones take 260. The trace is then
 compared with its own earlier iterations. Log step times are split where they rise most, by the t of
 two samples, whose p-value is multiplied by the number of splits:
 

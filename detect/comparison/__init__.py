@@ -1,8 +1,8 @@
 """Say what changed between two traces: step, roles, ranks, links, shares of time, findings.
 
-`measures` takes a `Side` (one examined trace) twice and measures every quantity in both; `compare`
-judges which moved beyond noise and pairs the findings; `changes` holds the result, its JSON and its
-text for `megascan diff`; `kinship` tells whether both are of one job. Start reading at `compare`.
+`measures` takes two `Side`s (examined traces), measures every quantity in both and tells whether
+both are of one job; `compare` judges which quantities moved beyond noise and pairs the findings;
+`changes` holds the result, its JSON and its text for `megascan diff`. Start reading at `compare`.
 """
 
 from detect.comparison.changes import Comparison, Outcome, render_text

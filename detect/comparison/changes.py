@@ -26,7 +26,7 @@ class Quantity(StrEnum):
 
 
 class Direction(StrEnum):
-    """How it moved, beyond noise and beyond the least change."""
+    """How a quantity moved, beyond noise and beyond the least change."""
 
     SLOWER = "slower"
     FASTER = "faster"
@@ -46,9 +46,9 @@ class Outcome(StrEnum):
 class Change:
     """One quantity in both traces; `ratio` is after over before with its 95 % interval.
 
-    For a rank, `ratio` is how much slower it became than its peers did; for lost time it is one
-    plus what it takes more, as a share of the iteration. `before_ns` and `after_ns` are the
-    quantity's own times.
+    For a rank, `ratio` is how much slower it became than its peers did; for lost time it is 1 plus
+    the time lost more, as a share of the iteration. `before_ns` and `after_ns` are the quantity's
+    own times.
     """
 
     kind: Quantity
@@ -118,7 +118,7 @@ class FindingChanges:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All changes. `not_compared` says what could not be, and why.
+    """All changes. `not_compared` says what could not be compared, and why.
 
     `least_visible` maps a kind to the smallest change (ratio) that would have been seen with 95 %
     probability.
@@ -134,7 +134,7 @@ class Comparison:
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     strangers: tuple[str, ...] = ()
-    """What shows that the traces are of different jobs: nothing of one is then slower."""
+    """What shows that the traces are of different jobs; if set, nothing counts as slower."""
 
     def of_kind(self, kind: Quantity, direction: Direction | None = None) -> tuple[Change, ...]:
         """Return the changes of one kind, of one direction if that is given."""

@@ -63,7 +63,8 @@ def _alike(one: Finding, other: Finding, same_ranks: bool) -> bool:
 FALSE_DISCOVERY_RATE = 0.01
 POWER = 0.95
 DEGREES = 30
-"""Of the t distribution behind the smallest visible change; the exact number hardly matters."""
+"""Degrees of freedom of the t law for the smallest visible change; the exact number hardly matters.
+"""
 
 
 def compare(before: Side, after: Side, min_change: float = 1.03) -> Comparison:

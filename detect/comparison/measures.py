@@ -13,11 +13,11 @@ when each is steady: devices settle at slightly different clocks.
 
 Example: 20 iterations each, 1 % noise, standard error sqrt(1.57 · 2 · 0.01² / 20 + 0.003²) = 0.5 %.
 
-**Kinship** (`differences`). Traces of different jobs cannot be compared, and are told apart. A job
-may change between two traces: more replicas, layers, microbatches, another pipeline. What it keeps
-is what one rank does for one token: the devices it runs on and, where TP and CP are the same, the
-bytes of an activation, which show in the messages between stages and the collectives of tensor
-parallelism. Where there are neither, the gradients of a rank show the size of its model.
+**Kinship** (`differences`). Traces of different jobs cannot be compared, and are recognised. A job
+may change between two traces: more replicas, layers, microbatches, another pipeline. What stays is
+what one rank does for one token: its device and, where TP and CP are the same, the bytes of an
+activation, which show in the messages between stages and the collectives of tensor parallelism.
+Where there are neither, the gradients of a rank show the size of its model.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ MEDIAN_LOSS = 1.2533
 BETWEEN_RUNS = 0.003
 NOISE_FLOOR = 0.001
 LEAST_ITERATIONS = 3
-"""Of each trace; fewer say nothing about their own noise."""
+"""Least iterations of each trace; fewer say nothing about their own noise."""
 MAX_DEGREES = 60
 MAX_CORRELATION = 0.6
 ENOUGH_FOR_OWN_NOISE = 8
 MOST_GRADIENT_CHANGE = 2.1
-"""Gradients in float32 instead of bfloat16 are twice as large and the same model's."""
+"""Largest ratio of gradient bytes within one job: float32 instead of bfloat16 doubles them."""
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
@@ -72,8 +72,8 @@ _REDUCTIONS = ("all_reduce", "reduce_scatter")
 class Traffic:
     """What the ranks of a job send: sizes by (axis, operation), and what a rank reduces.
 
-    `gradient_bytes` is over its replicas, in an iteration, the median of ranks and iterations; 0
-    where it is not known.
+    `gradient_bytes` is what a rank reduces over its replicas in an iteration, the median of ranks
+    and iterations; 0 where it is not known.
     """
 
     sizes: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
@@ -140,7 +140,7 @@ def _gradients(then: float, now: float) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """Of each row: effect, its standard error, and the degrees of freedom of the t law."""
+    """Effect and standard error of each row, (row,), and the degrees of freedom of the t law."""
 
     effect: Floats
     error: Floats
@@ -148,13 +148,13 @@ class Shift:
 
     @property
     def p_value(self) -> Floats:
-        """Probability of as large a shift, up or down, if nothing changed; NaN is 1."""
+        """Return the probability of as large a shift, up or down, if nothing changed; NaN is 1."""
         score = np.abs(self.effect) / self.error
         return np.nan_to_num(np.asarray(2.0 * special.stdtr(self.degrees, -score)), nan=1.0)
 
     @property
     def reach(self) -> Floats:
-        """Half the 95 % interval."""
+        """Return half the 95 % interval."""
         return np.asarray(special.stdtrit(self.degrees, 0.975) * self.error)
 
 
@@ -188,7 +188,7 @@ def _variance(values: Floats) -> Floats:
 
 
 def _small_sample(number: int) -> float:
-    """Return the factor that a median absolute deviation of so few values falls short by.
+    """Return the factor by which a median absolute deviation of `number` values falls short.
 
     Croux and Rousseeuw 1992, Time-efficient algorithms for two highly robust estimators of scale.
     """
@@ -239,7 +239,7 @@ class Role:
 
     @property
     def words(self) -> str:
-        """ "attention of stage PP1, chunk 0"."""
+        """Return "attention of stage PP1, chunk 0"."""
         text = self.name
         if self.stage >= 0:
             text += f" of stage PP{self.stage}"
@@ -259,7 +259,7 @@ class RoleTimes:
 
     @property
     def share_ns(self) -> float:
-        """What the role takes of an iteration, on its median rank."""
+        """Return the time that the role takes in an iteration on its median rank."""
         return float(robust.median(self.time_ns)) * self.count
 
 
@@ -357,7 +357,7 @@ COUNTS_ALIKE = 1e-6
 
 @dataclass(frozen=True)
 class Comparable:
-    """Roles that both did alike, and whether iterations and ranks may be set side by side."""
+    """Roles that both traces did alike, and whether iterations and ranks may be compared."""
 
     roles: tuple[tuple[Role, RoleTimes, RoleTimes], ...]
     iterations: bool
@@ -471,7 +471,7 @@ class Side:
 
     @property
     def members(self) -> Members:
-        """The recorded ranks."""
+        """Return the recorded ranks."""
         return self.examined.seen.members
 
 
@@ -500,7 +500,7 @@ LEAST_SHARE = 0.002
 """Operations that take less of an iteration are not worth a line."""
 ENOUGH_RANKS = 4
 LINK_NOISE = 0.02
-"""Two runs of a healthy job differ in their transfers by as much."""
+"""Log by which transfers of two runs of a healthy job differ."""
 MIN_LINK_CHANGE = 1.25
 """Transfers vary more than compute; see the detector's `min_link_slowdown`."""
 
@@ -519,7 +519,7 @@ class Measure:
     after_ns: float
     ranks: tuple[int, ...] = ()
     least: float = 0.0
-    """Smallest effect that counts, where it is more than what was asked for."""
+    """Smallest effect that counts, if it is larger than the one that the user asked for."""
     notes: tuple[str, ...] = ()
 
 
@@ -604,7 +604,7 @@ def rank_measures(before: Side, after: Side) -> Iterator[Measure]:
 
 
 def _has_few_peers(members: Members, rows: Integers) -> Flags:
-    """Flag rows of stages so small that one rank moves what the others are compared with."""
+    """Flag rows of stages so small that one rank shifts the median of its peers."""
     size = np.bincount(members.stage)
     return np.asarray(size[members.stage[rows]] < ENOUGH_RANKS)
 
@@ -625,7 +625,7 @@ def _name(side: Side, row: int) -> str:
 
 
 def _shared_rows(before: Side, after: Side) -> tuple[Integers, Integers]:
-    """Return the rows of the same workers in both, (before, after)."""
+    """Return the rows of the same workers in both traces, (before, after)."""
     old = {ranks: row for row, ranks in enumerate(before.members.workers)}
     pairs = [(old[ranks], row) for row, ranks in enumerate(after.members.workers) if ranks in old]
     table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
@@ -635,7 +635,7 @@ def _shared_rows(before: Side, after: Side) -> tuple[Integers, Integers]:
 def _against_fleet(
     old: Observations, old_rows: Integers, new: Observations, new_rows: Integers
 ) -> tuple[Floats, Floats]:
-    """Return each rank's log compute, the second trace's minus what all ranks changed by."""
+    """Return each rank's log compute in both traces, the second less what all ranks changed by."""
     before, after = _log(old.busy_ns[old_rows]), _log(new.busy_ns[new_rows])
     change = robust.median(after, axis=1) - robust.median(before, axis=1)
     return before, after - float(np.nan_to_num(robust.median(change)))
@@ -675,7 +675,7 @@ def _fleet_loss(name: str, fleet: list[Floats], steps: list[float]) -> list[Meas
 
 
 def _mean_shift(before: Floats, after: Floats) -> Shift:
-    """Return the shift of means: such times come in bursts, which a median does not see."""
+    """Return the shift of means: lost times come in bursts, which a median does not see."""
     usual = shift(before, after, between=0.0)
     effect = robust.mean(after, axis=1) - robust.mean(before, axis=1)
     variance = _variance_of_mean(before) + _variance_of_mean(after)

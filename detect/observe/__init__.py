@@ -5,10 +5,10 @@ Fed by `megascan.timeline` (aligned, matched spans); feeds `detect.causes` and
 
     observations.py  the result: records whose fields declare their axes; warm-up left out;
                      hosts, clock, power
-    extract.py       timeline to observations       facts.py      what of them one rank's spans tell
-    spans.py         what lies in which span, gaps      work.py       passes, layers
-    kernels.py       the same from a profile's kernels  transfers.py  communication by edge, group
-    stalls.py        devices that stand still           launches.py   hosts' steps between launches
+    extract.py       timeline to observations        facts.py      what the spans of one rank tell
+    spans.py         what lies in which span, gaps   work.py       passes, layers
+    kernels.py       work from a profile's kernels   transfers.py  communication by edge, group
+    stalls.py        devices that stand still        launches.py   hosts' steps between launches
 
 Start reading at observations.py, then extract.py.
 """

@@ -161,12 +161,12 @@ class _Passes:
     busy_ns: Floats
     """Own times less loading and stalls."""
     work_ns: Floats
-    """What is compared: waiting for others is out, too; NaN where the collector paused it long."""
+    """Times to compare: `busy_ns` less waiting for others; NaN where a pass was paused for long."""
     stalled_ns: Floats
     entangled_phases: tuple[int, ...]
     hide_waiting: bool
     collecting_ns: Floats
-    """(rank, iteration)"""
+    """(rank, iteration): time lost to garbage collection."""
 
     @classmethod
     def of(cls, facts: Facts, frame: Frame, members: Members) -> _Passes:
@@ -183,9 +183,9 @@ class _Passes:
             if frame.is_sampled:
                 collecting = within_stalls(collecting, stall(own.unwaited_ns, 0.0))
             stalled_ns = stall(own.unwaited_ns - collecting.inside_ns)
-            # of these only the layers are busy time, which holds no standing still
+            # of sharded passes only the layers count as busy: they hold no standing still
             inside_ns = np.where(is_sharded, 0.0, stalled_ns)
-            # no host is late with what waits for the communication beside it
+            # waiting for communication beside the pass is not a late host's doing
             stalled_ns = np.maximum(stalled_ns - passes.beside_ns, 0.0)
             late_ns = passes.contents.late_ns
             late_ns = np.where(np.isfinite(late_ns), late_ns, 0.0)
@@ -205,7 +205,9 @@ class _Passes:
 
 
 def _of_layers(seen: Observations, index: SpanIndex, timeline: Timeline) -> Observations:
-    """Return what can be said where no passes are marked: layers are work, or what lies between."""
+    """Return what can be said where no passes are marked: the work is layers, or else what lies
+    between communications.
+    """
     work, note = _unmarked(index, seen.work, timeline)
     lost = dict(seen.lost_ns)
     if Cause.GC in lost:
@@ -243,7 +245,7 @@ def _recorded(
     lost: dict[Cause, Floats], timeline: Timeline, transfers: Transfers | None, absent: Flags
 ) -> dict[Cause, Floats]:
     """Return the lost times that this trace can tell about, late exits among them; NaN where a rank
-    recorded nothing of an iteration (`absent`): it lost what nobody knows.
+    recorded nothing of an iteration (`absent`), so that nobody knows what it lost.
     """
     kept = {cause: time_ns for cause, time_ns in lost.items() if np.isfinite(time_ns).any()}
     if not _is_full(timeline):
@@ -257,9 +259,9 @@ def _stolen(facts: Facts, frame: Frame, passes: _Passes) -> Floats:
     """Return wall less CPU time of compute, (rank, iteration); 0 without measured CPU times.
 
     Passes that overlap model-parallel collectives wait inside their spans, which is not the host's
-    doing: they are supposed to lose as much as the others. A pass that reduces its gradients over
-    the replicas beside computing (DDP) waits for the last of them: what is under way beside it
-    explains as much time off the CPU as it covers.
+    doing: they are assumed to lose as large a share as the other passes. A pass that reduces its
+    gradients over the replicas beside computing (DDP) waits for the last replica: communication
+    under way beside the pass explains as much time off the CPU as it covers.
     """
     shape = len(frame.ranks), len(frame.iterations)
     if not frame.uses_cpu_time:
@@ -325,7 +327,7 @@ def _has_even_data(timeline: Timeline) -> bool:
 
 
 def _has_equal_layers(timeline: Timeline) -> bool:
-    """Return whether the layers of all ranks are of one kind, and have one at all."""
+    """Return whether all ranks recorded the kinds of their layers, and all are of one kind."""
     kinds = [{kind for one in timeline.windows.get(rank, ()) for kind in one.kinds}
              for rank in timeline.headers]  # fmt: skip
     found = set[str]().union(*kinds)

@@ -4,11 +4,11 @@
     shard 1   spans ── facts_of ──► Facts ┼── joined ──► Facts of all ranks ── observations
     …                                     ┘              (detect.observe.extract)
 
-What is asked of single spans, most of all what lies in what, needs one rank's spans only. Whoever
-has the spans answers it and hands over an array of a few numbers a pass, a layer, a module that
-waits inside: a sixth to a quarter of the bytes of the spans (examples/, and a job of 64 ranks in
-benchmarks/results/detection_scale.md). What is typical of all ranks is found afterwards.
-Facts of all ranks are the same to the bit however the ranks were divided.
+Questions about single spans, most of all which span lies in which, need one rank's spans only. The
+process that has the spans answers them and hands over arrays with a few numbers for each pass,
+layer and module that waits inside: a sixth to a quarter of the bytes of the spans (examples/, and a
+job of 64 ranks in benchmarks/results/detection_scale.md). What is typical of all ranks is found
+afterwards. Facts of all ranks are the same to the bit however the ranks were divided.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Passes:
     time_ns: Floats
     """Own times less loading."""
     wall_ns: Floats
-    """The same by the wall."""
+    """Own times less loading by the wall, where CPU time is used; 0 elsewhere."""
     beside_ns: Floats
-    """For how long communication was under way beside it that it may have waited for."""
+    """For how long communication that the pass may have waited for was under way beside it."""
     gathers: Gathers | None
     entangled: Entangled
     contents: Contents | None
@@ -112,16 +112,15 @@ class Facts:
     is_split: bool
     """Some communication could be split into waiting and transfer."""
     longest_ns: Floats
-    """(iteration,): by spans of iterations; 0 where there are none."""
+    """(iteration,): the longest span of the iteration itself; 0 where there are none."""
     begin_ns: Floats
-    """(iteration,): of all spans."""
+    """(iteration,): first start of all spans."""
     end_ns: Floats
+    """(iteration,): last end of all spans."""
 
 
 def facts_in(frame: Frame, *tables: pa.Table) -> Facts:
-    """Return what the spans of the ranks of a frame say; one after the other in time where they
-    stand in several tables.
-    """
+    """Return what the spans of a frame's ranks say; several tables follow each other in time."""
     spans = tables[0]
     if len(tables) > 1:
         spans = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
@@ -153,7 +152,7 @@ def facts_of(index: SpanIndex) -> Facts:
             waiting_ns=waiting_time(index),
             split_wait_ns=split_waits(index),
         ),
-        # not of passes: they begin with their launch, fed or not
+        # by modules, not passes: a pass begins with its launch whether the device is fed or not
         starved=None if index.is_cpu else starved(index, launched_in_turn(index)),
         launches=launches_of(index),
         is_split=bool(is_split(index).any()),
@@ -198,14 +197,16 @@ def _contents(index: SpanIndex, passes: Flags, samples: Samples) -> Contents:
 
 
 def _communicating_beside(index: SpanIndex, rows: Flags) -> Floats:
-    """Return for how long of each of the spans communication beside it was under way, ns.
+    """Return for how long communication was under way beside each of the spans, ns.
 
-    A device goes on as soon as what it waited for is over, so what a span waited for ends in it:
+    A device goes on as soon as what it waited for is over, so communication that a span waited for
+    ends in the span:
 
         forward      |── embedding ──|      waits     |── layer 1 ──|── layer 2 ──|
         parameters        |──────────── gather ──────|
 
-    The core of a process may be busy with any that is under way, whenever it ends.
+    On CPUs all communication under way counts, whenever it ends: it may keep the process's core
+    busy.
     """
     start, end = axis_of(index)
     kinds = COMMUNICATION_KINDS if index.is_cpu else (Kind.COLLECTIVE,)  # passes await no messages
@@ -274,7 +275,7 @@ def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
 
 
 def _placed(part: Facts, row_of: Integers) -> Facts:
-    """Return a part's facts with rows of all ranks in the place of its own."""
+    """Return a part's facts with its row numbers replaced by those among all ranks, `row_of`."""
 
     def moved(record: Any) -> Any:
         changes = {}
@@ -291,9 +292,9 @@ def _placed(part: Facts, row_of: Integers) -> Facts:
 
 
 class _Order:
-    """Rows of parts, each ordered by rank, brought into the order of all ranks.
+    """Entries of parts, each ordered by rank, brought into the order of all ranks.
 
-    `row` is (row of the joined table,); `place` says where each row of a part has come to.
+    `row` is the rank's row of each joined entry; `_place` says where each entry of a part went.
     """
 
     def __init__(self, rows: Sequence[Integers]) -> None:
@@ -311,12 +312,12 @@ class _Order:
         self._place = [number[low:high] for low, high in pairwise(bounds)]
 
     def joined(self, arrays: Sequence[Any]) -> Any:
-        """Return one array of those of the parts."""
+        """Return the arrays of the parts as one, in the order of all ranks."""
         whole = np.concatenate(arrays)
         return whole if self._order is None else whole[self._order]
 
     def record(self, parts: Sequence[Record], **known: object) -> Record:
-        """Return one record of arrays of those of the parts; `known` fields are given."""
+        """Return one record with the parts' arrays joined; `known` fields are given."""
         first: Any = parts[0]
         joined = {
             field.name: self.joined([getattr(part, field.name) for part in parts])
@@ -327,7 +328,7 @@ class _Order:
         return record
 
     def moved(self, part: int, numbers: Integers) -> Integers:
-        """Return where numbered rows of a part have come to; -1 stays."""
+        """Return the joined numbers of numbered entries of a part; -1 stays."""
         if not len(self._place[part]):
             return numbers
         return np.where(numbers >= 0, self._place[part][np.maximum(numbers, 0)], -1)
@@ -404,7 +405,7 @@ def _joined_entangled(parts: Sequence[Entangled], outer: _Order) -> Entangled:
 
 
 def _joined_collections(parts: Sequence[Collections], order: _Order, passes: _Order) -> Collections:
-    """Join collections; the passes beside one are counted from the first of its rank."""
+    """Join collections; `first` and `last`, counted by rank, become numbers of joined passes."""
     return order.record(
         parts,
         first=order.joined([part.first for part in parts]) + np.searchsorted(passes.row, order.row),
@@ -414,14 +415,14 @@ def _joined_collections(parts: Sequence[Collections], order: _Order, passes: _Or
 
 
 class _Cells:
-    """Matrices (rank, iteration) of parts, each with the ranks of its own."""
+    """Matrices (rank, iteration) of parts, each with the ranks of its part only."""
 
     def __init__(self, rows: Sequence[Integers], num_ranks: int) -> None:
         self._rows = rows
         self._num_ranks = num_ranks
 
     def joined(self, matrices: Sequence[Any], missing: float) -> Any:
-        """Return the matrix of all ranks, of which no part has `missing`."""
+        """Return the matrix of all ranks; rows of ranks that no part has are `missing`."""
         first = matrices[0]
         whole = np.full((self._num_ranks, first.shape[1]), missing, dtype=first.dtype)
         for rows, matrix in zip(self._rows, matrices, strict=True):

@@ -90,13 +90,15 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
 
 
 def is_profile(index: SpanIndex) -> bool:
-    """Tell whether kernels are all there is: neither passes nor layers were marked."""
+    """Return whether kernels are all there is: neither passes nor layers were marked."""
     marked = index.named(WORK_NAMES) | index.named(LAYER_NAMES)
     return not marked.any() and bool(_kernels(index, Kind.COMPUTE).any())
 
 
 def _kernels(index: SpanIndex, kind: Kind) -> Flags:
-    """Mark the kernels (operators of a CPU run) of a kind; copies depend on other things."""
+    """Flag the kernels (operators of a CPU run) of a kind; leave out copies, whose time depends on
+    other things.
+    """
     name, names = codes(index.table, "name")
     copies = np.array([is_copy(text) for text in names] or [False], dtype=bool)[name]
     return np.asarray(equals(index.table, "kind", kind) & index.counts & ~copies)
@@ -139,9 +141,10 @@ def _numbered(*columns: Integers) -> Integers:
 def _boundness(
     index: SpanIndex, kernels: _Kernels, compute: Flags, optimizer: Flags
 ) -> Boundness | None:
-    """Return the same work by what its kernels are bound by; None where neither kind is there.
+    """Return the work of kernels that are bound by memory, and of those that multiply matrices;
+    None unless both are there.
 
-    `compute` and `optimizer` mark the spans that are kernels of either kind.
+    `compute` and `optimizer` flag the spans that are kernels of passes and of the optimizer.
     """
     name, names = codes(index.table, "name")
     by_memory, by_matrix = (
@@ -205,7 +208,7 @@ def _sequences(kernels: _Kernels, stage: Integers) -> Integers:
 
 
 def _alike(count: Integers, time_ns: Floats) -> Iterator[tuple[int, Flags]]:
-    """Yield sets of two ranks and more that launch the same: the first of them, and who, (rank,).
+    """Yield sets of two or more ranks that launch the same kernels: first rank, flags (rank,).
 
     `count` and `time_ns` are of each rank and kind of kernel. Ranks are alike if they launch the
     kinds that most of their time is spent in equally often.
@@ -292,8 +295,8 @@ def _samples(index: SpanIndex, kernels: _Kernels) -> Floats:
 
 
 def _typical_ns(kind: Integers, time_ns: Floats) -> Floats:
-    """Return for each kernel the lower median of the durations of its kind: of two ranks that run
-    the sequence, the faster one's.
+    """Return for each kernel the lower median of the durations of its kind: if two ranks run the
+    sequence, the faster rank's duration.
     """
     order = np.lexsort((time_ns, kind))
     first = group_starts(kind[order])

@@ -1,11 +1,11 @@
-"""Launches: how long a host needs from one to the next, and when it stops in between.
+"""Launches: how long a host needs from one launch to the next, and when it stops in between.
 
 Fed by spans that tell when they were launched; feeds the searches for hosts, whose pace needs no
 peer that computes the same.
 
     launched_in_turn             which spans tell how far a host is ahead of its device
     launches_of, Launches        steps between launches, and stops
-    launch_pace                  the same over what is usual in the job
+    launch_pace                  steps over what is usual in the job
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from megascan.timeline import codes, equals, numbers
 
 
 def launched_in_turn(index: SpanIndex) -> Flags:
-    """Return which spans tell how far ahead of its device a host launches: modules, which do not
-    begin before those launched earlier have ended.
+    """Return which spans tell how far ahead of its device a host launches: modules, none of which
+    begins before the modules launched earlier have ended.
 
-    Where none were recorded (a compiled model), communication that the passes stand still for.
+    Where no modules were recorded (a compiled model), it is communication that passes stand still
+    for.
     """
     modules = layer_modules(index)
     if modules.any():
@@ -53,14 +54,14 @@ class Launches:
     """How long the quicker steps of each rank took from one launch to the next."""
 
     kinds: tuple[str, ...]
-    """From which module to which, in which pass; texts, for codes of names differ by shard."""
+    """From which module to which, in which pass; as texts, since codes of names differ by shard."""
     log_ns: Floats
-    """(row, iteration, kind); NaN where a rank has no such step."""
+    """(row, iteration, kind); NaN where a rank has no step of the kind."""
     log_held_ns: Floats
-    """The same of hosts that may be held back as well, whose queue may be full."""
+    """(row, iteration, kind): of all launches, also of hosts that a full queue may hold back."""
     stopped_ns: Floats
-    """(row, iteration): for how long hosts stood still between two launches, of which the device
-    waited for the second; see `_stops`."""
+    """(row, iteration): for how long a host stood still between two launches while the device
+    waited for the second one; see `_stops`."""
 
 
 def launches_of(index: SpanIndex) -> Launches | None:
@@ -68,7 +69,7 @@ def launches_of(index: SpanIndex) -> Launches | None:
     None where launches or passes were not recorded.
 
     Problem: a host that holds a whole pipeline stage or replica has no peer. What its devices lose
-    may be the stage's own doing as well: more work, longer documents, its place in the pipeline.
+    may be due to the stage as well: more work, longer documents, the place in the pipeline.
 
     Idea: what a host needs to launch a module (Python, a fixed number of kernels) depends neither
     on how long the kernels run nor on whose turn it is. So the same step takes every host of the
@@ -77,13 +78,13 @@ def launches_of(index: SpanIndex) -> Launches | None:
         launches   |attention |mlp     |attention |mlp        host of stage 0
         launches   |attention        |mlp           |atten…   host of stage 1: 1.8 times slower
 
-    A host that is far ahead of its device is held back by it once the queue is full. So only
-    launches count that are less ahead than a full queue lasts, and of each kind the quicker ones (a
-    quarter of them is quicker than the value taken). What all launches say (`log_held_ns`) accuses
-    nobody: it may acquit a host that is hardly slower than those ahead of it.
+    A host that is far ahead of its device is held back by the device once the queue is full. So
+    only launches count that are less ahead than a full queue lasts, and of each kind of step the
+    lower quartile is taken. Steps of all launches (`log_held_ns`) accuse nobody, but may acquit a
+    host that is hardly slower than hosts ahead of their devices.
 
-    Limit: kernels that a module launches in one stage only lengthen its step there; the median over
-    the kinds of steps is taken, and only kinds that more than half of the ranks have
+    Limit: kernels that a module launches in one stage only lengthen its step there. So the median
+    over the kinds of steps is taken, of kinds that more than half of the ranks have
     (`launch_pace`).
     """
     passes, is_module = index.named(WORK_NAMES), launched_in_turn(index)
@@ -124,8 +125,10 @@ def launches_of(index: SpanIndex) -> Launches | None:
 def _stops(
     index: SpanIndex, cell: Integers, kind: Integers, step_ns: Floats, is_awaited: Flags
 ) -> Floats:
-    """Return by how much steps last longer than is typical of the rank and their `kind`, summed
-    over those that last three times as long and for whose end the device waited, (row, iteration).
+    """Return for how long hosts stopped, (row, iteration) ns.
+
+    A stop is a step that lasts three times as long as is typical of its rank and `kind`, and for
+    whose end the device waited; it counts with what exceeds the typical time.
 
     A host that shares its core is as quick as ever while it runs and stands still while somebody
     else does: its quicker steps, by which a pace is told, do not show it. Example: one of 14 steps
@@ -139,7 +142,10 @@ def _stops(
 
 
 def put_quick_steps(log_ns: Floats, place: Integers, time_ns: Floats) -> None:
-    """Put the log of the quicker of the steps of one place there."""
+    """Write the log of the lower quartile (`PACE.quick_share`) of each place's steps to `log_ns`.
+
+    `place` is that of each step, an index into `log_ns`; `time_ns` are the steps.
+    """
     order = order_within(place, time_ns)
     first = group_starts(place[order])
     quick = first + (group_lengths(first, len(order)) * PACE.quick_share).astype(np.int64)
@@ -147,11 +153,10 @@ def put_quick_steps(log_ns: Floats, place: Integers, time_ns: Floats) -> None:
 
 
 def launch_pace(log_ns: Floats) -> Floats | None:
-    """Return log times between launches over those of all ranks, (row, iteration), of those by
-    kind of step (row, iteration, kind).
+    """Return the log time between launches over that of all ranks, (row, iteration).
 
-    0.7 is a host that takes twice as long as is usual in the job. None where ranks have no step in
-    common.
+    `log_ns` is by kind of step, (row, iteration, kind). 0.7 is a host that takes twice as long as
+    is usual in the job. None where ranks have no step in common.
     """
     usual = 2 * np.isfinite(log_ns).any(axis=1).sum(axis=0) > len(log_ns)
     if not usual.any():

@@ -68,7 +68,9 @@ USUAL_REASONS = IDLE | POWER_CAP
 
 
 def hosts_of(headers: Mapping[int, RankHeader]) -> dict[int, str]:
-    """Return the name of each rank's host; by the devices where none is named, "" if unknown."""
+    """Return the name of each rank's host: where the trace names none, a number told by the device
+    numbers, or "" if they do not tell.
+    """
     named = {rank: header.host for rank, header in headers.items()}
     if any(named.values()):
         return named
@@ -82,7 +84,7 @@ def hosts_of(headers: Mapping[int, RankHeader]) -> dict[int, str]:
 
 
 def are_guessed(headers: Mapping[int, RankHeader]) -> bool:
-    """Return whether hosts are told by the numbers of devices."""
+    """Return whether the trace names no hosts, so that device numbers tell them."""
     return not any(header.host for header in headers.values()) and any(hosts_of(headers).values())
 
 
@@ -119,12 +121,12 @@ def peculiar_reasons(own: int, peers: Sequence[int]) -> list[str]:
 
 
 def is_at_rest(mask: int) -> bool:
-    """Return whether a mask of reasons holds that there is no work."""
+    """Return whether a mask of reasons says that the device has no work."""
     return bool(mask & IDLE)
 
 
 def is_capped(mask: int) -> bool:
-    """Return whether a mask of reasons holds that the power limit is reached."""
+    """Return whether a mask of reasons says that the device is at its power limit."""
     return bool(mask & POWER_CAP)
 
 
@@ -183,17 +185,17 @@ class Members:
 
     @property
     def stage(self) -> Integers:
-        """Pipeline stage of each row."""
+        """Return the pipeline stage of each row."""
         return self.place["pp"]
 
     @property
     def replica(self) -> Integers:
-        """Data-parallel rank of each row: rows of one replica work on the same data."""
+        """Return the data-parallel rank of each row: rows of one replica work on the same data."""
         return self.place["dp"]
 
     @property
     def tensor_group(self) -> Integers:
-        """Number of each row's stage and replica: its TP (CP, EP) group."""
+        """Return a number for each row's stage and replica: the row's TP (CP, EP) group."""
         return np.unique(combine(self.replica, self.stage), return_inverse=True)[1]
 
     def other_stages(self, row: int) -> Flags:
@@ -220,12 +222,13 @@ class Members:
 
     @property
     def recorded(self) -> tuple[int, ...]:
-        """Global ranks that any row stands for, ascending."""
+        """Return the global ranks that any row stands for, ascending."""
         return tuple(sorted(rank for ranks in self.workers for rank in ranks))
 
     def device_of(self, rank: int) -> tuple[str, int]:
-        """Return host and device number of a rank, -1 where it is not known; one that a row stands
-        for beside others has the number that follows the one before, as launchers give them.
+        """Return host and device number of a rank; -1 where the device is not known.
+
+        Ranks that one row stands for have consecutive device numbers, as launchers give them.
         """
         return self._devices.get(rank, ("", -1))
 
@@ -253,7 +256,7 @@ class Members:
         return len(set(devices)) == len(devices) == self.layout.world_size
 
     def coordinates(self, row: int) -> dict[str, int]:
-        """Place of one row on the axes that the job uses."""
+        """Return the place of one row on the axes that the job uses."""
         used = [axis for axis in ("dp", "pp", "cp", "ep", "tp") if getattr(self.layout, axis) > 1]
         return {axis: int(self.place[axis][row]) for axis in used}
 
@@ -280,8 +283,8 @@ class Work:
     derived: dict[str, tuple[object, ...]] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )
-    """What was computed from it last, by name, with what it was computed for: a search asks for the
-    same several times in a row."""
+    """Cache by name: what was last computed from this work, and for which arguments. A search asks
+    for the same several times in a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +296,7 @@ class Boundness:
     matrix: Work
     """Matrix products, convolutions, attention."""
     memory_ns: Floats = field(metadata=along("row", "iteration"))
-    """Time in the former and in the optimizer, whose kernels are as well."""
+    """Time in kernels that move more than they compute, those of the optimizer included."""
 
 
 @dataclass(frozen=True)
@@ -329,9 +332,9 @@ class Transfers:
     quick_ns: Floats = field(metadata=along("row", "iteration"))
     """Transfers of the quickest members of the rank's operations, summed over the iteration."""
     late_in: tuple[LateIn, ...] = ()
-    """Where that lateness arose."""
+    """The edges and groups in which `late_ns` arose."""
     shortest_ns: Floats | None = field(default=None, metadata=along("unit"))
-    """How long the spans of the members that are in it for the shortest time last, by one clock."""
+    """Span of the member that is in an operation for the shortest time, by that member's clock."""
 
 
 class Costs(Protocol):
@@ -340,7 +343,7 @@ class Costs(Protocol):
     def ratio(
         self, ranks: tuple[int, ...], causes: Collection[Cause], within: tuple[int, int]
     ) -> float | None:
-        """Return iteration time now over that without the finding; None where it cannot tell.
+        """Return iteration time divided by iteration time without the finding; None if unknown.
 
         `within` are the first and last iteration in which the ranks are slow, of these `causes`.
         """
@@ -348,7 +351,9 @@ class Costs(Protocol):
     def ratio_of_border(
         self, ranks: tuple[int, ...], slowdown: float, within: tuple[int, int]
     ) -> float | None:
-        """Return the same of a host's network, which is so many times slower."""
+        """Return iteration time divided by iteration time with a sound network of the ranks' host,
+        which is `slowdown` times slower; None if unknown.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,16 +378,16 @@ class Observations:
     layers: Work | None = None
     """Transformer layers only: the same shape on every stage."""
     history: Work | None = None
-    """Profiles: each rank's kernels over what they typically take itself, in all iterations alike;
-    NaN for ranks whose kernels change from one to the next. None elsewhere."""
+    """Profiles: time of each rank's kernels over what they typically take on that rank, of kernels
+    that all iterations launch alike; NaN for ranks with too few of them. None elsewhere."""
     boundness: Boundness | None = None
     """Profiles of GPUs; None elsewhere."""
     busy_ns: Floats = field(metadata=along("row", "iteration"))
     """Self time of all compute, the optimizer included."""
     optimizer_ns: Floats = field(metadata=along("row", "iteration"))
     attention_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """Attention in forward passes, which no routing of tokens to experts lengthens; NaN where none
-    was traced, None where that of some layers only was."""
+    """Attention in forward passes, which no routing of tokens to experts lengthens; NaN where no
+    attention was traced, None where only that of some layers was."""
     workers: EachRank | None = None
     """All ranks, where rows stand for several of them."""
     lost_ns: Mapping[Cause, Floats] = field(
@@ -398,12 +403,12 @@ class Observations:
     stalled_ns: Floats = field(metadata=along("row", "iteration"))
     """Part of HOST, GPU runs: the device stood still inside passes, its queue empty."""
     stolen_ns: Floats = field(metadata=along("row", "iteration"))
-    """Part of HOST, CPU runs: wall minus CPU time of compute; 0 elsewhere."""
+    """Part of HOST, CPU runs: wall less CPU time of compute; 0 elsewhere."""
     waiting_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Time in which the rank did nothing but wait for others in communication that could be split
     into waiting and transfer; None where none could."""
     split_wait_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """The same in all of that communication, what computing beside it hides included."""
+    """Waiting in all communication that could be split, also where computing beside it hides it."""
     unmatched_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Profiles: time in which the rank did nothing but communicate, nobody knows with whom: waiting
     for somebody, or transfer over any link. None elsewhere."""
@@ -411,20 +416,20 @@ class Observations:
     """GPU runs: share of operations that began as soon as they were launched, so the device waited
     for the host. None where launches were not recorded."""
     loading_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """What the spans of loading last, whatever of it the device had to wait for."""
+    """How long the spans of loading last, whether or not the device had to wait for it."""
     launch_pace: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """GPU runs: log of the time that a host takes from launch to launch over what all take for the
     same step. None where launches were not recorded."""
     held_pace: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """The same however far a host is ahead of its device, which may hold it back."""
+    """`launch_pace` from all launches, also of hosts so far ahead that the device holds them."""
     stopped_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """For how long its host stood still between launches for which its device waited. None where
-    modules' launches were not recorded."""
+    """For how long the rank's host stood still between launches while the device waited for the
+    next one. None where modules' launches were not recorded."""
     entangled_phases: tuple[int, ...] = ()
-    """Phases whose compute spans contain waiting for the TP group; measured up to its launch."""
+    """Phases whose compute spans contain waiting for the TP group, so their times are estimates."""
     hides_waiting: bool = False
-    """Whether passes hold waiting for all others (parameters gathered beside them), and no layers
-    tell how long: then all last as long as the slowest."""
+    """Whether passes hold waiting for all other ranks (parameters gathered beside them), and no
+    layers tell how long: then all passes last as long as the slowest."""
     mixes_communication: bool = False
     """CPU runs at base granularity with TP: CPU time of compute holds that of communication."""
     splits_tensor_groups: bool = True
@@ -436,10 +441,10 @@ class Observations:
     collection is not recorded."""
     transfers: Transfers | None = None
     has_even_data: bool = False
-    """Whether the passes of a stage got as many tokens as each other, on all ranks and in all
-    windows, and all of them recorded that."""
+    """Whether all passes of a stage got as many tokens as each other, on all ranks and in all
+    windows, and all ranks recorded that."""
     has_equal_layers: bool = False
-    """Whether all ranks recorded what their layers are made of, and all are of one kind."""
+    """Whether all ranks recorded what their layers are made of, and all layers are of one kind."""
     counters: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """Device readings by rank, median over windows."""
     alignment: ClockAgreement | None = None
@@ -475,10 +480,10 @@ class Observations:
 def steady(observations: Observations, settings: DetectorSettings) -> Observations:
     """Return the observations without warm-up.
 
-    Left out are the run's first iterations, and leading ones that are slow for everybody: of
+    The run's first iterations are left out, and leading iterations that are slow for everybody: of
     iterations 1 to 20 the first two, and the third, too, if everybody computes 15 % longer in it
-    than in the rest. At least
-    `WINDOW.min_kept` iterations, and of more than nine two thirds, are always kept.
+    than in the rest. At least `WINDOW.min_kept` iterations, and of more than nine two thirds, are
+    always kept.
     """
     observations = replace(observations, num_warmup_iterations=settings.num_warmup_iterations)
     keep = _warm(observations, settings)
@@ -511,15 +516,15 @@ def _warm(observations: Observations, settings: DetectorSettings) -> Flags:
 
 
 def _level(observations: Observations) -> Floats:
-    """Return how long everybody computes, (iteration,), log."""
+    """Return the log time that the typical rank computes, (iteration,)."""
     return robust.median(robust.median(observations.work.log_ns, axis=2), axis=0)
 
 
 def num_judgeable(seen: Observations, settings: DetectorSettings) -> int:
     """Count the iterations that a verdict can stand on.
 
-    `steady` keeps the run's first ones where there are few others. Where everybody is slow in them
-    that is warm-up, which takes each rank its own time, and says nothing of the ranks.
+    `steady` keeps the run's first iterations where there are few others. If everybody is slow in
+    them, they are warm-up, which takes each rank its own time and says nothing about the ranks.
     """
     early = seen.iterations <= settings.num_warmup_iterations
     if not early.any():  # nearly always, and asked for every slow rank
@@ -529,8 +534,8 @@ def num_judgeable(seen: Observations, settings: DetectorSettings) -> int:
 
 
 def settled(seen: Observations, settings: DetectorSettings) -> Flags:
-    """Flag the iterations in which, and after which, nobody warms up any more, (iteration,): all
-    but the run's first ones that are slow for everybody, and what lies before such a one.
+    """Flag the iterations after warm-up, (iteration,): all that follow the last of the run's first
+    iterations that is slow for everybody.
     """
     level = _level(seen)
     is_early = seen.iterations <= settings.num_warmup_iterations

@@ -89,7 +89,7 @@ class Frame:
     iterations: Integers
     is_cpu: bool
     is_sampled: bool
-    """Modules of some layers only were recorded, others in each iteration."""
+    """Whether modules of some layers only were recorded, of other layers in each iteration."""
     uses_cpu_time: bool
     has_passes: bool
     has_layers: bool
@@ -148,17 +148,17 @@ class SpanIndex:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(ranks, iterations)."""
+        """Return (number of ranks, number of iterations)."""
         return len(self.ranks), len(self.iterations)
 
     @cached_property
     def track(self) -> Integers:
-        """Track of each span."""
+        """Return the track of each span."""
         return numbers(self.table, "track")
 
     @cached_property
     def axis(self) -> tuple[Integers, Integers]:
-        """Starts and ends of all spans on one axis, as `axis_of` lays them out."""
+        """Return starts and ends of all spans on one axis, as `axis_of` lays them out."""
         return _on_one_axis(self)
 
     def named(self, names: Iterable[str]) -> Flags:
@@ -177,7 +177,7 @@ class SpanIndex:
         return np.maximum(numbers(self.table, "self_ns")[rows], 0).astype(np.float64)
 
     def summed(self, rows: Flags, time_ns: Floats) -> Floats:
-        """Sum by (rank, iteration); NaN where a rank has no such span in any iteration."""
+        """Sum by (rank, iteration); NaN where a rank has no time in any iteration."""
         return summed(self.row[rows], self.slot[rows], time_ns, self.shape)
 
 
@@ -200,7 +200,7 @@ class SpanTimes(Protocol):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(ranks, iterations)."""
+        """Return (number of ranks, number of iterations)."""
 
 
 def axis_of(spans: SpanTimes) -> tuple[Integers, Integers]:
@@ -233,7 +233,7 @@ def enclosing(spans: SpanTimes, outer: Flags, inner: Flags) -> Integers:
 
 
 def enclosed_time(spans: SpanTimes, outer: Flags, inner: Flags, time_ns: Floats) -> Floats:
-    """Return for each `outer` span, the summed `time_ns` of the `inner` spans that start in it."""
+    """Return for each `outer` span the summed `time_ns` of the `inner` spans that start in it."""
     owner = enclosing(spans, outer, inner)
     total = np.zeros(int(outer.sum()))
     np.add.at(total, owner[owner >= 0], time_ns[owner >= 0])
@@ -241,11 +241,11 @@ def enclosed_time(spans: SpanTimes, outer: Flags, inner: Flags, time_ns: Floats)
 
 
 def uncovered_time(spans: SpanTimes, iteration: Flags) -> Floats:
-    """Time within iterations that lies in no span, (rank, iteration).
+    """Return the time within iterations that lies in no span, (rank, iteration).
 
     Gaps are counted from the start of the iteration up to its last span: what follows is the
     trainer's own end of the iteration (logging). A host may load while its device is still busy
-    with what lies before: that is no gap of the iteration.
+    with the iteration before: that is no gap of this iteration.
     """
     start, end = axis_of(spans)
     end = np.where(iteration, start, end)  # an iteration span only marks where it begins
@@ -265,7 +265,7 @@ def uncovered_time(spans: SpanTimes, iteration: Flags) -> Floats:
 
 
 def is_split(index: SpanIndex) -> Flags:
-    """Mark the communication that could be split into waiting and transfer."""
+    """Flag the communication that could be split into waiting and transfer."""
     split = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts
     return np.asarray(split & (numbers(index.table, "wait_ns") >= 0))
 
@@ -336,7 +336,7 @@ class _Layer:
 
 
 def _iterations(index: SpanIndex, start: Integers, end: Integers) -> tuple[Integers, Integers]:
-    """Begin and end of each (rank, iteration), flat; the same moment where nothing was recorded."""
+    """Return begin and end of each (rank, iteration), flat; begin = end if nothing was recorded."""
     cell = (index.row * index.shape[1] + index.slot)[index.counts]
     low = np.full(index.shape[0] * index.shape[1], np.iinfo(np.int64).max)
     high = np.zeros(len(low), dtype=np.int64)

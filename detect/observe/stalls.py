@@ -43,9 +43,9 @@ from megascan.vocabulary import CONTAINERS
 class Pieces:
     """Passes and the modules inside them.
 
-    `role` is of each pass a number for what it is comparable with (phase, chunk); `module_kind` and
-    `module_ns` are of each module a number for name and layer, and its time. `is_sampled`: passes
-    hold further modules of the same kinds that were not recorded.
+    `role`, (pass,), is a number for phase and chunk: passes with the same number are comparable.
+    `module_kind`, (module,), is a number for name and layer, `module_ns` the module's time. With
+    `is_sampled`, passes hold further modules of the same kinds that were not recorded.
     """
 
     passes: Flags
@@ -66,27 +66,27 @@ class Contents:
     role: Integers
     num_modules: Integers
     modules_ns: Floats
-    """What its modules took."""
+    """What the recorded modules took."""
     expected_ns: Floats
-    """What they should have taken, by what is typical of them."""
+    """What all modules should have taken, by what is typical of them."""
     unseen_ns: Floats
-    """The same of modules that were not recorded."""
+    """The part of `expected_ns` of modules that were not recorded."""
     late_ns: Floats
-    """How long the device waited for launches between them; infinite where that is not known."""
+    """How long the device waited for launches between modules; infinite where not known."""
 
 
 def contents_of(spans: SpanTimes, pieces: Pieces) -> Contents:
-    """Say what the modules of each pass took, and what they take typically on their rank.
+    """Return what the modules of each pass took, and what they typically take on their rank.
 
     A module's typical time is its median over the rank's passes, times the pass's median ratio to
-    such medians (a longer sequence, a slow phase: all modules of the pass alike).
+    these medians (a longer sequence, a slow phase: all modules of the pass alike).
 
-    Where modules of some layers only were recorded, in turns, the others take what is typical of
-    them on their rank, times the same ratio: each of them is recorded in some iteration of the
+    Where modules of only some layers were recorded, in turns, the others take what is typical of
+    them on their rank, times the same ratio: each module is recorded in some iteration of the
     window. Layers of different turns are seen in different passes, and where sequences are uneven
-    those of one turn are longer on the median. So a module's typical time is there its median share
-    of a pass, times the median pass; else the passes of a turn would seem to stand still in the
-    layers of the others.
+    the passes of one turn are longer on the median. So a module's typical time is then its median
+    share of a pass, times the median pass; otherwise the passes of a turn would seem to stand still
+    in the layers of the other turns.
     """
     owner = enclosing(spans, pieces.passes, pieces.modules)
     inside = owner >= 0
@@ -129,18 +129,18 @@ def stalled_time(
 ) -> Floats:
     """Return how long each pass stood still, (pass,) ns; 0 where it holds too few modules to tell.
 
-    `stage` (pass,) is the pipeline stage of its rank, `time_ns` and `own_ns` are its time and that
-    less all waiting. What is within the tolerance, a share of the pass, is scatter and no standing
-    still.
+    All arguments are (pass,): `stage` is the pipeline stage of the pass's rank, `time_ns` the
+    pass's time, `own_ns` that time less all waiting. What is within the tolerance, a share of the
+    pass, is scatter and no standing still.
 
     Waiting for the TP group inside modules is no standing still: it is part of what is typical, and
-    not of the pass's own time (see `detect.observe.work`). Nor is it the host's doing where a pass
-    waits for the communication beside it (`Passes.beside_ns`, which is taken off afterwards): the
-    first forward of an iteration for its parameters, which are gathered meanwhile and which a rank
-    that is late (it logs, or saves) has to share first. As long as communication that ends in a
-    pass was under way beside it, its device may have waited for that.
+    not of the pass's own time (see `detect.observe.work`). Nor is waiting for communication beside
+    the pass the host's doing (`Passes.beside_ns`, which is taken off afterwards): the first forward
+    of an iteration waits for its parameters, which are gathered meanwhile and which a late rank (it
+    logs, or saves) has to share first. As long as communication that ends in a pass was under way
+    beside it, the device may have waited for that communication.
 
-    Launch times do not tell it as well: a host that lost its core for 20 ms catches up within a few
+    Launch times are no substitute: a host that lost its core for 20 ms catches up within a few
     launches, so the queue is long again at nearly every start that was recorded.
     """
     enough = contents.num_modules >= STALLS.min_modules
@@ -155,7 +155,7 @@ def stalled_time(
 
 
 def _lengths(spans: SpanTimes, pieces: Pieces) -> Floats:
-    """Return how many times the median pass of its rank and role each pass lasts, (pass,)."""
+    """Return each pass's time over the median pass of the same rank and role, (pass,)."""
     time_ns = np.maximum(spans.duration[pieces.passes].astype(np.float64), 1.0)
     num_roles = int(pieces.role.max(initial=0)) + 1
     return time_ns / median_by(spans.row[pieces.passes] * num_roles + pieces.role, time_ns)
@@ -180,13 +180,11 @@ def _unseen_modules(
 
 
 def _usual_rest(contents: Contents, stage: Integers, told: Flags, rest: Floats) -> Floats:
-    """Return what lies in a pass beside its modules (embedding, loss, norms), as it should be,
-    (pass,) ns.
+    """Return how long a pass should take besides its modules (embedding, loss, norms), (pass,) ns.
 
-    It is the rank's own median, unless that is more than twice what a rank of its stage typically
-    needs, in proportion to their modules. A rest that is that long in the rank's typical pass is
-    its device's own, where modules were launched long before in either phase: a host that is late
-    each time is visibly so in one of them.
+    This is the median rest of the rank, unless that is more than twice the least of the stage's
+    ranks, in proportion to their modules. A longer rest still counts as the device's own if modules
+    were launched long before in both phases: a host that is always late shows it in one of them.
     """
     role, expected = contents.role, contents.expected_ns
     num_roles = int(role.max(initial=0)) + 1
@@ -205,7 +203,7 @@ def _usual_rest(contents: Contents, stage: Integers, told: Flags, rest: Floats) 
 
 
 def _lowest_by(key: Integers, values: Floats) -> Floats:
-    """Return for each value the lowest of the values of its key."""
+    """Return for each value the lowest of all values with the same key."""
     lowest = np.full(int(key.max(initial=0)) + 1, np.inf)
     np.minimum.at(lowest, key, values)
     return np.asarray(lowest[key])
@@ -215,9 +213,9 @@ def launched_late(index: SpanIndex, passes: Flags, layers: Flags) -> Floats | No
     """Return for how long the device waited for launches between the layers of passes, (pass,) ns;
     None where launches were not recorded.
 
-    With parameters sharded over the replicas (FSDP) all that lies between the layers is waiting for
-    the slowest replica's part of the next one's parameters, or the cause of that waiting: its host
-    was late with the launch. What lies before the launch is the host's, what follows it is waiting.
+    With parameters sharded over the replicas (FSDP), the time between layers is waiting for the
+    slowest replica's part of the next layer's parameters, or what causes that waiting: a host that
+    was late with the launch. Time before the launch is lost by the host, time after it is waiting.
 
         late host    ── layer 1 ──|        launch|─ gather ─|── layer 2 ──
                                   |──── lost ────|
@@ -252,10 +250,10 @@ class HostTime:
 def loading_time(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) -> HostTime:
     """Return what the loading of data costs; `phase` is that of each pass.
 
-    On the CPU such a span lies inside the pass that it interrupts, and all of it counts. On a GPU
-    the host runs ahead of the device: while it loads the data of one microbatch the device computes
-    an earlier one, and a copy that waits for the device to catch up makes the span long without
-    costing anything. Only the time during which the device has nothing to do is lost:
+    On the CPU a span of loading lies inside the pass that it interrupts, and all of it counts. On a
+    GPU the host runs ahead of the device: while it loads the data of one microbatch the device
+    computes an earlier one, and a copy that waits for the device to catch up makes the span long
+    without costing anything. Only the time during which the device has nothing to do is lost:
 
         host      |── loading of microbatch 3 ──────────|
         device  ── backward 1 ──|   idle    | broadcast |── forward 3 ──
@@ -289,10 +287,11 @@ class Collections:
     slot: Integers
     lost_ns: Floats
     outside_ns: Floats
-    """What the device idled in it outside of passes; 0 where all modules were recorded."""
+    """How long the device idled during the collection outside of passes; 0 where all modules were
+    recorded."""
     first: Integers
     last: Integers
-    """The passes `first` to `last` - 1 of its rank, from 0, lie beside it."""
+    """The rank's passes `first` to `last` - 1, from 0, overlap the collection."""
     inside_ns: Floats
     """(pass,): the part of `lost_ns` that lies within the pass's own span."""
 
@@ -342,8 +341,10 @@ def _idle_beside(
     first: Integers,
     last: Integers,
 ) -> Floats:
-    """Return how long the device stood still in each pass during collections, (pass,) ns; those
-    `first` to `last` - 1 lie beside each. Both come as (begins, ends).
+    """Return how long the device stood still in each pass during collections, (pass,) ns.
+
+    `passes` and `collections` are (begins, ends); passes `first` to `last` - 1 overlap each
+    collection.
     """
     count = last - first
     which = np.repeat(np.arange(len(count)), count)
@@ -358,11 +359,11 @@ def _idle_beside(
 
 
 def within_stalls(collecting: Collections, stalled_ns: Floats) -> Collections:
-    """Bound what collections cost by what the passes beside them stood still, (pass,) ns.
+    """Bound what collections cost by how long the passes beside them stood still, (pass,) ns.
 
-    Where modules of some layers only were recorded, the others look as if the device had nothing
-    to do; what a pass took beyond what is typical of it tells how much of that is true. A
-    collection costs what the device idled outside of passes, and the stalls of those beside it.
+    Where modules of only some layers were recorded, the device seems to have nothing to do in the
+    other layers; what a pass took beyond what is typical tells how much of that is true. A
+    collection costs what the device idled outside of passes, and the stalls of passes beside it.
     """
     first, last = collecting.first, collecting.last
     before = np.concatenate([[0.0], np.cumsum(stalled_ns)])
@@ -414,9 +415,9 @@ def _on_device(index: SpanIndex) -> Flags:
 
 
 def _own_passes(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) -> Integers:
-    """Number of the forward pass whose microbatch each data span loads; -1 for none.
+    """Return the number of the forward pass whose microbatch each data span loads; -1 for none.
 
-    None also where the device reaches the pass only after the loading: nothing was lost in it.
+    It is -1, too, where the device reaches the pass only after the loading: nothing was lost in it.
     """
     key = _key(index)
     start, end = axis_of(index)
@@ -433,7 +434,7 @@ def _own_passes(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) -
 
 
 def _key(index: SpanIndex) -> Integers:
-    """Rank, iteration, chunk and microbatch as one number, for every span."""
+    """Return rank, iteration, chunk and microbatch as one number, for every span."""
     chunk = np.maximum(numbers(index.table, "chunk"), 0)
     microbatch = np.maximum(numbers(index.table, "microbatch"), 0)
     key = index.row * index.shape[1] + index.slot
@@ -442,7 +443,7 @@ def _key(index: SpanIndex) -> Integers:
 
 
 def _cover(start: Integers, end: Integers, use: Flags) -> Cover:
-    """Return the union of those spans that are to be used."""
+    """Return the union of the spans that `use` flags."""
     return Cover.of(*united(start[use], end[use]))
 
 

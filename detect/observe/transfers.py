@@ -35,7 +35,7 @@ class _Operations:
     """Matched communication: its spans ordered by match, and where each operation begins."""
 
     rows: Integers
-    """Spans, members of one operation side by side."""
+    """Spans, with the members of one operation next to each other."""
     starts: Integers
     """Place in `rows` of the first member of each operation of two members and more."""
     sizes: Integers
@@ -49,12 +49,12 @@ class _Operations:
 
     @property
     def first(self) -> Integers:
-        """First member's span of each operation."""
+        """Return the first member's span of each operation."""
         return self.rows[self.starts]
 
     @property
     def second(self) -> Integers:
-        """Second member's span of each operation."""
+        """Return the second member's span of each operation."""
         return self.rows[self.starts + 1]
 
 
@@ -100,7 +100,7 @@ def _operations(index: SpanIndex) -> _Operations | None:
 def _units(
     index: SpanIndex, timeline: Timeline, found: _Operations
 ) -> tuple[Integers, list[tuple[int, ...]]]:
-    """Number of the edge or group of each operation, and the ranks of each number."""
+    """Return the number of each operation's edge or group, and the ranks of each number."""
     groups: dict[str, tuple[int, ...]] = {}
     for header in timeline.headers.values():
         groups.update(header.groups)
@@ -182,19 +182,20 @@ def _named(what: Sequence[str], size: Integers) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Lateness:
-    """How much longer than the quickest member's a member's transfer was, of each that was."""
+    """Transfers that took a member longer than the quickest member, (transfer,) each."""
 
     rows: Integers
     """Span of the member."""
     unit: Integers
     time_ns: Floats
+    """By how much the transfer took longer."""
 
     def by_iteration(self, index: SpanIndex) -> Floats:
-        """Return values by (rank, iteration)."""
+        """Return lateness summed by (rank, iteration)."""
         return _summed(index, self.rows, self.time_ns)
 
     def by_unit(self, index: SpanIndex, members: list[tuple[int, ...]]) -> tuple[LateIn, ...]:
-        """Return the mean over the iterations by rank and edge or group."""
+        """Return lateness by rank and edge or group, the mean over the iterations."""
         cell = index.row[self.rows] * len(members) + self.unit
         names, number = np.unique(cell, return_inverse=True)
         total = np.bincount(number.reshape(-1), weights=self.time_ns, minlength=len(names))
@@ -234,10 +235,10 @@ def _lateness(
 
 
 def _clock_errors(index: SpanIndex, rows: Integers, operation: Integers, labels: _Labels) -> Floats:
-    """Return of each edge or group, by how much its clocks contradict cause and effect, ns.
+    """Return by how much the clocks of each edge or group contradict cause and effect, ns.
 
-    Nobody leaves an all-to-all kind of operation before its last member has arrived; where a
-    trace says so, clocks disagree by as much at least.
+    Nobody leaves an operation of all with all before its last member has arrived; where a trace
+    says otherwise, clocks disagree by at least as much.
     """
     op, texts = codes(index.table, "op")
     mutual = np.array([text in MUTUAL_OPS for text in texts] or [False])[op[rows]]
@@ -293,12 +294,11 @@ def _medians(cell: Integers, values: Floats, num_cells: int) -> Floats:
 
 
 def _worth_comparing(kind: Integers, kinds: tuple[str, ...], total: Floats) -> Flags:
-    """Return rows whose kind makes up a noticeable part of its axis's transfer time, where it is
-    not slow (`usual_total`).
+    """Flag rows whose kind usually makes up a noticeable part of its axis's transfer time.
 
-    A small message that a late launch lengthens would else be of weight where it is slow. Example:
-    a broadcast of 131 kB beside all-reduces of 9.3 ms an iteration takes 0.15 ms in one group and
-    3 ms in another.
+    Usually (`usual_total`), because otherwise a small message that a late launch lengthens would
+    count where it is slow. Example: next to all-reduces of 9.3 ms an iteration, a broadcast of
+    131 kB takes 0.15 ms in one group and 3 ms in another.
     """
     axis = np.array([name.partition(" ")[0] for name in kinds])
     usual = usual_total(kind, len(kinds), total) * np.bincount(kind, minlength=len(kinds))
@@ -308,7 +308,7 @@ def _worth_comparing(kind: Integers, kinds: tuple[str, ...], total: Floats) -> F
 
 
 def usual_total(kind: Integers, num_kinds: int, total: Floats) -> Floats:
-    """Return of each kind the median of its rows' totals, of two the lesser; 0 without any."""
+    """Return the lower median of each kind's totals, (kind,); 0 for a kind without rows."""
     found = np.zeros(num_kinds)
     order = order_within(kind, total)
     first = group_starts(kind[order])
@@ -330,7 +330,7 @@ def bus_factor(operation: str, size: int) -> float | None:
 
 
 def log_residuals(transfers: Transfers, excluded: Flags) -> Floats:
-    """Log transfer time against the median of the other rows of the kind, (row, iteration)."""
+    """Return log transfer time less the median of the kind's other rows, (row, iteration)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         log_ns = np.where(transfers.transfer_ns > 0, np.log(transfers.transfer_ns), np.nan)
     residual = np.full_like(log_ns, np.nan)

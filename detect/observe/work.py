@@ -11,7 +11,7 @@ Idea: modules and the collectives in them, both recorded, tell what a rank did b
     Samples, work_of             passes as (rank, iteration, operation)
     gathers_of, pass_times       passes that wait for sharded parameters
     entangled_in, own_times      passes that wait inside their modules
-    Layers, layers_of            the same of layers
+    Layers, layers_of            layers as (rank, iteration, operation)
     stretches_of                 where no passes are marked: work between communications
 """
 
@@ -69,7 +69,7 @@ its stage, so a few of each tell as much as thousands, and are quickly looked at
 
 
 def layer_spans(index: SpanIndex) -> Flags:
-    """Return which spans are layers; what a plain model repeats counts where it names none."""
+    """Return which spans are layers: those of Megatron-Core, or else what a plain model repeats."""
     return index.named(MEGATRON_LAYERS if index.frame.has_layers else LAYER_NAMES)
 
 
@@ -95,7 +95,7 @@ def entangling_modules(index: SpanIndex) -> Flags:
 
 
 def phases_of(index: SpanIndex, rows: Flags, names: dict[str, int]) -> Integers:
-    """Return the phase of each of the spans by its name."""
+    """Return the phase of each span of `rows`, by its name."""
     code, texts = codes(index.table, "name")
     phase_of_code = np.array([names.get(text, 0) for text in texts], dtype=np.int64)
     return np.asarray(phase_of_code[code[rows]])
@@ -129,12 +129,13 @@ class Gathers:
 
     layers_ns: Floats
     holds: Flags
-    """Some parameters are gathered beside it."""
+    """Whether parameters are gathered beside the pass."""
 
 
 def gathers_of(index: SpanIndex, passes: Flags) -> Gathers | None:
-    """Return what tells passes of sharded parameters; None where none are gathered for each layer
-    (megatron.core, of whose models the loss is recorded, gathers all at once).
+    """Return what passes hold that wait for sharded parameters; None where parameters are not
+    gathered for each layer (megatron.core, of whose models the loss is recorded, gathers all at
+    once).
     """
     layers = index.named((PLAIN_LAYER, backward_of(PLAIN_LAYER)))
     if not layers.any() and index.frame.has_loss:
@@ -155,8 +156,8 @@ def gathers_of(index: SpanIndex, passes: Flags) -> Gathers | None:
 
 
 def hide_waiting(phase: Integers, gathers: Gathers | None) -> bool:
-    """Tell whether passes wait beside their gathers for all other ranks, and no layers say how
-    long: whoever is slow, the passes of all last as long.
+    """Return whether passes wait for all other ranks while parameters are gathered, and no layers
+    say how long: then all passes last as long as those of the slowest rank.
     """
     if gathers is None or gathers.layers_ns.any():
         return False
@@ -167,7 +168,7 @@ def hide_waiting(phase: Integers, gathers: Gathers | None) -> bool:
 
 
 def pass_times(time_ns: Floats, phase: Integers, gathers: Gathers | None) -> tuple[Floats, Flags]:
-    """Return how long each pass kept its device busy, (pass,) ns, and of which only layers count.
+    """Return how long each pass kept its device busy, (pass,) ns, and in which only layers count.
 
     `time_ns` is each pass's own time less its loading of data. With parameters sharded over the
     replicas (FSDP), what lies between the layers is mostly waiting for the slowest replica's part
@@ -187,7 +188,7 @@ def pass_times(time_ns: Floats, phase: Integers, gathers: Gathers | None) -> tup
 
 
 def _layers_a_recorded_one(index: SpanIndex, passes: Flags, layers: Flags) -> Floats:
-    """Return for how many layers each recorded one of a pass stands, (pass,)."""
+    """Return for how many layers each recorded layer of a pass stands, (pass,)."""
     chunk = np.maximum(numbers(index.table, "chunk"), 0)
     place = index.row * (int(chunk.max(initial=0)) + 1) + chunk
     found = np.unique(np.stack([place[layers], numbers(index.table, "layer")[layers]]), axis=1)
@@ -250,7 +251,7 @@ class Layers:
     number: Integers
     is_forward: Flags
     entangled: Entangled | None
-    """None where CPU times are used, of which waiting is no part."""
+    """None where CPU times are used, which hold no waiting."""
 
     @classmethod
     def of(cls, index: SpanIndex) -> Layers:
@@ -272,8 +273,10 @@ class Layers:
 def layers_of(
     layers: Layers, stage: Integers, shape: tuple[int, int], *, are_alike: bool = False
 ) -> Work | None:
-    """Return transformer layers, chunks and layers of a rank averaged; None when not traced or
-    unlike. `stage` is (rank,); where the trace says that they `are_alike`, their times need not.
+    """Return transformer layers, averaged over the chunks and layers of a rank; None where they
+    were not traced, or are unlike.
+
+    `stage` is (rank,). With `are_alike` the trace says that layers are alike, whatever their times.
     """
     time_ns = layers.time_ns
     if not len(time_ns):
@@ -308,7 +311,7 @@ def _layers_alike(layers: Layers, stage: Integers, time_ns: Floats) -> bool:
 
 
 def _few_of_each(stage: Integers) -> Flags:
-    """Return which ranks, (rank,), are among the first of their stage; as many of each stage."""
+    """Flag the first ranks of each stage, (rank,), as many of each."""
     stages = np.unique(stage)
     num_of_each = -(-_RANKS_THAT_TELL // len(stages))
     chosen = np.zeros(len(stage), dtype=bool)
@@ -326,16 +329,16 @@ class OwnTimes:
     time_ns: Floats
     """(pass,): the estimate; the pass's whole time where its phase is not entangled."""
     unwaited_ns: Floats
-    """(pass,): what the pass took, less the waiting for others; transfers are part of it."""
+    """(pass,): what the pass took less the waiting for others; transfers are included."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entanglement:
     """Marks of spans: passes, their modules, and the collectives that overlap them.
 
-    `module_kind` is a number for the name of each module, of `kinds`. Modules of a rank must not
-    overlap each other. Collectives are always recorded; one in no module lies in a module that was
-    not.
+    `module_kind` is the number of each module's name in `kinds`. Modules of a rank must not overlap
+    each other. Collectives are always recorded: a collective in no module lies in a module that was
+    not recorded.
     """
 
     passes: Flags
@@ -344,45 +347,47 @@ class Entanglement:
     kinds: tuple[str, ...]
     overlapped: Flags
     reduces: Flags
-    """Overlapped, and of what the module has computed so far."""
+    """Overlapped collectives that reduce what the module has computed so far."""
     blocking: Flags
     """Communication for which the module stands still."""
     stand_in: Flags | None = None
-    """(module,): those that stand for others, which were not recorded; None where all were."""
+    """(module,): whether the module stands for others that were not recorded; None where all
+    were."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entangled:
-    """Modules that hold overlapped collectives, (module,) each, and of passes what else waits."""
+    """Modules that hold overlapped collectives, (module,) each."""
 
     row: Integers
     slot: Integers
     kind: Integers
-    """A number for the module's name, of `kinds`."""
+    """Number of the module's name in `kinds`."""
     kinds: tuple[str, ...]
     owner: Integers
     """Number of the pass, -1 for none."""
     span_ns: Floats
-    """Without communication for which it stands still."""
+    """The module's span less communication for which the module stands still."""
     lead_ns: Floats
-    """Compute before the launch of the first reduction, or of what overlaps it otherwise."""
+    """Compute before the launch of the first reduction, or else of the first collective."""
     collective_ns: Floats
+    """The collectives in the module that it may have waited for."""
     unseen: Unseen | None
     """None where all modules were recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unseen:
-    """What modules that were not recorded left behind: their collectives always are."""
+    """What tells of modules that were not recorded: their collectives, which always are."""
 
     stands_in: Flags
-    """(module,)"""
+    """(module,): whether the module stands for others that were not recorded."""
     held: Integers
-    """(module,): collectives in it."""
+    """(module,): number of collectives in the module."""
     lost: Integers
-    """(pass,): collectives in none of its recorded modules."""
+    """(pass,): number of collectives in none of the pass's recorded modules."""
     lost_ns: Floats
-    """(pass,)"""
+    """(pass,): time of the collectives that `lost` counts."""
 
 
 def own_times(entangled: Entangled, phase: Integers, time_ns: Floats) -> OwnTimes:
@@ -397,8 +402,8 @@ def own_times(entangled: Entangled, phase: Integers, time_ns: Floats) -> OwnTime
 
     A rank that is a little faster than its partners gathers a lead over them from module to module.
     Between launch and end of the collective a rank's own work cannot be seen where the transfer
-    hides it; what counts for it there is the same for all ranks, h. Two measures of a module's own
-    time exist:
+    hides it; there the same time h is counted for all ranks. Two measures of a module's own time
+    exist:
 
         span − collective + h   = exact for the last to arrive; too short by what is hidden in the
                                   wait of others, or behind a transfer that takes longer than that
@@ -407,12 +412,11 @@ def own_times(entangled: Entangled, phase: Integers, time_ns: Floats) -> OwnTime
                                   of the first measure to the lead; blind for what is slow only
                                   afterwards
 
-    The larger one of their sums over an iteration counts. A device that is f times slower has f
-    times the lead, so f comes out whatever h and k are, even where the transfer hides all weight
+    Each is summed over an iteration, and the larger sum counts. A device that is f times slower has
+    f times the lead, so f comes out whatever h and k are, even where the transfer hides all weight
     gradients.
 
-    Limit: in a TP group that has no equal anywhere in the job, k comes from the suspects
-    themselves.
+    Limit: in the only TP group of a job, k comes from the suspects themselves.
     """
     holds = np.zeros(len(phase), dtype=bool)
     inside = entangled.owner >= 0
@@ -439,8 +443,8 @@ def own_times(entangled: Entangled, phase: Integers, time_ns: Floats) -> OwnTime
 def _of_unseen_modules(entangled: Entangled, unseen: Unseen, difference_ns: Floats) -> Floats:
     """Return the difference that modules which were not recorded make to each pass, (pass,) ns.
 
-    A module's time less its collective is work, more or less: how much more, the recorded ones of
-    the pass tell. The collectives themselves are always recorded, and so is every wait in them.
+    How much own work a module has beyond its span less its collective, the recorded modules of the
+    pass tell. Collectives, and so the waits in them, are always recorded.
     """
     num_passes = len(unseen.lost)
     use = unseen.stands_in & (entangled.owner >= 0)
@@ -453,12 +457,12 @@ def _of_unseen_modules(entangled: Entangled, unseen: Unseen, difference_ns: Floa
 
 
 def entangled_by(spans: SpanTimes, marks: Entanglement) -> Entangled:
-    """Find the modules that hold the marked collectives, and the passes that hold them.
+    """Return the modules that hold the marked collectives, and the passes that hold the modules.
 
-    With sequence parallelism other collectives lie before the reduction. What the module stands
-    still for (a gather of output gradients) is no part of it at all. A gather of its input begins
-    beside compute: it was waited for only if the reduction begins as soon as it is over, and else
-    hides no time and costs none.
+    With sequence parallelism other collectives lie before the reduction. A collective that the
+    module stands still for (a gather of output gradients) is not counted as part of the module. A
+    gather of the module's input runs beside compute: the module waited for it only if the reduction
+    begins as soon as the gather is over; otherwise the gather hides no time and costs none.
 
         mlp-backward   |waiting|── own compute ──|── weight gradients ──| waiting |
         all_gather     |───────| |─ of inputs ─|
@@ -493,8 +497,8 @@ def entangled_by(spans: SpanTimes, marks: Entanglement) -> Entangled:
 
 
 def _launch_of_first(spans: SpanTimes, marks: Entanglement, module: Integers) -> Integers:
-    """Return when each module launched its first reduction, (module,) ns; where it has none, the
-    first collective that overlaps it, and `_NEVER` where there is no such either.
+    """Return when each module launched its first reduction, (module,) ns; without a reduction, its
+    first overlapped collective, and without any, `_NEVER`.
     """
     first = np.full((2, int(marks.modules.sum())), _NEVER)
     for row, which in enumerate((marks.reduces, marks.overlapped)):
@@ -504,11 +508,12 @@ def _launch_of_first(spans: SpanTimes, marks: Entanglement, module: Integers) ->
 
 
 def _is_hidden(spans: SpanTimes, marks: Entanglement, module: Integers) -> Flags:
-    """Return which overlapped collectives compute went on beside until after their end, (one,).
+    """Flag the overlapped collectives that nobody waited for, (collective,): compute went on beside
+    them until after their end.
 
-    That is known of those before a reduction of the same `module`: it is launched at once by who
-    waited. Example: of 100 µs up to the reduction a gather takes the first 60; nobody waited. Had
-    it taken 99, somebody may have.
+    That is known of collectives before a reduction of the same `module`, since a rank that waited
+    for one launches the reduction at once. Example: of 100 µs up to the reduction a gather takes
+    the first 60; nobody waited. Had it taken 99, somebody may have.
     """
     start, end = (times[marks.overlapped] for times in axis_of(spans))
     order = np.argsort(start, kind="stable")
@@ -524,7 +529,7 @@ def _is_hidden(spans: SpanTimes, marks: Entanglement, module: Integers) -> Flags
 
 
 def _time_before(spans: SpanTimes, modules: Flags, inner: Flags, until: Integers) -> Floats:
-    """Return for how long `inner` spans of each module lasted before a time of it, (module,) ns."""
+    """Return for how long `inner` spans lasted in each module before `until`, (module,) ns."""
     owner = enclosing(spans, modules, inner)
     start, length = spans.start[inner], spans.duration[inner]
     within = owner >= 0
@@ -536,9 +541,9 @@ def _time_before(spans: SpanTimes, modules: Flags, inner: Flags, until: Integers
 def _unseen(
     spans: SpanTimes, marks: Entanglement, module: Integers, kept: Integers
 ) -> Unseen | None:
-    """Count the collectives in `kept` modules, and those in no recorded one.
+    """Count the collectives in each of the `kept` modules, and in each pass those in no module.
 
-    `module` is that of each collective, -1 for none.
+    `module` is the number of each collective's module, -1 for none.
     """
     if marks.stand_in is None:
         return None
@@ -558,7 +563,7 @@ def _unseen(
 
 
 def _parts(modules: Entangled) -> tuple[Floats, Floats]:
-    """Return of each module the rank's own time, and its span less the waiting for others."""
+    """Return each module's own time, and each module's span less the waiting for others."""
     own, unwaited = modules.span_ns.copy(), modules.span_ns.copy()
     for kind in np.unique(modules.kind):
         use = modules.kind == kind
@@ -571,7 +576,7 @@ def _parts(modules: Entangled) -> tuple[Floats, Floats]:
 
 
 def _own(modules: Entangled, use: Flags, shortest: float, hidden: float) -> Floats:
-    """Own time of the modules of one kind."""
+    """Return the own time of the modules of one kind."""
     row, lead = modules.row[use], modules.lead_ns[use]
     collective = modules.collective_ns[use]
     after = modules.span_ns[use] - collective + hidden
@@ -589,11 +594,11 @@ def _own(modules: Entangled, use: Flags, shortest: float, hidden: float) -> Floa
 
 
 def _usual_ratio(row: Integers, ratio: Floats, exact: Flags) -> float:
-    """Return of the modules whose ratio is exact: of each rank the median, of these the lower
-    median.
+    """Return the usual ratio of own time to lead: of each rank the median over modules whose ratio
+    is exact, and of these medians the lower median.
 
-    Where few ranks have any, all modules of the others stand in, unless what is hidden in their
-    waits explains the difference.
+    Where few ranks have exact modules, all modules of the other ranks are used instead, unless what
+    is hidden in their waits explains the difference.
     """
     known = _medians(row[exact], ratio[exact], PASSES.min_exact_modules)
     others = ~np.isin(row, list(known))
@@ -605,7 +610,7 @@ def _usual_ratio(row: Integers, ratio: Floats, exact: Flags) -> float:
 
 
 def _medians(row: Integers, values: Floats, least: int) -> dict[int, float]:
-    """Lower median of the values of every rank that has so many at least."""
+    """Return the lower median of the values of every rank that has at least `least` values."""
     order = order_within(row, values)
     ranks, ordered = row[order], values[order]
     starts = group_starts(ranks)
@@ -616,7 +621,7 @@ def _medians(row: Integers, values: Floats, least: int) -> dict[int, float]:
 
 
 def _middle(values: dict[int, float], *, upper: bool = False) -> float:
-    """Lower median of the values, or the upper one."""
+    """Return the lower median of the values, or with `upper` the upper median."""
     ordered = sorted(values.values())
     return ordered[(len(ordered) - (0 if upper else 1)) // 2]
 
@@ -687,7 +692,7 @@ def _cells(index: SpanIndex, end: Integers) -> tuple[Integers, Integers]:
 
 
 def _without_trifles(log_ns: Floats) -> Work | None:
-    """Leave out stretches that take next to nothing, and tell backward passes by their length."""
+    """Leave out stretches that take next to nothing, and recognise backward passes by length."""
     seen: Flags = np.asarray(np.isfinite(log_ns).any(axis=(0, 1)))
     typical = np.zeros(len(seen))
     typical[seen] = np.exp(np.nanmedian(log_ns[:, :, seen], axis=(0, 1)))

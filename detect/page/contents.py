@@ -183,7 +183,7 @@ class _Said:
         self._sentences: set[str] = set()
 
     def new(self, sentences: Iterable[str]) -> tuple[str, ...]:
-        """Return those not printed yet, and take them as printed."""
+        """Return the sentences not printed yet, and take them as printed."""
         fresh = tuple(one for one in dict.fromkeys(sentences) if one not in self._sentences)
         self._sentences.update(fresh)
         return fresh
@@ -370,8 +370,8 @@ def _who_in_words(ranks: Sequence[int]) -> str:
 
 
 def _finding_facts(finding: Finding, *, is_first: bool) -> list[Fact]:
-    """Return what is known of a finding and not in its headline; the first one's slowdown and cost
-    stand at the page's top.
+    """Return what is known of a finding and not in its headline; the first finding's slowdown and
+    cost stand at the page's top.
     """
     low, high = finding.slowdown_interval
     facts = [Fact("owner", OWNER_WORDS[finding.owner])]

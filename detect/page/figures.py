@@ -26,7 +26,7 @@ from megascan.header import Json
 
 MOST_LINES = 4
 FEW_PEERS = 5
-"""Of fewer peers the band is all of them; of more the middle 80 %."""
+"""With fewer peers the band spans all of them, otherwise the middle 80 %."""
 NS_PER_MS = 1e6
 
 
@@ -94,7 +94,7 @@ def _rows(examined: Examination, ranks: tuple[int, ...]) -> Integers:
 
 
 def _peers(examined: Examination, rows: Integers) -> Integers:
-    """Return the rows to compare with: none of them is suspected of anything."""
+    """Return the rows to compare with, none of which is a suspect."""
     members = examined.seen.members
     free = ~examined.suspects
     free[rows] = False
@@ -239,11 +239,11 @@ def _late_exits(finding: Finding, examined: Examination) -> Series | None:
 SHADE_EDGES = (0.90, 0.95, 0.97, 1.03, 1.05, 1.10, 1.20, 1.50)
 """Where one colour of the map ends and the next begins."""
 ALIKE = (0.97, 1.03)
-"""Within these a rank computes like its peers: grey on the map."""
+"""Within these ratios a rank computes like its peers: grey on the map."""
 MOST_VALUES = 40_000
-"""Of a packed matrix: two of them are 214 kB."""
+"""Most values of a packed matrix: two matrices of that size are 214 kB."""
 MOST_POINTS = 400
-"""Of a chart; more iterations are shown as medians of neighbours."""
+"""Most points of a chart; more iterations are shown as medians of neighbours."""
 MOST_LINKS = 40
 LINK_EDGE = 1.25
 """A connection this much slower than equal ones is drawn on the map."""
@@ -393,7 +393,7 @@ def time_matrices(examined: Examination) -> Json:
 
 
 def point_edges(number: int, most: int) -> Integers:
-    """Return where each of at most `most` points begins among so many iterations."""
+    """Return where each of at most `most` points begins among `number` iterations."""
     if number <= most:
         return np.arange(number)
     return np.unique(np.linspace(0, number, most + 1).astype(np.int64)[:-1])

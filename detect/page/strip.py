@@ -1,7 +1,7 @@
 """Cut one iteration out of a timeline: the rank at fault, and the ranks that wait for it.
 
-The iteration is the longest one in which the finding is active. Of each operation that the culprit
-reaches last, the other members' waiting is its doing; the ranks with most of it are its victims.
+The iteration is the longest one in which the finding is active. In each operation that the culprit
+reaches last, it causes the other members' waiting; the ranks that wait most are its victims.
 
     rank 5   ├──── forward ────┤├transfer┤       culprit: arrives last
     rank 1   ├─ forward ─┤░wait░├transfer┤       victim: waits until rank 5 is there
@@ -32,7 +32,7 @@ from megascan.timeline import Timeline, codes, equals, numbers
 MOST_CULPRITS = 2
 MOST_VICTIMS = 5
 MOST_PIECES = 400
-"""Of a lane; shorter ones are joined with their neighbours until they are as few."""
+"""Most pieces of a lane; if there are more, neighbours are joined over the smallest gaps."""
 MOST_ARRIVALS = 12
 MOST_ON_PATH = 2
 """Ranks that have a lane because they have most of the critical path."""
@@ -128,7 +128,7 @@ def _words_for(has_culprits: bool, has_path: bool) -> str:
 def _path_of(
     replay: Replay | None, iteration: int
 ) -> tuple[CriticalPath, StepPath] | tuple[None, None]:
-    """Return all paths and that of an iteration; nothing where the replay does not hold it."""
+    """Return all paths and the path of an iteration; None twice if the replay does not hold it."""
     if replay is None or iteration not in replay.steps:
         return None, None
     path = critical_path(replay)
@@ -145,8 +145,8 @@ def _most_on_path(path: CriticalPath, step: StepPath) -> list[int]:
 def _path_lines(path: CriticalPath, step: StepPath, shown: list[int], spans: _Spans) -> list[Json]:
     """Return [lane, start µs, length µs] of where the path is, in the order of time.
 
-    Hops in a row of one rank are one line; those of ranks without a lane are left out, and of too
-    many lines the shortest.
+    Consecutive hops of one rank are one line. Hops of ranks without a lane are left out, and if
+    there are too many lines, the shortest.
     """
     ranks = path.ranks(step)
     first = group_starts(ranks)

@@ -2,12 +2,12 @@
 
 Fed by the causes with values (row, iteration); knows nothing of spans, causes or words.
 
-    residuals.py    log time minus that of the peers, data and position taken out
+    residuals.py    log time less that of the peers, data and position taken out
     robust.py       medians and scales that a few bad samples cannot move
     noise.py        how far healthy ranks stray; the smallest effect that can be found
     search.py       all slow rows of one class, at a false-discovery rate; when each was slow:
                     whole window, stretch, or on and off
-    host_tests.py   the ranks of one host as a sample beside those of the others
+    host_tests.py   the ranks of one host as a sample against those of other hosts
 
 Start reading at search.py. All numbers stand in `detect.thresholds`.
 """

@@ -6,7 +6,7 @@
     host         time lost between and inside operations  share of the iteration
     loader       time lost to loading                     share of the iteration
 
-The k ranks of a host are a sample beside the n ranks of the other hosts:
+The k ranks of a host are a sample, compared with the n ranks of the other hosts:
 
     t = (mean of the host's ranks - mean of the others) / (s · sqrt(1/k + 1/n))
 
@@ -14,9 +14,9 @@ with s the spread of the n others (that of whole hosts where it is larger), n - 
 freedom. Two ranks on other hosts show no spread: lost time is then compared iteration by iteration,
 and must be far more (`_test_of_few`).
 
-Whoever leaves out one host's ranks moves what the rows of their places are compared with, and
-nothing else. So every channel is compared once with all hosts in it, and for each host only where
-it has ranks (`Channel`).
+Leaving out one host's ranks changes what the rows at the same places are compared with, and nothing
+else. So every channel is compared once with all hosts in it, and then, for each host, again only at
+the places where the host has ranks (`Channel`).
 
 Example: 4 hosts of 4 ranks, DP 16. The optimizer takes 2.12 ms on the ranks of one host and 0.92 ms
 on the 12 others (spread 0.4 %): log ratio 0.84 at s = 0.004, t above 300.
@@ -46,7 +46,7 @@ LOST = {"host": Cause.HOST, LOADER: Cause.LOADER}
 
 @dataclass(frozen=True)
 class HostTest:
-    """State by how much a host exceeds the others in a channel, and how likely by chance."""
+    """By how much a host exceeds the others in a channel, and how likely that is by chance."""
 
     effect: float
     """Log ratio of compute and optimizer, or share of the iteration that is lost."""
@@ -61,13 +61,13 @@ class Over:
     value: Floats
     """(row, iteration); NaN where a row has nobody to be compared with."""
     level: Floats
-    """(row,): of the whole window."""
+    """(row,): one number for the whole window."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Rows that do the same, and whom they are compared with: of `candidates`, (row,) flags each,
-    the first with a control row in it.
+    """Rows that do the same, and `candidates` to compare them with, (row,) flags each: the first
+    candidate with a control row in it counts.
     """
 
     rows: Integers
@@ -80,10 +80,10 @@ class Place:
 
 
 class Channel:
-    """A quantity of every row less the median of those control rows that do the same.
+    """A quantity of every row less the median of the control rows that do the same as the row.
 
-    `value` is (row, iteration), or (row, iteration, operation), of which the median counts; `level`
-    makes one number of a row's iterations.
+    `value` is (row, iteration), or (row, iteration, operation), of whose operations the median
+    counts; `level` makes one number of a row's iterations.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Channel:
         self._everybody = Over(over, level(over))
 
     def without(self, own: Flags) -> Over:
-        """Return what rows exceed those control rows by that are not a host's `own`, (row,)."""
+        """Return what rows exceed the control rows by, without a host's `own` rows, (row,)."""
         over, level = self._everybody.value.copy(), self._everybody.level.copy()
         control = self._control & ~own
         moved = np.zeros(len(over), dtype=bool)
@@ -118,7 +118,7 @@ class Channel:
 
 
 class Channels:
-    """All channels of some observations; `control` (row,) are ranks of hosts not found so far."""
+    """All channels of some observations; `control`, (row,), flags hosts not found so far."""
 
     def __init__(self, seen: Observations, control: Flags) -> None:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -142,9 +142,10 @@ class Channels:
             self._layers = Channel(seen.layers.log_ns, of_all, control, robust.centre)
 
     def without(self, own: Flags, *, by_layers: bool) -> dict[str, Over]:
-        """Return what rows exceed those control rows by that are not a host's `own`, by channel.
+        """Return what rows exceed the control rows by, without a host's `own` rows, by channel.
 
-        Passes are compared within stages, or `by_layers` of all stages: {} without any traced.
+        Passes are compared within stages. With `by_layers`, layers of all stages are compared
+        instead, and there is no COMPUTE where none was traced.
         """
         compute = self._layers if by_layers else self._passes
         found = {} if compute is None else {COMPUTE: compute.without(own)}
@@ -172,7 +173,7 @@ class Sides:
 
     seen: Observations
     host: Integers
-    """(row,): a number for the host of each."""
+    """(row,): a number for each row's host."""
     own: Flags
     control: Flags
     channels: Channels
@@ -181,7 +182,7 @@ class Sides:
     def over(self) -> dict[str, Over]:
         """Return what each row exceeds the others by, channel by channel.
 
-        Computing is compared by layers of all stages where the host holds a whole one.
+        Computing is compared by layers of all stages where the host holds a whole stage.
         """
         return self.channels.without(self.own, by_layers=self.lacks_peers(self.own))
 
@@ -196,10 +197,10 @@ class Sides:
         return len(groups) == 1 and int(self.own.sum()) > 1
 
     def holds_whole_units(self) -> bool:
-        """Return whether the host's ranks are all of a replica or stage, or one TP group.
+        """Return whether the host's ranks are whole replicas, whole stages, or one TP group.
 
-        Of a TP group whose communication is hidden in its passes, all are as slow as one. Replicas
-        do not count where no data are longer than others, nor stages whose layers are of one kind.
+        In a TP group whose communication is hidden in its passes, all ranks are as slow as one.
+        Replicas do not count if no data are longer than others, nor stages if all layers are equal.
         """
         members = self.seen.members
         if self.is_one_group():
@@ -241,21 +242,21 @@ def _test(sides: Sides, name: str, level: Floats) -> HostTest | None:
             error, degrees = by_hosts, len(means) - 1.0
     least = HOSTS.most_of_host_share if is_log else 1.0
     is_shared = float(np.mean(mine - centre >= 0.5 * effect)) >= least
-    # pauses meet one rank more often than another, but those of other hosts next to never
+    # pauses hit some ranks of the host more often than others, but next to no rank of other hosts
     is_apart = not is_log and float(mine.min() - others.max()) >= HOSTS.least_apart_share
-    # but a loader that is far slower than its neighbours is a rank's own
+    # a loader far slower than others on its host is the fault of one rank, not of the host
     is_apart &= name != LOADER or float(mine.max()) < HOSTS.unlike_ratio * float(mine.min())
     p_value = float(special.stdtr(degrees, -effect / error)) if is_shared or is_apart else 1.0
     return HostTest(effect, error, p_value)
 
 
 def _test_of_few(sides: Sides, name: str, over: Over) -> HostTest | None:
-    """Return the test of lost time against too few ranks to have a spread; None where the host's
-    do not lose far more than these.
+    """Return the test of lost time against too few other ranks to have a spread; None where the
+    host's ranks do not lose far more than the others.
 
-    Were all ranks alike, its k would be the k that lose most of k + n by a chance of 1 in (k + n
-    over k), in each iteration. Example: two loaders take 480 ms of 700 and two 0.3 ms, in all of 10
-    iterations: 6^-10.
+    If all ranks were alike, the host's k ranks would be the top k of k + n in an iteration with
+    probability 1 / C(k + n, k). Example: two loaders take 480 ms of 700 and two 0.3 ms, in all of
+    10 iterations: 6^-10.
     """
     own, others = over.value[sides.own], over.value[sides.control]
     if name not in LOST or len(own) < HOSTS.min_ranks or not np.isfinite(own).all():

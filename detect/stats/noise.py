@@ -55,22 +55,22 @@ class Usual:
     """What is known of a class before looking.
 
     `floor` is by how much one iteration's value always varies, `spread` by how much sound ranks
-    differ for good, both in the units of the values. `level_error` is what a rank's level is
-    uncertain by because its data are known through few others.
+    differ for good, both in the units of the values. `level_error` is the error of a rank's level
+    that comes from knowing the rank's data through few other ranks.
     """
 
     floor: float
     spread: float
     bursty: bool = False
-    """Comes in rare bursts on healthy ranks too, which a median deviation would not see."""
+    """Whether healthy ranks have rare bursts, too, which a median deviation would not see."""
     level_error: float = 0.0
     scattered: bool = True
     """Whether single odd iterations, if many, speak of a fault."""
     most: float = float("inf")
-    """By how much sound ranks differ for good at most, one standard deviation."""
+    """The most that sound ranks may differ for good, one standard deviation."""
     tail_degrees: float = 0.0
-    """Of the t law of single iterations beyond all that was seen; 0 where nothing is known of it,
-    as of losses, which come in bursts of any size."""
+    """Degrees of freedom of the t law of single iterations beyond all that was seen; 0 where the
+    law is not known, as for losses, which come in bursts of any size."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Noise:
     """
 
     sigma: Floats
-    """(rank,): of one iteration's value."""
+    """(rank,): standard deviation of one iteration's value."""
     between: float
     """Lasting differences between sound ranks."""
     inflation: float
@@ -95,14 +95,14 @@ class Noise:
     most: float = float("inf")
     """What `between` is at most, whatever few ranks show."""
     tail_degrees: float = 0.0
-    """Of the t law of single iterations, 0 where it is not known."""
+    """Degrees of freedom of the t law of single iterations; 0 where the law is not known."""
 
     def chance(self, num_iterations: float) -> float:
         """Return the standard error of the usual rank's level, lasting differences left out."""
         return float(np.sqrt(robust.median(self._in_time(num_iterations)) + self.of_data**2))
 
     def level_error(self, num_iterations: float) -> Floats:
-        """Return the standard error of each rank's level over so many iterations."""
+        """Return the standard error of each rank's level over `num_iterations` iterations."""
         return np.asarray(np.sqrt(self._in_time(num_iterations) + self.between**2))
 
     def change_error(self, inside: int, beside: Integers) -> Floats:
@@ -114,7 +114,7 @@ class Noise:
         return np.asarray(np.sqrt(self._in_time(1)[:, None] * share))
 
     def level_p_value(self, effect: Floats, num_iterations: float) -> Floats:
-        """Return the one-sided probability of such levels in healthy ranks."""
+        """Return the one-sided probability that levels of healthy ranks reach `effect`."""
         error, degrees = self.level_error(num_iterations), self.level_degrees(num_iterations)
         by_spread = special.stdtr(degrees, -np.nan_to_num(effect / error))
         if not np.isfinite(self.most):
@@ -144,7 +144,7 @@ class Noise:
         return least
 
     def change_p_value(self, score: Floats | float) -> Floats:
-        """Return the one-sided probability of changes of so many standard errors."""
+        """Return the one-sided probability of changes of `score` standard errors or more."""
         return np.asarray(special.stdtr(self.degrees, -np.asarray(score)))
 
     def level_degrees(self, num_iterations: float) -> Floats:
@@ -164,7 +164,7 @@ def estimate_noise(value: Floats, excluded: Flags, usual: Usual) -> Noise:
     """Estimate the noise from the values (rank, iteration) of all ranks that are not `excluded`.
 
     The scale is pooled, because with two to four peers a rank's own median deviation is often
-    absurdly small; a rank that is noisier than the pool keeps its own.
+    absurdly small; a rank that is noisier than the pool keeps its own scale.
     """
     sound = value[~excluded]
     if not np.isfinite(sound).any():  # a suspect and nobody else to compare
@@ -193,10 +193,10 @@ def estimate_noise(value: Floats, excluded: Flags, usual: Usual) -> Noise:
 
 
 def _own(value: Floats, again: float) -> Floats:
-    """Return of each rank, (rank,); NaN in short windows.
+    """Return the noise of each rank by itself, (rank,); NaN in short windows.
 
-    From its steps, which a change hardly touches, or from its level, which odd iterations hardly
-    touch, whichever is less.
+    It is estimated from the rank's steps, which a change hardly touches, or from distances to its
+    level, which odd iterations hardly touch, whichever is less.
     """
     if value.shape[1] < NOISE.min_own_iterations:
         return np.full(len(value), np.nan)
@@ -219,8 +219,8 @@ def _pooled(value: Floats, again: float) -> float:
 
 
 def _burst_size(value: Floats) -> float:
-    """Return the root mean square within a row, the median row's: large where bursts are
-    everybody's.
+    """Return the root mean square of the median row about its mean: large where most rows have
+    bursts.
     """
     centred = value - robust.mean(value, axis=1)[:, None]
     return float(np.nan_to_num(robust.median(np.sqrt(robust.mean(centred**2, axis=1)))))
@@ -229,21 +229,22 @@ def _burst_size(value: Floats) -> float:
 def _between(sound: Floats, explained: float, usual: Usual) -> tuple[float, float]:
     """Return the lasting spread of sound ranks and its degrees of freedom.
 
-    What the ranks show beyond their noise in time, weighed against what is usual: the variance of
-    few ranks says little (a moderated variance, Smyth 2004, Stat. Appl. Genet. Mol. Biol. 3(1)).
+    What the ranks show beyond their noise in time is weighed against what is usual, since the
+    variance of few ranks says little (a moderated variance, Smyth 2004, Stat. Appl. Genet. Mol.
+    Biol. 3(1)).
     """
     level = robust.centre(sound)
     level = level[np.isfinite(level)]
     weight = max(0.0, NOISE.inner_efficiency * len(level) - 1.0)
     seen = 0.0
-    if len(level) > 2:  # two ranks mirror each other: one number, and the one in question
+    if len(level) > 2:  # two ranks mirror each other: their one distance is what is in question
         seen = float(np.quantile(np.abs(level), NOISE.inner_share)) / float(
             special.ndtri(0.5 + NOISE.inner_share / 2)
         )
     else:
         weight = 0.0
     own = max(seen**2 - explained, 0.0)
-    # ranks that differ by far more than is usual show that it is not usual here
+    # where ranks differ by far more than is usual, what is usual says little
     far = (NOISE.believed_times * usual.spread) ** 2 / max(own, 1e-12)
     belief = NOISE.usual_degrees * min(1.0, far)
     degrees = max(belief + weight, 1.0)

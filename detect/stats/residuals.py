@@ -37,7 +37,7 @@ class Residuals:
     by_phase: Floats
     """(phase, rank, iteration)"""
     num_peers: Integers
-    """(rank,): peers that were compared with."""
+    """(rank,): number of peers that the rank was compared with."""
 
 
 def stage_groups(members: Members) -> list[Integers]:
@@ -75,8 +75,8 @@ def compare_within(
 def pass_residuals(
     work: Work, members: Members, groups: list[Integers], excluded: Flags
 ) -> tuple[Floats, DataShare]:
-    """Return of every pass its log time less that of the others of its group that are not
-    `excluded`, data taken out, (rank, iteration, operation), and what was taken out.
+    """Return each pass's log time less that of the group's other ranks that are not `excluded`,
+    (rank, iteration, operation), with data taken out, and what share of data was taken out.
     """
     log_ns, data = _without_data(work, members, groups, excluded)
     residual = np.full_like(log_ns, np.nan)
@@ -88,7 +88,7 @@ def pass_residuals(
 
 
 def peer_groups(work: Work, members: Members) -> list[Integers]:
-    """Return rows that are compared with each other: of a stage, or where data would blur that of a
+    """Return the groups of rows to compare: of a stage, or, where data would blur a stage, of a
     stage and replica, whose ranks (TP, CP) work on the same data.
     """
     groups = stage_groups(members)
@@ -103,7 +103,10 @@ def peer_groups(work: Work, members: Members) -> list[Integers]:
 
 
 def deviations(work: Work, groups: list[Integers], excluded: Flags) -> Floats:
-    """Log time less the group's median of the same operation, (rank, iteration, operation)."""
+    """Return log time less the group's median of the same operation, (rank, iteration, operation).
+
+    Excluded ranks do not count in the median.
+    """
     deviation = np.full_like(work.log_ns, np.nan)
     for rows in groups:
         peers = rows[~excluded[rows]]
@@ -115,7 +118,7 @@ def deviations(work: Work, groups: list[Integers], excluded: Flags) -> Floats:
 def data_effects(
     work: Work, members: Members, groups: list[Integers], excluded: Flags, centred: bool = True
 ) -> Floats:
-    """Return what the rest of its replica says about each operation of a rank.
+    """Return what the rest of a rank's replica says about the data of each operation.
 
     (rank, iteration, operation) in logarithms: +0.3 where the other stages and TP ranks of the
     replica took 30 % longer than other replicas did on this microbatch. NaN without such ranks.
@@ -155,11 +158,11 @@ class DataShare:
     told_apart: bool = False
     spread: float = 0.0
     num_samples: int = 1
-    """Of a rank in the window: iterations by microbatches."""
+    """Samples of a rank in the window: iterations times microbatches."""
 
     @property
     def level_error(self) -> float:
-        """Return the standard error of a rank's level from data that look like it, log units.
+        """Return the standard error of a rank's level that comes from the rank's data, log units.
 
         Where few replicas of few ranks work on varying data, the mean length of a rank's own data
         over the window is known by chance only: the spread of the data over the root of their
@@ -171,7 +174,7 @@ class DataShare:
 
 
 def data_of(work: Work, members: Members, groups: list[Integers]) -> DataShare:
-    """Return what the work of all ranks, whoever is slow, tells of the data."""
+    """Return what the work of all ranks, slow ones included, tells about the data."""
     nobody = np.zeros(len(members), dtype=bool)
     return _without_data(work, members, groups, nobody)[1]
 
@@ -179,20 +182,23 @@ def data_of(work: Work, members: Members, groups: list[Integers]) -> DataShare:
 def _without_data(
     work: Work, members: Members, groups: list[Integers], excluded: Flags
 ) -> tuple[Floats, DataShare]:
-    """Log times less the data's share; what was asked for last, and for nobody slow, is known."""
+    """Return log times less the data's share, and that share.
+
+    The last result is kept, and the last with nobody excluded.
+    """
     name = "without data" if excluded.any() else "without data, nobody excluded"
     key = (id(members), excluded.tobytes(), *(rows.tobytes() for rows in groups))
     known = work.derived.get(name)
     if known is None or known[0] != key:
         known = (key, members, _taken_out(work, members, groups, excluded))
-        work.derived[name] = known  # with the members, so that no others get their id
+        work.derived[name] = known  # holds the members, so that no other object gets their id
     return cast("tuple[Floats, DataShare]", known[2])
 
 
 def _taken_out(
     work: Work, members: Members, groups: list[Integers], excluded: Flags
 ) -> tuple[Floats, DataShare]:
-    """Compute log times less the data's share."""
+    """Compute log times less the data's share, and that share."""
     within_replicas = all(len(np.unique(members.replica[rows])) < 2 for rows in groups)
     if within_replicas or len(members) < DATA.min_ranks:
         return work.log_ns, DataShare()
@@ -246,9 +252,9 @@ def _data_level(by_phase: Floats, members: Members, excluded: Flags, reach: floa
     """Return what all ranks of a replica have in common over the window, (phase, rank, 1).
 
     Data effects are centred, so that a lasting fault of one rank does not pass for data of the
-    others; the little that a replica's data happen to be longer over the whole window therefore
-    remains. It shows on every rank of the replica, a fault on one: the smaller of the rank's own
-    level and the others', where their signs agree.
+    others. Therefore the little by which a replica's data happen to be longer over the whole window
+    remains. It shows on every rank of the replica, while a fault shows on one: so the smaller of
+    the rank's own level and the others' level is taken, where their signs agree.
     """
     level = robust.median(by_phase, axis=2)
     common = np.zeros_like(level)
@@ -281,8 +287,8 @@ def _position_effect(by_phase: Floats, members: Members, excluded: Flags) -> Flo
     """Return what a (TP, CP, EP) position costs wherever it occurs, (phase, rank, 1): the job's own
     doing.
 
-    With three replicas and more the position's median within its stage; with fewer, what all ranks
-    of the position in all stages and replicas have in common, if they agree.
+    This is, with three replicas and more, the position's median within its stage; with fewer, what
+    all ranks of the position in all stages and replicas have in common, if they agree.
     """
     effect = np.zeros((*by_phase.shape[:2], 1))
     place = members.place
@@ -304,8 +310,8 @@ def _position_effect(by_phase: Floats, members: Members, excluded: Flags) -> Flo
 
 
 def _agreed(level: Floats) -> Floats:
-    """Return the least of the levels (phase, rank) where two and more are slow alike, 0
-    otherwise.
+    """Return the least of `level`, (phase, rank), over the ranks, (phase,), if two and more ranks
+    are slow alike; 0 otherwise.
     """
     typical = robust.mean(level, axis=0)
     typical = typical[np.isfinite(typical)]

@@ -9,9 +9,9 @@ from megascan.arrays import Flags, Floats, Integers
 
 
 def median(values: Floats, axis: int | None = None) -> Floats:
-    """Return the median of what is there; NaN where there is nothing.
+    """Return the median of the values that are not NaN; NaN where there are none.
 
-    The same numbers as numpy's `nanmedian`, which takes ten times as long for short rows.
+    numpy's `nanmedian` gives the same numbers, but takes ten times as long for short rows.
     """
     given = np.asarray(values, dtype=np.float64)
     ordered = np.sort(given.ravel() if axis is None else given, axis=axis or 0)  # NaN last
@@ -32,9 +32,9 @@ def median(values: Floats, axis: int | None = None) -> Floats:
 
 
 def mean(values: Floats, axis: int | None = None) -> Floats:
-    """Return the mean of what is there; NaN where there is nothing.
+    """Return the mean of the values that are not NaN; NaN where there are none.
 
-    The same numbers as numpy's `nanmean`, which warns of the latter.
+    numpy's `nanmean` gives the same numbers, but warns where all values are NaN.
     """
     given = np.array(values, dtype=np.float64)
     missing = np.isnan(given)
@@ -44,11 +44,10 @@ def mean(values: Floats, axis: int | None = None) -> Floats:
 
 
 def centre(values: Floats) -> Floats:
-    """Return the mean of the middle third and a little more along the last axis; NaN where there is
-    nothing.
+    """Return the mean of the middle third and a little more along the last axis, NaN left out.
 
-    A third of the samples may be anything, and it wastes less than a median does: of n samples
-    n // 3 are left out at either end.
+    Of n samples n // 3 are left out at either end. So a third of the samples may be anything, while
+    less is wasted than by a median. NaN where there are no samples.
     """
     ordered = np.sort(values, axis=-1)  # NaN last
     count = np.isfinite(ordered).sum(axis=-1, keepdims=True)
@@ -69,8 +68,9 @@ def spread(values: Floats, axis: int | None = None) -> Floats:
 def ordinary(durations: Floats, counted: Flags) -> Flags:
     """Return the counted iterations without exceptional ones, those that save a checkpoint, say.
 
-    Both are (iteration,); one that takes several times the median of those counted is left out.
-    Example: 52, 51 and 2,900 ms are two ordinary iterations and an exceptional one.
+    Both arguments are (iteration,). An iteration that takes several times the median of the counted
+    ones is exceptional. Example: 52, 51 and 2,900 ms are two ordinary iterations and an exceptional
+    one.
     """
     if not counted.any():
         return counted
@@ -126,7 +126,7 @@ def step_noise(series: Floats) -> Floats:
     """Return the noise of each row of (row, iteration) from differences of neighbours.
 
     A step in the series (a fault that begins) touches one difference only. A mean of squares, large
-    ones cut, is twice as exact as a median deviation; that one bounds it where steps are many.
+    ones cut, is twice as exact as a median deviation, which bounds the mean where steps are many.
     """
     steps = np.abs(np.diff(series, axis=1))
     typical = ROBUST.mad_to_sigma * median(steps, axis=1)
@@ -140,9 +140,9 @@ def repetition(series: Floats) -> float:
     """Return the lag-1 correlation r of noise in (row, iteration), 0 to 1, of all rows together.
 
     For noise that repeats itself from one iteration to the next, squared differences over two
-    iterations are (1 + r) times those over one. Large ones are cut, and a change that lasts is left
-    out: as one difference over one iteration, but two over two, it would pass for an r. An r that
-    so few samples can show by chance (within two standard errors) is drawn to 0.
+    iterations are (1 + r) times those over one. Large differences are cut. Changes that last are
+    left out: a change is one large difference over one iteration, but two over two iterations, and
+    would look like an r. An r that may be chance (within two standard errors) is drawn to 0.
     """
     if series.shape[1] < ROBUST.min_repetition_iterations:
         return 0.0

@@ -9,9 +9,9 @@ is significant count, even if an earlier one was not while the others were still
 
 Significance is controlled over all rows and classes by the Benjamini-Hochberg rule: the k-th name
 counts when p · m / k stays below the false-discovery rate (m = rows times classes that were
-tested). Besides, the effect must reach the floor within its 95 % interval, and persist, and one
-that begins or ends must be a change of the row itself, not of its peers. Never is more than half of
-a group taken out: which part is slow, nobody could tell.
+tested). Besides, the effect must reach the floor within its 95 % interval, and persist, and an
+effect that begins or ends must be a change of the row itself, not of its peers. No more than half
+of a group is ever taken out: nobody could tell which half is slow.
 
 **When.** All the time, in a stretch of iterations, or on and off.
 
@@ -19,8 +19,8 @@ Scattered. Problem: slow every second iteration, a rank has no stretch of slow i
 own noise seems as large as the fault.
 
 Idea: its values fall into two heaps, those of its peers into one. The values are split in two where
-that leaves the least variance (Otsu's threshold); then so many of them above the middle must be
-improbable at the rate at which the other ranks do:
+that leaves the least variance (Otsu's threshold); then so many values above the middle must be
+improbable at the rate of the other ranks:
 
     p = P(Binomial(iterations, rate of the others) >= hits) · splits tried
 
@@ -32,15 +32,15 @@ Stretches. Problem: a fault may hold for 5 of 20 iterations, and an unverified c
 finds changes in noise in a fifth to a third of healthy series.
 
 Idea: the whole window is judged by the rank's level against its peers, which sound ranks keep
-within a per cent. A part of it is judged by the change against the rank's own iterations beside
-it, which such lasting differences do not touch: of all stretches of at least `min_iterations` the
-best, its p-value charged with the number of stretches that were tried, then verified: in the
-original values most iterations of the stretch must exceed those next to it, and more of them than
-chance would give at the rate at which healthy ranks do. A two-state path (normal, slow) found by
-dynamic programming then gives onset, end and flapping.
+within a per cent. A part of the window is judged by the change against the rank's own iterations
+next to it, which lasting differences between ranks do not touch. The best of all stretches of at
+least `min_iterations` counts, its p-value multiplied by the number of stretches that were tried. It
+is then verified: in the original values most iterations of the stretch must exceed those next to
+it, and more of them than chance would give at the rate of healthy ranks. A two-state path (normal,
+slow) found by dynamic programming then gives onset, end and flapping.
 
 Example: 5 of 20 iterations 6 % above the 10 next to them, noise 1 % an iteration: the change is 9.5
-standard errors, charged with 210 stretches that were tried.
+standard errors, and its p-value is multiplied by 210 stretches that were tried.
 
 A fault that switches more often than every `min_iterations` has no stretch: it is scattered.
 """
@@ -69,17 +69,17 @@ class Stretch:
     effect: float
     p_value: float
     normal: float = 0.0
-    """The rank's level beside the stretch; 0, its peers', for the whole window."""
+    """The rank's level next to the stretch; for the whole window 0, the level of its peers."""
     scattered: bool = False
-    """Slow in single iterations between first and last, normal in the others."""
+    """Whether the rank is slow in single iterations between first and last only."""
     sigma: float = 0.0
-    """Of a scattered one: what single iterations of sound ranks vary by."""
+    """If scattered: what single iterations of sound ranks vary by."""
 
 
 def scattered_stretches(
     value: Floats, noise: Noise, min_iterations: int, excluded: Flags
 ) -> list[Stretch | None]:
-    """Return of every row the evidence for a fault that comes and goes, or None."""
+    """Return for every row the evidence for a fault that comes and goes, or None."""
     usual = float(robust.median(noise.sigma))
     spreads = robust.spread(value, axis=1)[~excluded]
     sigma = float(np.nan_to_num(np.fmin(robust.median(spreads), usual), nan=usual))
@@ -139,10 +139,10 @@ class _Heaps:
 
 @dataclass(frozen=True)
 class _Others:
-    """What rows that are not excluded vary like, less a row's own: `sound` (row, iteration) holds
-    all of them, with `num_known` values, and the row itself where it `is_sound`.
+    """Values of the rows that are not excluded, one row left out.
 
-    Taking the row out of a copy would cost the square of the number of rows.
+    `sound`, (row, iteration), has `num_known` values; the row to leave out is among them if it
+    `is_sound`. A copy without that row would cost the square of the number of rows.
     """
 
     sound: Floats
@@ -150,15 +150,15 @@ class _Others:
     is_sound: bool
 
     def num_above(self, level: float, num_own: int) -> int:
-        """Count the others' values above a level, of which the row itself has `num_own`."""
+        """Count the other rows' values above a level; `num_own` are those of the row left out."""
         return int((self.sound > level).sum()) - self.is_sound * num_own
 
 
 def _scattered(row: int, series: Floats, heaps: _Heaps, others: _Others, sigma: float) -> Stretch:
-    """Return the evidence of a row, (iteration,), whose heaps are apart."""
+    """Return the evidence of a row whose heaps are apart; `series` are its values, (iteration,)."""
     num_known, slow, normal = int(heaps.num_known[row]), heaps.high[row], heaps.low[row]
     compared = others.num_known - others.is_sound * num_known
-    compared = compared or num_known  # of a pair: its own iterations
+    compared = compared or num_known  # without others (a pair): the row's own iterations
     middle = float(slow + normal) / 2
     active = np.flatnonzero(series > middle)
     hits = len(active)
@@ -186,7 +186,7 @@ class Course:
     """Log units, centre over the active iterations."""
     standard_error: float
     share: float
-    """Of the iterations between onset and end, those clearly above the peers."""
+    """Share of the iterations between onset and end that are clearly above the peers."""
     episodes: tuple[tuple[int, int], ...]
     """First and last index of each active stretch."""
 
@@ -203,8 +203,8 @@ def best_stretches(
 ) -> list[Stretch]:
     """Return the most telling verified stretch of every row of (row, iteration).
 
-    Rows that are `excluded` do not speak for what healthy rows do. `scattered` looks for rows that
-    are slow in single iterations, too.
+    Rows that are `excluded` do not count as healthy. With `scattered`, look for rows that are slow
+    in single iterations, too.
     """
     num_iterations = value.shape[1]
     whole = _whole_window(value, noise)
@@ -241,9 +241,9 @@ def best_stretches(
 def least_beyond_bursts(noise: Noise, num_iterations: int, p_value: float) -> float:
     """Return the least lasting effect that bursts of healthy rows cannot feign at this p-value.
 
-    Every one of the iterations must lie above half of the effect, which a healthy one does so
-    rarely that all together have the p-value. Example: 2 iterations, noise of 1 % and p = 1e-4: of
-    a law with 3 degrees of freedom one in 140 lies beyond 5 sigma: 10 %.
+    All iterations must lie above half of the effect, which those of healthy rows do so rarely that
+    all of them together have the p-value. Example: 2 iterations, noise of 1 % and p = 1e-4: of a
+    law with 3 degrees of freedom one in 140 lies beyond 5 sigma: 10 %.
     """
     if not noise.tail_degrees:
         return 0.0
@@ -259,22 +259,22 @@ def _charged(
 
     Healthy rows exceed the middle between normal and slow in a share of their iterations, whatever
     the law of their noise. So many hits in so many iterations must be improbable at that rate.
-    Where they never do, a law with heavy tails says how rarely they would: few iterations show no
-    rate below one in their number, and two of two iterations at three times the peers' time are no
-    accident.
+    Where healthy rows never exceed it, a law with heavy tails says how rarely they would: n
+    iterations show no rate below 1 / n, but two of two iterations at three times the peers' time
+    are no accident.
     """
     if stretch.p_value > PERSISTENCE.worth_charging_p:
         return stretch
     middle = (stretch.effect + stretch.normal) / 2
     inside = value[stretch.row, stretch.first : stretch.last + 1]
     others = value[~excluded & (np.arange(len(value)) != stretch.row)]
-    if not np.isfinite(others).any():  # of a pair: its own iterations beside
+    if not np.isfinite(others).any():  # a pair: the row's own iterations next to the stretch
         others = np.delete(value[stretch.row], slice(stretch.first, stretch.last + 1))
     if not np.isfinite(others).any():
         return stretch
     hits, length = int((inside > middle).sum()), int(np.isfinite(inside).sum())
     tried, above = 1, others > middle
-    if length < value.shape[1]:  # a change: of the others, too, what exceeds their own level
+    if length < value.shape[1]:  # a change: the others, too, are measured from their own level
         tried, above = num_tried, _changes(others) > middle - stretch.normal
     num_above = int(above.sum())
     rate = (num_above + PERSISTENCE.prior_hits) / (
@@ -289,7 +289,7 @@ def _charged(
 
 
 def _changes(values: Floats) -> Floats:
-    """Return values minus the median of their row."""
+    """Return values less the median of their row."""
     return np.asarray(values - np.expand_dims(robust.median(values, axis=-1), -1))
 
 
@@ -335,8 +335,8 @@ def _scan(smooth: Floats, noise: Noise, min_iterations: int) -> tuple[Floats, In
 
 
 def _neighbourhood(first: Integers, length: int, num_iterations: int) -> tuple[Integers, Integers]:
-    """Return [low, high) around stretches: as long again on either side, as far as the window
-    goes.
+    """Return [low, high) around stretches: their own length again on either side, within the
+    window.
     """
     reach = max(length, PERSISTENCE.min_outside)
     return np.maximum(first - reach, 0), np.minimum(first + length + reach, num_iterations)
@@ -345,7 +345,8 @@ def _neighbourhood(first: Integers, length: int, num_iterations: int) -> tuple[I
 def _verified(series: Floats, first: int, length: int) -> tuple[float, float] | None:
     """Return levels (inside, beside) of a stretch that the original values confirm, None otherwise.
 
-    It must be above the peers, most of it above the middle, and most of it new.
+    The stretch must be above the peers, most of its iterations above the middle between the levels,
+    and most of its effect new.
     """
     low, high = _neighbourhood(np.array([first]), length, len(series))
     inside = series[first : first + length]
@@ -359,7 +360,7 @@ def _verified(series: Floats, first: int, length: int) -> tuple[float, float] | 
     change = effect - level
     above = (
         effect > 0 and effect >= PERSISTENCE.min_above_share * change
-    )  # else it is its peers that changed
+    )  # else it is the peers that changed
     return (effect, level) if above and lasts and change > effect / 2 else None
 
 
@@ -446,7 +447,7 @@ class Suspect:
     course: Course
     q_value: float
     between: float = 0.0
-    """By how much sound rows differ for good, where the row is measured against its peers'."""
+    """By how much sound rows differ for good, if the row is measured against its peers; else 0."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -478,9 +479,10 @@ class SearchTask:
     """Rows that are each other's peers."""
     own: Floats | None = None
     """What the rows measured themselves, (row, iteration), in the units of the values: a change
-    against its peers is a row's only if its own values changed. None where that is not asked."""
+    against its peers is a row's only if its own values changed. None: not checked."""
     by_majority: bool = False
-    """Values may be low for good reasons too: of four rows two high ones are not at fault."""
+    """Whether fewer than half of a group (one of a pair) may be suspects: values may be low for
+    good reasons, too, so if two of four rows are high, they are not at fault."""
     patience: int = SEARCH.patience
     """Rows in a row that may be insignificant before the search ends."""
 
@@ -504,7 +506,7 @@ class _View:
     noise: Noise
     stretches: list[Stretch]
     courses: dict[int, Course] = field(default_factory=dict)
-    """Of the rows that were asked for: each is, several times."""
+    """Courses computed so far, by row: each is asked for several times."""
 
     def course(self, row: int) -> Course:
         if row not in self.courses:
@@ -516,7 +518,7 @@ def search(task: SearchTask, settings: DetectorSettings) -> SearchResult:
     """Find all rows of one class that are slow."""
     order: list[int] = []
     num_accepted = 0
-    views = [_view(task, settings, order)]  # without the first 0, 1, 2, … of them
+    views = [_view(task, settings, order)]  # views[n] excludes the first n rows of `order`
     while len(order) - num_accepted < task.patience and len(order) < settings.max_findings:
         row = _clearest(views[-1], task.closed(mask_of(order, task.num_rows)), task, settings)
         if row is None:
@@ -583,10 +585,10 @@ def peers_changed(value: Floats, own: Floats, active: Flags) -> bool:
 
 
 def _persists(course: Course, settings: DetectorSettings) -> bool:
-    """Return whether it lasts long enough, and most of the time between onset and end (less when it
-    flaps).
+    """Return whether a course lasts long enough, and holds for most of the time between onset and
+    end (less when it flaps).
 
-    Of a short window most of it is enough: 3 of 4 iterations.
+    In a short window, most of the window is long enough: 3 of 4 iterations.
     """
     flaps = len(course.episodes) > 1 and course.share >= SEARCH.flapping_share
     most_of_it = int(np.ceil(settings.min_share * len(course.active)))
@@ -595,8 +597,8 @@ def _persists(course: Course, settings: DetectorSettings) -> bool:
 
 
 def _reaches(course: Course, floor: float, between: float) -> bool:
-    """Return whether the effect may be as large as the floor, given its error and the rank's own
-    level.
+    """Return whether the effect may be as large as the floor, given its error and what sound ranks
+    differ by.
     """
     reach = course.effect + SEARCH.interval_sigmas * float(np.hypot(course.standard_error, between))
     return reach >= floor and course.effect >= SEARCH.near_floor_share * floor
@@ -605,7 +607,7 @@ def _reaches(course: Course, floor: float, between: float) -> bool:
 def _suspects(
     view: _View, rows: list[int], task: SearchTask, settings: DetectorSettings
 ) -> list[Suspect]:
-    """Return the rows that hold once all of them are out of each other's peers."""
+    """Return the rows that are still suspect once none of them is a peer of the others."""
     found = []
     ordered = sorted(rows, key=lambda row: (view.stretches[row].p_value, row))
     for number, row in enumerate(ordered, 1):

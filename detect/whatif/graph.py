@@ -18,7 +18,7 @@ second forward 10 ms as well, 22 ms. All times are arrays (lane, scenario, step)
 visit a group whatever their number. The recurrence is that of "Understanding Stragglers in Large
 Model Training Using What-if Analysis", OSDI 2025.
 
-`Replay` is a graph with its traced and its ideal weights: what every figure of this room needs.
+`Replay` is a graph with its traced and its ideal weights: what every figure of this package needs.
 """
 
 from __future__ import annotations
@@ -296,8 +296,8 @@ class Replay:
     """Ranks whose compute cannot be told apart in this trace (a TP group without its collectives
     traced); replacing one of them replaces all."""
     entangled: Mapping[str, Partition] = field(default_factory=dict)
-    """Types of work that hold waiting for others in no span of its own, and which lanes wait for
-    each other: if one of them is slow there, all are."""
+    """Types of work that hold unrecorded waiting for other ranks, and the lanes that wait for each
+    other: if one of these lanes is slow in such work, all are."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -328,7 +328,7 @@ class Replay:
 
     @cached_property
     def error_ratio(self) -> Floats:
-        """Replayed over measured step time minus one, (step,): how well the model holds."""
+        """Return replayed over measured step time, less 1, (step,): how well the model holds."""
         return np.asarray(self.traced_s / self.measured - 1.0)
 
     def place_of(self, rank: int) -> tuple[int, int] | None:
@@ -337,7 +337,9 @@ class Replay:
         return (int(found[0, 0]), int(found[0, 1])) if len(found) else None
 
     def with_shared_work(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Return these ranks and those whose compute cannot be told from theirs, sorted."""
+        """Return these ranks and all whose compute cannot be told apart from that of one of them,
+        sorted.
+        """
         chosen = set(ranks)
         for members in self.shared_work:
             if chosen & set(members):

@@ -14,11 +14,12 @@ order, and a message that waits for its partner keeps the next pass from startin
 
     forward ──┤░░░ recv_backward ░░░├── forward          the gap is waiting, not the host's
 
-`messages_hold_up` recognises them by their ends: nothing begins earlier, the next pass at once.
+`messages_hold_up` recognises these messages by their ends: no pass begins before, and the next pass
+begins at once.
 
-Collectives beside compute begin when their stream is free, in one iteration before the end of a
+Collectives beside compute begin when their stream is free: in one iteration before the end of a
 pass, in the next one after it. They are put where they began at the earliest in any iteration of
-any rank of the stage: that is when what they need was ready.
+any rank of the stage: by then what they need was ready.
 """
 
 from __future__ import annotations
@@ -343,17 +344,18 @@ class SpanColumns:
 
 
 LEAST_NS = 200_000
-"""Shorter messages hardly wait, so they cannot tell."""
+"""Shorter messages hardly wait, so they cannot tell whether they hold up passes."""
 LEAST_SHARE_BEFORE = 0.95
-"""Share of the messages' time that lies before the next pass, if they hold it up."""
+"""Least share of the messages' time that lies before the next pass, if they hold it up."""
 MOST_IDLE_AFTER = 0.2
-"""Idle time between their end and the next begin, over their own time."""
+"""Most idle time between the messages and the next pass over the messages' own time, if they hold
+it up."""
 
 
 def messages_hold_up(marks: Marks, messages: Flags) -> bool:
     """Return whether asynchronous `messages` (row of the table,) keep passes from starting.
 
-    False where none of them waits: then it makes no difference.
+    False where no message waits: then it makes no difference.
     """
     begins = np.flatnonzero(marks.edge == BEGIN)
     length = marks.end_ns - marks.time_ns
@@ -406,7 +408,7 @@ class Stack:
 
     @property
     def complete_lane(self) -> int:
-        """A lane that was recorded on every stage.
+        """Return a lane that was recorded on every stage.
 
         Raises InputError when there is none: messages between stages could not be paired.
         """

@@ -2,17 +2,17 @@
 
 The replay (`graph`) lets every operation start at the latest end of what it waits for. Walking back
 from the last end of a step, from each operation to the one it started at the end of, gives a chain
-without a gap: its weights add up to the replayed step, and nothing beside it can make the step
+without a gap: its weights add up to the replayed step, and nothing off the path can make the step
 shorter.
 
     rank 0   ├ forward ┤░░ waits ░░├ all_reduce ┤           the path: forward of rank 1,
     rank 1   ├───── forward ──────┤├ all_reduce ┤├ opt ┤    all_reduce, optimizer of rank 1
 
-The same chain is then looked up among the recorded times. Hop i lies from the recorded end of the
-hop before it to its own, so hops lie end to end from the begin of the step on the path's first rank
-to its end on the last one, and their lengths add up to the step as it was measured. What of a hop
-is longer than its operation's weight is idle time: nobody on the path worked, and the trace does
-not say what for.
+The same chain is then looked up among the recorded times. A hop lies from the recorded end of the
+hop before it to its own recorded end. So hops lie end to end from the begin of the step on the
+path's first rank to the end of the step on the last rank, and their lengths add up to the step as
+it was measured. The part of a hop that exceeds its operation's weight is idle time: nobody on the
+path worked, and the trace does not say why.
 
     share       hop                                                         counted by
     compute     passes, optimizer                                           rank
@@ -20,8 +20,9 @@ not say what for.
     host        gaps between spans, loading of data, garbage collection     rank
     idle        see above
 
-The bubble is another view of the same time: passes and messages of other stages than the one that
-has most of the path. That stage waits meanwhile, for the pipeline to fill or to drain.
+The bubble is another view of the same time: take the stage that has most of the path; the bubble is
+the passes and messages of the other stages. Meanwhile that stage waits for the pipeline to fill or
+to drain.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ class Link:
 class StepPath:
     """The critical path of one step, all arrays (hop,) in the order of time.
 
-    Hop i is operation `nodes[i]` of lane `lanes[i]`. `weights_s` are those of the replay; the
-    others are recorded times, `ends_ns[i]` being the begin of hop i + 1 and `begin_ns` that of the
-    first. The first `idle_ns[i]` of a hop nobody worked. `rows` are spans of the timeline, -1 for
-    none.
+    Hop i is operation `nodes[i]` of lane `lanes[i]`. `weights_s` are weights of the replay, all
+    other times are recorded: `ends_ns[i]` is also the begin of hop i + 1, `begin_ns` the begin of
+    the first hop. In the first `idle_ns[i]` of hop i nobody worked. `rows` are spans of the
+    timeline, -1 for none.
     """
 
     iteration: int
@@ -118,7 +119,7 @@ class Makeup:
 
     @property
     def shares(self) -> dict[Share, float]:
-        """Return the four shares in all."""
+        """Return the total of each of the four shares."""
         return {
             Share.COMPUTE: sum(self.compute.values()),
             Share.TRANSFER: sum(self.transfer.values()),
@@ -136,7 +137,7 @@ class CriticalPath:
 
     @cached_property
     def link_of(self) -> Links:
-        """Return names of what data travels over."""
+        """Return what names the link of a communication."""
         return Links(self.replay)
 
     @cached_property
@@ -194,7 +195,7 @@ class CriticalPath:
         )
 
     def _bubble(self, steps: tuple[StepPath, ...]) -> tuple[int, int]:
-        """Return the stage that has most of the path, and how long its passes wait for others'."""
+        """Return the stage that has most of the path, and the others' time on the path, ns."""
         graph = self.replay.graph
         if graph.num_stages < 2:
             return NOT_APPLICABLE, 0
@@ -309,7 +310,7 @@ class _Walk:
         return np.array(nodes), np.array(lanes)
 
     def _latest_before(self, node: int, lane: int, step: int) -> tuple[int, int] | None:
-        """Return what an operation started at the end of; its own rank's work among equals."""
+        """Return the operation at whose end this one started; of equals, its own rank's."""
         before = self._before[node]
         if not len(before):
             return None
@@ -348,10 +349,11 @@ def _recorded(replay: Replay, step: int, chain: tuple[Integers, Integers]) -> St
 
 
 def _known_ends(ends_ns: Integers, weights_ns: Integers) -> Integers:
-    """Fill in ends that were not recorded: where what follows begins, or a weight after before.
+    """Fill in ends that were not recorded: the begin of the next hop, or the end of the hop before
+    plus the weight.
 
-    Parts of one piece of work (loading, a pause) have no end of their own; neither has anything of
-    a rank whose file is missing.
+    Parts of one piece of work (loading, a pause) have no end of their own; nor do operations of a
+    rank whose file is missing.
     """
     filled = ends_ns.copy()
     for hop in np.flatnonzero(ends_ns == NOT_APPLICABLE)[::-1].tolist():

@@ -211,7 +211,7 @@ _LEFT, _TOP = 110, 64
 
 @dataclass(frozen=True, kw_only=True)
 class HeatGrid:
-    """Cells as (row, column), NaN where there is no rank; `ranks` alike, -1 where none."""
+    """Cells (row, column): `values` are NaN and `ranks` are -1 where there is no rank."""
 
     values: Floats
     ranks: npt.NDArray[np.int64]

@@ -1,7 +1,7 @@
 """Say what mending single ranks would save, and so what a finding costs the step.
 
-The ranks in question are brought to their peers' times and the job is replayed. Wherever its
-dependency graph can be built the answer is better than the first estimate of
+The ranks in question are brought to their peers' times and the job is replayed. Wherever the job's
+dependency graph can be built, the answer is better than the first estimate of
 `detect.causes.finding`: time that a host loses behind its device, and delays that spread over a
 pipeline, come out as they are.
 """
@@ -45,27 +45,27 @@ class Saving:
 
     @property
     def saved_s(self) -> float:
-        """Seconds that a step is shorter."""
+        """Return by how many seconds a step would be shorter."""
         return self.step_s - self.fixed_step_s
 
     @property
     def speedup(self) -> float:
-        """Step time now over step time then: 1.1 makes the job 10 % faster."""
+        """Return step time now over step time then: 1.1 makes the job 10 % faster."""
         return self.step_s / self.fixed_step_s
 
     @property
     def gpu_hours(self) -> float:
-        """GPU-hours lost to these ranks in the traced steps."""
+        """Return the GPU-hours lost to these ranks in the traced steps."""
         return self.saved_s * self.num_steps * self.num_gpus / 3600.0
 
     @property
     def gpu_hours_per_hour(self) -> float:
-        """GPU-hours that an hour of this job loses to these ranks."""
+        """Return the GPU-hours that an hour of this job loses to these ranks."""
         return self.saved_s / self.step_s * self.num_gpus
 
     @property
     def gpu_hours_per_day(self) -> float:
-        """GPU-hours a day of this job that are lost to these ranks."""
+        """Return the GPU-hours that a day of this job loses to these ranks."""
         return self.gpu_hours_per_hour * _HOURS_A_DAY
 
     def to_json(self) -> dict[str, Json]:
@@ -95,12 +95,12 @@ def saved_by_fixing(
     """Replay with the work of `ranks` brought to what their peers take, step by step.
 
     For every operation type and step the rank's own times are scaled so that their sum is the
-    median of its peers' sums; what is left is its own scatter, as a healthy rank has it. A slow
-    host's delays scatter far more: with `hosts` the scatter is that of peers in another step. With
-    `links` the transfers that `ranks` take part in (between them, when there are several) are
-    brought to those of the other lanes as well. Ranks whose work cannot be told from theirs are
-    fixed with them. Counted are the steps `during` (step,) which they are slow, None for all,
-    without exceptional ones (`stats.robust.ordinary`).
+    median of its peers' sums; what is left is the rank's own scatter, as a healthy rank has it. A
+    slow host's delays scatter far more: with `hosts` the scatter is that of peers in another step.
+    With `links` the transfers that `ranks` take part in (between them, when there are several) are
+    brought to those of the other lanes as well. Ranks whose work cannot be told apart from that of
+    `ranks` are fixed with them. Only steps `during`, (step,), count, in which the ranks are slow
+    (None: all steps), without exceptional ones (`stats.robust.ordinary`).
     Raises InputError for a rank that was not recorded.
 
         one rank computing 1.5x slower in a TP group of two: its group's passes take 1/1.5
@@ -128,7 +128,7 @@ def _saving(
     during: Flags | None,
     compared_with: str,
 ) -> Saving:
-    """Return what other weights save in the ordinary steps of `during` (step,), None for all."""
+    """Return what `weights` save in the ordinary steps of `during`, (step,); None for all steps."""
     fixed = sweep(replay.graph, lambda node: weights[node][:, None, :])[0]
     counted = np.ones(len(replay.steps), dtype=bool) if during is None else during
     counted = ordinary(fixed, counted)
@@ -145,8 +145,10 @@ def _saving(
 def _fix_work(
     replay: Replay, places: Flags, weights: Floats, *, like_peers: bool, late: bool
 ) -> str:
-    """Bring the work of ranks to their peers' and return who these are. Whoever is `late` waits for
-    nobody, and what its peers take may hold waiting for it: then nothing gets longer.
+    """Bring the work of ranks to that of their peers, and return who the peers are.
+
+    With `late`, no work gets longer: a rank that is late waits for nobody, but the times of its
+    peers may hold waiting for it.
     """
     graph = replay.graph
     stages = np.flatnonzero(places.any(axis=1))
@@ -172,7 +174,7 @@ def _fix_work(
 
 
 def _waiting_together(replay: Replay, optype: str, own: Flags) -> Flags:
-    """Flag the lanes (lane,) whose work of a type is as slow as that of `own`, and those."""
+    """Flag the `own` lanes and the lanes that wait for them inside work of a type, (lane,)."""
     if optype not in replay.entangled:
         return own
     labels = replay.entangled[optype].labels
@@ -199,7 +201,7 @@ def _scale(weights: Floats, nodes: Integers, own: Flags, sums: Floats, goal: Flo
 
 
 def _borrow(weights: Floats, nodes: Integers, own: Flags) -> None:
-    """Give the `own` lanes the work of the others, one each in turn, of another step."""
+    """Give each of the `own` lanes the work of another lane, in turn, from another step."""
     others = np.flatnonzero(~own)
     lenders = others[np.arange(int(own.sum())) % len(others)]
     borrowed = np.roll(weights[np.ix_(nodes, lenders)], 1, axis=2)
@@ -229,8 +231,10 @@ def _fix_links(replay: Replay, places: Flags, weights: Floats) -> None:
 
 
 def _shorten_waits(replay: Replay, places: Flags, weights: Floats) -> None:
-    """Shorten the gaps and optimizer steps of all others, in which they wait for a slow link unseen
-    (for the norm of the gradients, say), to those of its ranks, which arrive last.
+    """Shorten the gaps and optimizer steps of all other ranks to those of the slow link's ranks.
+
+    The others may wait in them for the slow link unseen (for the norm of the gradients, say), while
+    the link's ranks arrive last and do not wait.
     """
     for number, node in enumerate(replay.graph.nodes):
         own = places[node.stage]
@@ -307,7 +311,8 @@ class ReplayedCosts:
     def ratio(
         self, ranks: tuple[int, ...], causes: Collection[Cause], within: tuple[int, int]
     ) -> float | None:
-        """Return iteration time now over that without the finding, at least 1; None if unknown.
+        """Return iteration time divided by iteration time without the finding, at least 1; None if
+        unknown.
 
         `within` are the first and last iteration in which the ranks are slow, of these `causes`.
         Example: 1.22 where the step takes 110 ms and would take 90 ms if they ran like their peers.
@@ -328,8 +333,8 @@ class ReplayedCosts:
     def ratio_of_border(
         self, ranks: tuple[int, ...], slowdown: float, within: tuple[int, int]
     ) -> float | None:
-        """Return iteration time now over that with a quicker network of these ranks' host, at least
-        1: all that crosses its border is `slowdown` times slower. None if unknown.
+        """Return iteration time divided by iteration time with a sound network of the ranks' host,
+        at least 1; None if unknown. What crosses the host's border is `slowdown` times slower now.
         """
         known = self._replayable(ranks, within)
         if known is None:
@@ -341,7 +346,7 @@ class ReplayedCosts:
     def _replayable(
         self, ranks: tuple[int, ...], within: tuple[int, int]
     ) -> tuple[Replay, Flags] | None:
-        """Return the replay and its steps within these iterations; None where it tells nothing."""
+        """Return the replay and its steps within these iterations; None where no replay tells."""
         replay = self._get_replay() if ranks else None
         if replay is None:
             return None
@@ -360,9 +365,11 @@ class ReplayedCosts:
 
 
 def _hidden_wait(replay: Replay, ranks: tuple[int, ...], during: Flags) -> float:
-    """Return the share of the steps `during` (step,) that ranks other than `ranks` spend between
-    spans, of the stage where it is largest: all of them, if they wait there; one alone does for
-    reasons of its own.
+    """Return the share of the steps `during`, (step,), that ranks other than `ranks` spend between
+    spans, in the stage where it is largest.
+
+    The median over a stage's ranks counts: if they wait between spans, all of them do, while one
+    rank alone may have gaps for reasons of its own.
     """
     stage = replay.graph.stage
     gaps = np.array([node.optype == "host" for node in replay.graph.nodes])

@@ -182,7 +182,7 @@ class WhatIf:
 
     @property
     def slowdown(self) -> float:
-        """S."""
+        """Return S, traced over ideal step time."""
         return self.traced_s / self.ideal_s
 
     @cached_property
@@ -210,7 +210,7 @@ class WhatIf:
 
     @property
     def step_slowdown(self) -> Floats:
-        """S of every step, (step,)."""
+        """Return S of every step, (step,)."""
         return np.asarray(self.replay.traced_s / self.ideal_s)
 
     @property
@@ -324,7 +324,7 @@ def savings_of_standouts(result: WhatIf) -> list[Saving]:
 def heavy_stages(result: WhatIf, least: float = 1.05) -> tuple[int, ...]:
     """Return stages whose median rank costs at least `least` times that of the other stages.
 
-    Of the median rank, because one slow rank makes no stage heavy.
+    The median rank counts, because one slow rank makes no stage heavy.
     """
     cost = np.median(result.rank_ratio, axis=1)
     return tuple(

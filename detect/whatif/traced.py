@@ -174,7 +174,8 @@ class _Walk:
     def _work(self, mark: int, until: Floats) -> None:
         """Add local work up to a mark, or to the end; none where no rank has time for it.
 
-        Loading and pauses are told apart from it; a pause only by what the work took too long.
+        Loading and pauses become nodes of their own; a pause only counts as far as the rest of the
+        work took longer than usual.
         """
         work = np.maximum(until - self.until, 0.0)
         self.until = np.maximum(self.until, until)
@@ -593,10 +594,10 @@ def _fill_missing(weights: Floats) -> None:
 
 
 def _measured(stack: Stack) -> Floats:
-    """Return each iteration's begin to end on the rank that took longest, seconds.
+    """Return the time from the latest begin to the latest end of each iteration, seconds.
 
     Ranks do not begin together: a stage that ended the last iteration early begins the next one
-    early and then waits. The longest own duration counts no such head start twice.
+    early and then waits. From the latest begin on, this head start is not counted twice.
     """
     present = np.stack([stage.present for stage in stack.stages])
     begins = stack.bounds[present][..., 0]
@@ -607,8 +608,8 @@ def _measured(stack: Stack) -> Floats:
 def _entangled(
     layout: Layout, stack: Stack, programs: list[StageProgram]
 ) -> Mapping[str, Partition]:
-    """Return, by type of pass, which lanes wait for each other in it unseen: those of a TP or EP
-    group whose communication was not traced there.
+    """Return, by type of pass, which lanes wait for each other unseen in passes of the type: those
+    of a TP or EP group whose communication was not traced there.
     """
     seen = {one for program in programs for one in program.talks_in}
     lanes = [int(rank) for rank in stack.ranks[0]]

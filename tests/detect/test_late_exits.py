@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
+from detect.causes.finding import NO_GAIN
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.spans import SpanIndex
@@ -82,6 +84,20 @@ def test_a_late_rank_among_late_ones_is_not_named(job, others_ms, owner):
     seen = replace(seen, lost_ns={**seen.lost_ns, Cause.LINK: late_ns}, costs=None)
     (finding,) = judge(seen, DetectorSettings()).findings
     assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.LINK, owner)
+
+
+@pytest.mark.parametrize(("cost", "owner"), [(1.0, Owner.UNDECIDED), (1.05, Owner.NODE)])
+def test_a_late_exit_that_nobody_waits_for_drains_no_node(job, cost, owner):
+    """By the replay: messages of a host that others share may be late as well."""
+    seen = observe(job(layout=Layout(dp=4, pp=2), transfer=lambda *_: 1.0).timeline())
+    late_ns = np.full((8, len(seen.iterations)), 1e6)
+    late_ns[1] = 40e6
+    late_ns *= np.exp(0.01 * np.random.default_rng(1).standard_normal(late_ns.shape))
+    costs = SimpleNamespace(ratio=lambda *_: cost, ratio_of_border=lambda *_: cost)
+    seen = replace(seen, lost_ns={**seen.lost_ns, Cause.LINK: late_ns}, costs=costs)
+    (finding,) = judge(seen, DetectorSettings()).findings
+    assert (finding.ranks, finding.owner) == ((1,), owner)
+    assert (NO_GAIN in finding.evidence) == (owner is Owner.UNDECIDED)
 
 
 @pytest.mark.parametrize(("error_ms", "owner"), [(0.1, Owner.NODE), (30.0, Owner.UNDECIDED)])

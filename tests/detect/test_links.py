@@ -12,6 +12,7 @@ from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.links import (
     IN_DOUBT_BETWEEN,
     IN_DOUBT_INSIDE,
+    IN_DOUBT_PLACE,
     _beside,
     _guilty_end,
     _is_at_its_end,
@@ -20,6 +21,7 @@ from detect.causes.links import (
     _Units,
     _waits_behind,
 )
+from detect.causes.searches import FEW
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, cut, one_row_a_worker
@@ -425,3 +427,40 @@ def test_who_leaves_late_behind_a_slow_link_of_its_pipeline(job, rank, cost, is_
     late = replace(link, ranks=(rank,), step_time_cost_ratio=cost)
     assert _waits_behind(seen, late, link) == is_explained
     assert not _waits_behind(seen, replace(late, cause=Cause.COMPUTE), link)
+
+
+def _messages_of_stages(slow_ms):
+    """Messages between four stages of four ranks (TP2, DP2) of one host, 10 ms each; those of the
+    first TP ranks from the first stage to the second take `slow_ms`, by replica.
+    """
+    slow = {(0, 4): slow_ms[0], (2, 6): slow_ms[1]}
+    pairs = [(rank, rank + 4) for rank in range(12)]
+    return [(pair, 10**8, slow.get(pair, 10.0)) for pair in pairs]
+
+
+@pytest.mark.parametrize(("slow_ms", "is_place"), [((32.0, 33.0), True), ((32.0, 10.0), False)])
+def test_pairs_at_one_place_of_all_replicas_are_rather_the_place(
+    job, exchanging, slow_ms, is_place
+):
+    """The first TP ranks load and log, as the others need not."""
+    timeline = job(layout=Layout(tp=2, dp=2, pp=4), hosts=16).timeline()
+    seen = exchanging(timeline, _messages_of_stages(slow_ms))
+    links = [one for one in judge(seen, DetectorSettings()).findings if one.cause is Cause.LINK]
+    assert {one.ranks for one in links} == ({(0, 4), (2, 6)} if is_place else {(0, 4)})
+    assert all((IN_DOUBT_PLACE in one.evidence) == is_place for one in links)
+
+
+@pytest.mark.parametrize(
+    ("num_slow", "num", "is_few"), [(3, 4, True), (4, 4, False), (9, 12, False)]
+)
+def test_a_pair_that_is_not_slow_in_each_of_few_iterations_may_have_met_others(
+    job, exchanging, num_slow, num, is_few
+):
+    timeline = job(layout=Layout(dp=8), hosts=8, iterations=num).timeline()
+    slow_ms = np.where(np.arange(num) < num_slow, 20.0, 10.0)
+    pairs = [((rank, other), 10**8, slow_ms if (rank, other) == (0, 1) else 10.0)
+             for rank in range(8) for other in range(rank + 1, 8)]  # fmt: skip
+    found = judge(exchanging(timeline, pairs), DetectorSettings()).findings
+    (link,) = [one for one in found if one.cause is Cause.LINK]
+    assert link.ranks == (0, 1)
+    assert (FEW in link.evidence, link.owner is Owner.UNDECIDED) == (is_few, is_few)

@@ -61,6 +61,20 @@ def test_a_step_that_nobody_waits_for_may_itself_wait(job):
         assert finding.evidence[-1] == NOBODY_WAITS
 
 
+@pytest.mark.parametrize(
+    ("slow_ranks", "owner"), [((2,), Owner.NODE), ((2, 3), Owner.UNDECIDED)], ids=["one", "mates"]
+)
+def test_slow_memory_slows_passes_as_well_whoever_waits(job, slow_ranks, owner):
+    """Of two mates with slow passes one may wait for the other, in its step as well."""
+
+    def effect(slot):
+        passes = 1.2 if slot.rank in slow_ranks else 1.0
+        return slow_step(2, 3.0)(slot) if slot.name == "optimizer" else passes
+
+    found = report_of(job(layout=Layout(tp=2, dp=4), work=effect), [0.0] * 8).findings
+    assert [one.owner for one in found if one.ranks == (2,)] == [owner]
+
+
 def test_waiting_beside_passes_for_parameters_is_waiting_too(job):
     """Parameters gathered beside forward passes: the others' passes last as long as these take."""
     made = job(layout=Layout(dp=4), work=slow_step(2, 3.0))
