@@ -226,10 +226,10 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
             is_read=clock_of_slow(seen, found, slow) is not None,
         ),
     )
-    return finding if slowest is None else _placed(seen, finding)
+    return finding if slowest is None else _at_place_of_its_rank(seen, finding)
 
 
-def _placed(seen: Observations, finding: Finding) -> Finding:
+def _at_place_of_its_rank(seen: Observations, finding: Finding) -> Finding:
     """Return the finding of one rank of a row that stands for several, with that rank's place."""
     members = seen.members if seen.workers is None else seen.workers.members
     row = members.row(finding.ranks[0])
@@ -465,7 +465,7 @@ def _search(inquiry: Inquiry) -> Answer:
     is_blind = least is not None and (least >= POWER.healthy_ratio or bool(unseen))
     floor = least_slowdown(seen, inquiry.settings)
     return Answer(
-        findings=tuple(_finding(inquiry, found, one) for one in _said(seen, found)),
+        findings=tuple(_finding(inquiry, found, one) for one in _reported(seen, found)),
         least_slowdown=least,
         least_named=named,
         least_because=_why_no_less(inquiry, found, least),
@@ -479,7 +479,7 @@ def _search(inquiry: Inquiry) -> Answer:
     )
 
 
-def _said(seen: Observations, found: ComputeSearch) -> list[SlowRow]:
+def _reported(seen: Observations, found: ComputeSearch) -> list[SlowRow]:
     """Return the slow rows that a finding is made of."""
     victims = _victims(seen, found)
     return [one for one in found.slow if one.suspect.row not in victims and _worth_saying(one)]
@@ -542,7 +542,7 @@ def _why_no_less(inquiry: Inquiry, found: ComputeSearch, least: float | None) ->
 def _owner_of(inquiry: Inquiry, row: int) -> Owner | None:
     """Return who owns the slowness of a row; None where it is not found, or is no slow compute."""
     found = search_compute(inquiry)
-    slow = next((one for one in _said(inquiry.seen, found) if one.suspect.row == row), None)
+    slow = next((one for one in _reported(inquiry.seen, found) if one.suspect.row == row), None)
     if slow is None:
         return None
     cause, owner, _ = _judge(inquiry, found, slow)
@@ -566,7 +566,7 @@ def _search_means(inquiry: Inquiry) -> Answer:
     found = search_means(inquiry)
     if found is None:
         return Answer()
-    said = _said(inquiry.seen, found)
+    said = _reported(inquiry.seen, found)
     return Answer(findings=tuple(_finding(inquiry, found, one) for one in said))
 
 

@@ -658,13 +658,14 @@ def _search_changes(inquiry: Inquiry) -> Answer:
     kinds = [np.flatnonzero(transfers.kind == kind) for kind in np.unique(transfers.kind)]
     large = [one for one in kinds if transfers.size_bytes[one[0]] >= NETWORKS.min_bytes]
     step_ns, rate = float(np.median(seen.iteration_ns)), inquiry.settings.false_discovery_rate
-    found = [
-        (float(lost_ns.mean()), change, lost_ns)
-        for units in large
-        if (change := _change(transfers, units)) is not None and change.p_value * len(large) <= rate
-        for lost_ns in [_lost_by(transfers, change)]
-        if lost_ns.mean() >= _least_share(change) * step_ns
-    ]
+    found = []
+    for units in large:
+        change = _change(transfers, units)
+        if change is None or change.p_value * len(large) > rate:
+            continue
+        lost_ns = _lost_by(transfers, change)
+        if lost_ns.mean() >= _least_share(change) * step_ns:
+            found.append((float(lost_ns.mean()), change, lost_ns))
     if not found:
         return Answer()
     _, worst, lost_ns = max(found, key=lambda one: one[0])

@@ -186,7 +186,7 @@ class _Together:
         if hidden:
             group = _joined(members, hidden)
             return cls((FORWARD, BACKWARD), group, at_once + POWER.hidden_lead_log)
-        apart = [_apart(seen, phase) for phase in (FORWARD, BACKWARD)]
+        apart = [_over_group_mean(seen, phase) for phase in (FORWARD, BACKWARD)]
         differ = [float(robust.median(np.abs(one))) for one in apart]
         for phase, other in ((FORWARD, BACKWARD), (BACKWARD, FORWARD)):
             if differ[phase] * POWER.together_ratio < differ[other]:
@@ -214,7 +214,7 @@ def _joined(members: Members, axes: list[str]) -> Integers:
     return number
 
 
-def _apart(seen: Observations, phase: int) -> Floats:
+def _over_group_mean(seen: Observations, phase: int) -> Floats:
     """Return by how much the passes of a phase exceed the mean of their TP group's, (row, pass)."""
     log_ns = seen.work.log_ns[:, :, seen.work.phase == phase]
     flat = log_ns.reshape(len(log_ns), -1)

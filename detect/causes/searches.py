@@ -341,10 +341,11 @@ def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
     told = tuple(
         one
         for one in result.suspects
-        if _told_apart(lost, one, excluded) and _mean_share(one) >= LOSSES.least_mean_share
+        if _exceeds_nearly_always(lost, one, excluded)
+        and _mean_share(one) >= LOSSES.least_mean_share
     )
     if loss.stands_out and not result.suspects:
-        told = tuple(_apart(lost, task, inquiry.settings, step_ns))
+        told = tuple(_without_overlap(lost, task, inquiry.settings, step_ns))
     least = 1.0 + max(inquiry.detectable_effect(result.noise), task.floor)
     because = inquiry.limited_by(result.noise)
     return Answer(
@@ -409,7 +410,7 @@ def _mean_share(suspect: Suspect) -> float:
     return suspect.course.effect * float(np.mean(suspect.course.active))
 
 
-def _told_apart(lost: _Lost, suspect: Suspect, excluded: Flags) -> bool:
+def _exceeds_nearly_always(lost: _Lost, suspect: Suspect, excluded: Flags) -> bool:
     """Return whether nearly any iteration of a row loses more than nearly any of its peers'.
 
     Asked of pairs and where `stands_out` is set. Two rows do not show how often sound rows have
@@ -426,7 +427,7 @@ def _told_apart(lost: _Lost, suspect: Suspect, excluded: Flags) -> bool:
     return not len(other) or float(np.mean(more)) >= LOSSES.separated_share
 
 
-def _apart(
+def _without_overlap(
     lost: _Lost, task: SearchTask, settings: DetectorSettings, step_ns: float
 ) -> Iterator[Suspect]:
     """Yield the row of each pair that loses more in all its iterations than the other in any.

@@ -245,7 +245,7 @@ def _extent(index: SpanIndex) -> tuple[Floats, Floats]:
 
 def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
     """Return the facts of all `ranks`, ascending, from those of parts that divide them."""
-    parts = [_placed(part, np.searchsorted(ranks, part.ranks)) for part in parts]
+    parts = [_with_global_rows(part, np.searchsorted(ranks, part.ranks)) for part in parts]
     passes = _Order([part.passes.samples.row for part in parts])
     layers = _Order([part.layers.samples.row for part in parts])
     collections = _Order([part.collecting.row for part in parts])
@@ -274,7 +274,7 @@ def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
     )
 
 
-def _placed(part: Facts, row_of: Integers) -> Facts:
+def _with_global_rows(part: Facts, row_of: Integers) -> Facts:
     """Return a part's facts with its row numbers replaced by those among all ranks, `row_of`."""
 
     def moved(record: Any) -> Any:

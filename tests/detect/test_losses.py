@@ -13,7 +13,7 @@ from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.device import half_starved, stands_still, starvation
 from detect.causes.finding import undecided_if_free, undecided_if_no_gain
 from detect.causes.losses import OF_PLACE
-from detect.causes.searches import Loss, _apart, _Lost
+from detect.causes.searches import Loss, _Lost, _without_overlap
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import cut
@@ -56,7 +56,7 @@ def test_of_two_loaders_the_one_that_is_later_in_every_iteration(lost_ms, is_tol
         compare=lambda excluded: time_ns, num_rows=2, num_tests=24, floor=0.01,
         usual=Usual(floor=0.0, spread=0.0), forbidden=np.zeros(2, dtype=bool),
     )  # fmt: skip
-    found = list(_apart(_Lost(loss, time_ns, time_ns), task, DetectorSettings(), 1.02e9))
+    found = list(_without_overlap(_Lost(loss, time_ns, time_ns), task, DetectorSettings(), 1.02e9))
     assert [one.row for one in found] == [1] * is_told
 
 
