@@ -384,8 +384,8 @@ def _of_its_stage(sides: Sides, cause: Cause, test: HostTest) -> bool:
     if _is_starved(sides):
         return False
     if cause == Cause.LOADER:
-        is_first = bool((sides.seen.members.stage[sides.own] == 0).all())
-        return is_first or test.effect < HOSTS.unlike_share
+        holds_first = bool((sides.seen.members.stage[sides.own] == 0).any())
+        return holds_first or test.effect < HOSTS.unlike_share
     lost = robust.mean(sides.seen.lost(cause), axis=1)
     largest = float(np.nan_to_num(lost[sides.control]).max())
     own = float(np.nan_to_num(lost[sides.own]).mean())

@@ -71,6 +71,9 @@ IN_DOUBT_INSIDE = (
     "all that carries as much inside this host is slow: it may be built so (no NVLink between its "
     "GPUs), or what they share is at fault; compare nvidia-smi topo -m with that of another host"
 )
+IN_DOUBT_TINY = (
+    "so few bytes show how late the operation was launched, not how much the connection carries"
+)
 IN_DOUBT_A_LITTLE = (
     "where connections share a port or a switch, one of them may always meet others, and be slower "
     "by as much"
@@ -93,6 +96,8 @@ class _SlowLink:
     """Members of the edges and groups that are slow because of it."""
     num_peers: int
     kind: str
+    size_bytes: int
+    """Of one transfer of that kind; -1 where it was not recorded."""
     normal_ns: float
     actual_ns: float
     excess_ns: Floats
@@ -373,8 +378,11 @@ def _doubt(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> str:
         return IN_DOUBT_BETWEEN
     if _are_at_one_place(seen, link, links):
         return IN_DOUBT_PLACE
-    is_short = len(link.course.active) < ORDINARY.few_iterations
-    return FEW if is_short and not link.course.active.all() else ""
+    return FEW if _is_of_few(link) and not link.course.active.all() else ""
+
+
+def _is_of_few(link: _SlowLink) -> bool:
+    return len(link.course.active) < ORDINARY.few_iterations
 
 
 def _are_at_one_place(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> bool:
@@ -519,6 +527,7 @@ def _link(
         units=tuple(units.members[one.row] for one in explained),
         num_peers=sum(bool(compared[one]) for one in alike),
         kind=units.transfers.kinds[int(units.transfers.kind[row])],
+        size_bytes=int(units.transfers.size_bytes[row]),
         normal_ns=normal,
         actual_ns=actual,
         excess_ns=np.where(best.course.active, lost, 0.0),
@@ -551,8 +560,11 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
             advice=connection_advice(seen, link.ranks),
         ),
     )
-    if link.is_isolated and slowdown < LINKS.named_slowdown:
+    least = LINKS.named_in_few if _is_of_few(link) else LINKS.named_slowdown
+    if link.is_isolated and slowdown < least:
         return undecided(finding, IN_DOUBT_A_LITTLE)
+    if 0 <= link.size_bytes < NETWORKS.min_bytes:
+        return undecided_if_free(finding, IN_DOUBT_TINY)
     lasts = len(link.course.episodes) == 1 and link.course.share == 1.0
     return finding if lasts else undecided_if_free(finding, IN_DOUBT_NOW_AND_THEN)
 

@@ -67,7 +67,9 @@ def test_several_slow_pairs_between_two_hosts_share_what_is_slow(job, pairs, own
     def transfer(rank, peer, iteration):
         return 3.0 if (rank, peer) in pairs else 1.0
 
-    report = job(layout=Layout(dp=8, pp=4), transfer=transfer, hosts=4).report()
+    report = job(
+        layout=Layout(dp=8, pp=4), transfer=transfer, hosts=4, message_bytes=1 << 20
+    ).report()
     assert sorted(one.ranks for one in report.findings) == list(pairs)
     assert {one.owner for one in report.findings} == {owner}
     shared = [one for one in report.findings if IN_DOUBT_BETWEEN in one.evidence]
@@ -258,7 +260,7 @@ def test_a_pair_with_an_end_that_was_not_recorded_is_undecided(job):
     def transfer(rank, peer, iteration):
         return 3.0 if (rank, peer) == (5, 9) else 1.0
 
-    pairs = job(layout=Layout(dp=4, pp=4), hosts=16, transfer=transfer)
+    pairs = job(layout=Layout(dp=4, pp=4), hosts=16, transfer=transfer, message_bytes=1 << 20)
     seen = observe(pairs.timeline())
     owners = [
         [(one.ranks, one.owner) for one in judge(some, DetectorSettings()).findings]
@@ -347,12 +349,23 @@ class _Cost:
         self.ratio_of_border = lambda ranks, slowdown, within: ratio
 
 
-@pytest.mark.parametrize(("factor", "owner"), [(1.3, Owner.UNDECIDED), (1.7, Owner.NODE)])
-def test_a_link_that_is_slower_by_a_third_may_always_meet_others(job, factor, owner):
+@pytest.mark.parametrize(
+    ("factor", "size", "num", "owner"),
+    [
+        (1.3, 1 << 20, 20, Owner.UNDECIDED),
+        (1.6, 1 << 20, 20, Owner.NODE),
+        (1.6, 1 << 20, 8, Owner.UNDECIDED),
+        (1.9, 1 << 20, 8, Owner.NODE),
+        (1.9, 8, 20, Owner.UNDECIDED),  # costs nothing, and 8 bytes show when they were launched
+    ],
+)
+def test_a_link_that_is_slower_by_a_third_may_always_meet_others(job, factor, size, num, owner):
     def transfer(rank, peer, iteration):
         return factor if (rank, peer) == (5, 9) else 1.0
 
-    stages = job(layout=Layout(dp=4, pp=4), hosts=4, transfer=transfer)
+    stages = job(
+        layout=Layout(dp=4, pp=4), hosts=4, transfer=transfer, message_bytes=size, iterations=num
+    )
     (finding,) = stages.report().findings
     assert (finding.ranks, finding.cause, finding.owner) == ((5, 9), Cause.LINK, owner)
 

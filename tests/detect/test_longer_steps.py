@@ -158,6 +158,19 @@ def test_iterations_that_take_far_longer_are_a_note_and_no_finding(job, factor, 
         assert said[0].startswith("3 of 20 iterations take up to 2.0") and "13%" in said[0]
 
 
+@pytest.mark.parametrize(
+    ("places", "verdict"), [((4, 9, 15), Verdict.UNDECIDED), ((4,), Verdict.HEALTHY)]
+)
+def test_a_step_that_is_mostly_lost_in_long_iterations_is_not_healthy(job, places, verdict):
+    """Three of 20 that take five times as long lose 38 % of all time; one may be a checkpoint."""
+    seen = observe(job(layout=HOSTS_OF_FOUR).timeline())
+    is_long = np.isin(np.arange(20), places)
+    spiky = replace(seen, iteration_ns=np.where(is_long, 5.0, 1.0) * seen.iteration_ns)
+    report = judge(spiky, SETTINGS)
+    assert (report.verdict, report.findings) == (verdict, ())
+    assert any("usual step" in one for one in report.hides) == (verdict is Verdict.UNDECIDED)
+
+
 def held_up(seen, by, factor=1.8):
     """The same observations with some long iterations, {slot: rows that are busy then}; all other
     rows wait for these.
