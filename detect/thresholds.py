@@ -415,6 +415,11 @@ class _Optimizer:
     noise_log: float = limit(
         0.01, "log", Origin.PHYSICS, "by which the step of a sound device always varies"
     )
+    memory_passes_share: float = limit(
+        0.15, "share of the log slowdown", Origin.PHYSICS,
+        "by which slow memory slows passes at least, a fifth of which moves memory: a step that is "
+        "24 times as long beside passes of 1.3 waits",
+    )  # fmt: skip
     most_passes_share: float = limit(
         0.5, "share of the effect", Origin.CONVENTION,
         "that its passes may be slower by: more, and it is the device as a whole",
@@ -957,6 +962,10 @@ class _Links:
         1.7, "ratio", Origin.BENCHMARK,
         "the same in a window of few iterations: of 44 links named there 40 were slow, by 1.75 and "
         "more, and four sound ones had met others, or late launches, by up to 1.9",
+    )  # fmt: skip
+    late_launch_ns: float = limit(
+        100_000.0, "ns a transfer", Origin.PHYSICS,
+        "lost where an end's device waits for its host: some launches of ten microseconds each",
     )  # fmt: skip
     cpu_min_slowdown: float = limit(
         1.5, "ratio", Origin.PHYSICS, "on the CPU a transfer is mostly the system's scheduling"

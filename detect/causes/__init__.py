@@ -19,6 +19,7 @@ registry.py lists them in the order of search; `detect.detector.judge` walks ove
     optimizer.py    an optimizer step alone is slow
     memory.py       slow device memory (profiles)
     spells.py       slow in few iterations (profiles)
+    changed_links.py links that become slower, or flap
 
 Start reading at finding.py, then losses.py. docs/architecture.md says how to add one.
 """

@@ -48,7 +48,14 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import HOST_ADVICE, UNKNOWN_ROLES, is_host_bound, low_clocks
-from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
+from detect.causes.finding import (
+    OTHERS_WAIT,
+    Answer,
+    CauseSpec,
+    Claim,
+    Inquiry,
+    build_finding,
+)
 from detect.causes.searches import load_as_long
 from detect.observe.observations import BACKWARD, FORWARD, Observations
 from detect.report import Cause, Finding, Owner
@@ -226,8 +233,18 @@ def _by_level(
         test=test,
         tests=tests,
         excess_ns=_excess_ns(sides, test, by_compute=by_compute),
-        doubt="" if is_shown else NOT_SHOWN,
+        doubt=_doubt_of_level(inquiry, sides, test, tests) if is_shown else NOT_SHOWN,
     )
+
+
+def _doubt_of_level(
+    inquiry: Inquiry, sides: Sides, test: HostTest, tests: Mapping[str, HostTest]
+) -> str:
+    """Return why optimizer steps alone, which may hold waiting for whoever is named already, show
+    no fault of the host; empty where something else shows it, or nobody is named.
+    """
+    by_optimizer = test is tests.get(OPTIMIZER)
+    return OTHERS_WAIT if by_optimizer and _named_elsewhere(inquiry, sides) else ""
 
 
 def _by_change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Reason | None:

@@ -34,6 +34,7 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
     saved_by_compute,
+    undecided_if_free,
 )
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
@@ -161,7 +162,8 @@ def _computes_slowly(inquiry: Inquiry, slow: _SlowStep) -> bool:
     Example: slow memory, 2.45 times for the optimizer step and 1.2 times for the passes.
     """
     mates = mates_of(inquiry.seen.members, slow.row)
-    return bool(inquiry.slow[slow.row] and slow.passes > 0.0 and not inquiry.slow[mates].any())
+    as_memory = slow.passes >= OPTIMIZER.memory_passes_share * slow.suspect.course.effect
+    return bool(inquiry.slow[slow.row] and as_memory and not inquiry.slow[mates].any())
 
 
 def _is_awaited(slow: _SlowStep, waiting_ns: Floats) -> bool:
@@ -220,7 +222,9 @@ def _search(inquiry: Inquiry) -> Answer:
     seen = inquiry.seen
     if not _is_compared(seen):
         return Answer()
-    found = tuple(_finding(inquiry, one) for one in slow_steps(inquiry))
+    found = tuple(
+        undecided_if_free(_finding(inquiry, one), NOBODY_WAITS) for one in slow_steps(inquiry)
+    )
 
     def explains(finding: Finding) -> bool:
         """Return whether a finding is about slow passes of a rank whose step is slow."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from detect.causes import (
     bursts,
+    changed_links,
     compute,
     corruption,
     hosts,
@@ -34,7 +35,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     late_exits.LATE_EXITS,
     links.LINK,
     networks.NETWORK,
-    links.SLOWER_LINKS,
+    changed_links.CHANGED_LINKS,
     hosts.WHOLE_HOSTS,
     paused_hosts.PAUSED_HOSTS,
     spells.SPELLS_OF_DEVICES,

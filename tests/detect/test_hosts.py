@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
-from detect.causes.hosts import _share_their_data
+from detect.causes.finding import OTHERS_WAIT
+from detect.causes.hosts import _doubt_of_level, _share_their_data
 from detect.causes.paused_hosts import _pausing
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.stats import robust
-from detect.stats.host_tests import Channel, Channels, Place, Sides, channel_tests
+from detect.stats.host_tests import Channel, Channels, HostTest, Place, Sides, channel_tests
 from megascan.topology import Layout
 
 
@@ -265,3 +267,17 @@ def test_passes_of_devices_that_wait_for_their_hosts_show_no_hot_host(
     )
     named = [one for one in report.findings if one.owner is Owner.NODE and len(one.ranks) == 4]
     assert [one.owner for one in named] == owners
+
+
+@pytest.mark.parametrize("is_other_named", [False, True])
+def test_optimizer_steps_alone_show_no_host_while_others_may_wait(is_other_named):
+    """They may hold waiting for whoever is named; passes hold none."""
+    own, test = np.arange(8) < 4, HostTest(effect=0.4, error=0.01, p_value=1e-9)
+    named = np.zeros(8, dtype=bool)
+    named[6] = is_other_named
+    inquiry = SimpleNamespace(named=named, slow=np.zeros(8, dtype=bool))
+    doubts = [
+        _doubt_of_level(inquiry, SimpleNamespace(own=own), test, {channel: test})
+        for channel in ("optimizer", "compute")
+    ]
+    assert doubts == [OTHERS_WAIT if is_other_named else "", ""]

@@ -442,6 +442,22 @@ def test_who_leaves_late_behind_a_slow_link_of_its_pipeline(job, rank, cost, is_
     assert not _waits_behind(seen, replace(late, cause=Cause.COMPUTE), link)
 
 
+@pytest.mark.parametrize(
+    ("slow_ms", "starved", "owner"),
+    [(0.15, 0.8, Owner.UNDECIDED), (0.15, 0.05, Owner.NODE), (1.5, 0.8, Owner.NODE)],
+    ids=["late launches", "fed", "far slower"],
+)
+def test_what_late_launches_explain_is_no_links_fault(job, exchanging, slow_ms, starved, owner):
+    """80 us more a message, to a device that waits for its host."""
+    timeline = job(layout=Layout(dp=8), hosts=1).timeline()
+    pairs = [((rank, other), 10**6, slow_ms if (rank, other) == (0, 1) else 0.07)
+             for rank in range(8) for other in range(rank + 1, 8)]  # fmt: skip
+    share = np.where(np.arange(8)[:, None] == 1, starved, 0.05) * np.ones((8, 20))
+    seen = exchanging(timeline, pairs, starved_share=share)
+    (link,) = [one for one in judge(seen, DetectorSettings()).findings if one.cause is Cause.LINK]
+    assert (link.ranks, link.owner) == ((0, 1), owner)
+
+
 def _messages_of_stages(slow_ms):
     """Messages between four stages of four ranks (TP2, DP2) of one host, 10 ms each; those of the
     first TP ranks from the first stage to the second take `slow_ms`, by replica.
