@@ -25,11 +25,13 @@ prepare_environment() { # extras, for example "train,dev"
     find_python
     echo "setting up .venv with the extras $extras (a minute or two; log: $log)" >&2
     [[ -x $PYTHON ]] || "$BASE_PYTHON" -m venv .venv
-    if ! "$PYTHON" -m pip install -c constraints.txt -e ".[$extras]" >"$log" 2>&1; then
+    if ! "$PYTHON" -m pip install --no-compile -c constraints.txt -e ".[$extras]" >"$log" 2>&1; then
         tail -n 20 "$log" >&2
         echo "error: the install failed; the whole log is $root/$log" >&2
         exit 1
     fi
+    # On all cores what pip does on one. Some packages carry files of other Pythons: these do not compile.
+    "$PYTHON" -m compileall -qq -j 0 .venv/lib >/dev/null 2>&1 || true
     echo "$wanted" >>"$stamp"
 }
 

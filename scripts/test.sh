@@ -30,7 +30,8 @@ install_chromium() { # the report page is drawn in it; without it those tests ar
         echo "note: Chromium could not be installed (.venv/chromium.log); the page is not tested in a browser" >&2
     fi
 }
-install_chromium
+install_chromium & # beside the checks, which take about as long and one core
+trap wait EXIT # a check that fails leaves no half-installed package behind
 
 echo "== format"
 "$PYTHON" -m ruff format --check .
@@ -38,6 +39,7 @@ echo "== lint"
 "$PYTHON" -m ruff check .
 echo "== types"
 "$PYTHON" -m mypy
+wait
 echo "== tests"
 if [[ $# -gt 0 ]]; then
     exec "$PYTHON" -m pytest "$@"

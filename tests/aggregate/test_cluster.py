@@ -101,7 +101,8 @@ def traced(megascan, tmp_path_factory):
     """Rank files of a simulated job with a slow rank."""
     folder = tmp_path_factory.mktemp("traced") / "out"
     words = ("--tp", 2, "--pp", 2, "--dp", 2, "--iterations", 6, "--seed", 3)
-    done = megascan("simulate", *words, "--fault", "rank=5,kind=compute,factor=1.5", "-o", folder)
+    words += ("--layers", 4, "--microbatches", 4, "--fault", "rank=5,kind=compute,factor=1.5")
+    done = megascan("simulate", *words, "-o", folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -109,9 +110,9 @@ def traced(megascan, tmp_path_factory):
 @pytest.fixture
 def small_shards(monkeypatch):
     """Many shards and blocks of a small trace, parts of ranks among them."""
-    monkeypatch.setattr("megascan.reader.trace.SHARD_BYTES", 300_000)
-    monkeypatch.setattr("megascan.reader.rank_files.STRETCH_BYTES", 100_000)
-    monkeypatch.setattr("megascan.export.blocks.BLOCK_ROWS", 1500)
+    monkeypatch.setattr("megascan.reader.trace.SHARD_BYTES", 50_000)
+    monkeypatch.setattr("megascan.reader.rank_files.STRETCH_BYTES", 20_000)
+    monkeypatch.setattr("megascan.export.blocks.BLOCK_ROWS", 300)
 
 
 def shards_of(folder, workers):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+SMALL = ("--layers", 2, "--microbatches", 2)
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -15,7 +16,7 @@ def simulated(megascan: Run, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
     def make(name: str, *flags: str) -> Path:
         folder = tmp_path_factory.mktemp(name) / "trace"
-        done = megascan("simulate", "--tp", 2, "--dp", 2, "--layers", 4, *flags, "-o", folder)
+        done = megascan("simulate", "--tp", 2, "--dp", 2, *SMALL, *flags, "-o", folder)
         assert done.returncode == 0, done.stderr
         return folder
 

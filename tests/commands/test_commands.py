@@ -157,7 +157,8 @@ def test_selection_writes_only_what_was_asked_for(megascan, healthy, tmp_path):
 
 def test_focus_keeps_the_suspect_and_its_groups(megascan, tmp_path):
     trace = tmp_path / "trace"
-    words = ["--tp", 2, "--pp", 2, "--dp", 2, "--fault", "rank=3,kind=compute,factor=1.4"]
+    words = ["--tp", 2, "--pp", 2, "--dp", 2, "--layers", 2, "--iterations", 10]
+    words += ["--fault", "rank=3,kind=compute,factor=1.4"]
     assert megascan("simulate", *words, "-o", trace).returncode == 0
     done = megascan("aggregate", "-b", trace, "-o", tmp_path / "t.json", "-d", "--focus")
     assert done.returncode == 0, done.stderr

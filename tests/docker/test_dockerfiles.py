@@ -14,6 +14,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 FILES = ("Dockerfile", "Dockerfile.cpu")
+SMALL = ("--layers", "2", "--microbatches", "2", "--iterations", "10")
 
 # The run scripts end with a command to type; in an image there is no checkout that it could name.
 TYPE_WHAT_COMES_NEXT = """source /opt/megascan/scripts/lib/job.sh
@@ -49,9 +50,10 @@ def test_the_analysis_image_is_built_and_names_a_slow_rank(build: Build) -> None
     image = build("Dockerfile.cpu")
     commands = image.stage.commands
     assert commands["entrypoint"] == ["megascan"]
+    image.stage.variables["PYTHONPYCACHEPREFIX"] = "/tmp/compiled"  # one for all these commands
     image.run([*commands["entrypoint"], *commands["cmd"]])
     image.run(commands["healthcheck"])
-    image.run(["megascan", "simulate", "--tp", "2", "--pp", "1", "--dp", "4", "--iterations", "20",
+    image.run(["megascan", "simulate", "--tp", "2", "--pp", "1", "--dp", "4", *SMALL,
                "--fault", "rank=5,kind=compute,factor=1.5", "-o", "trace"])  # fmt: skip
     image.run(["megascan", "aggregate", "-b", "trace", "-o", "timeline.json.gz", "-d"])
     image.run(["sh", "-c", "id -u; stat -c %U /workspace/timeline.json.gz"])
@@ -70,8 +72,8 @@ def test_the_training_image_is_built_and_its_programs_are_there(build: Build) ->
         ["bash", "-c", "command -v ibv_devinfo ibstat ib_write_bw ucx_info | xargs -n 1 basename"]
     )
     image.run(["env", "MEGASCAN_DRY_RUN=1", "bash", "/opt/megascan/scripts/run_single_gpt.sh"])
-    image.run(["megascan", "simulate", "--dp", "4", "--fault", "rank=2,kind=compute,factor=1.5",
-               "-o", "a trace"])  # fmt: skip
+    image.run(["megascan", "simulate", "--dp", "4", *SMALL,
+               "--fault", "rank=2,kind=compute,factor=1.5", "-o", "a trace"])  # fmt: skip
     image.run(["bash", "-c", TYPE_WHAT_COMES_NEXT])
     image.run(["python", "-c", "import training; print(training.__file__)"])
     image.run(["sh", "-c", "touch /workspace/mine; id -u; id -un"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
 from megascan import viewer
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
@@ -19,6 +20,7 @@ from megascan.topology import Layout
 ORIGIN_NS = 1_700_000_000_000_000_000
 Span = Mapping[str, int | str]
 MakeTimeline = Callable[..., Timeline]
+Ask = Callable[[Path, str], list[tuple]]
 
 
 def span(
@@ -192,3 +194,27 @@ def trace_processor(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     script.chmod(0o755)
     return script
+
+
+@pytest.fixture(scope="session")
+def ask(trace_processor: Path) -> Iterator[Ask]:
+    """ask(file, query): the rows, as tuples, of Perfetto's tables and the span view.
+
+    There is one engine, as it takes longer to start than to load what tests write. It loads a file
+    when it is asked of another one than before.
+    """
+    config = TraceProcessorConfig(bin_path=str(trace_processor), load_timeout=120)
+    with TraceProcessor(config=config) as started:
+        address = f"{started.http.conn.host}:{started.http.conn.port}"
+        loaded: dict[Path, TraceProcessor] = {}
+
+        def rows(path: Path, sql: str) -> list[tuple]:
+            if path not in loaded:
+                loaded.clear()
+                loaded[path] = TraceProcessor(trace=str(path), addr=address)
+                loaded[path].query(viewer.span_view())
+            answer = loaded[path].query(sql)
+            return [*map(tuple, answer.cells.reshape(-1, answer.column_count).tolist())]
+
+        yield rows
+        loaded.clear()

@@ -6,15 +6,18 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
 from megascan.export import Hop, Selection, write_timeline
 from megascan.export.arrows import in_order
 from megascan.reader import read_timeline
 from megascan.timeline import Timeline, numbers
+
+if TYPE_CHECKING:
+    from conftest import Ask
 
 
 def chain_through(timeline: Timeline) -> list[Hop]:
@@ -42,27 +45,20 @@ def chain_through(timeline: Timeline) -> list[Hop]:
 @pytest.mark.browser
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
 def test_in_perfettos_engine(
-    suffix: str, tmp_path: Path, make_timeline: Callable[..., Timeline], trace_processor: Path
+    suffix: str, tmp_path: Path, make_timeline: Callable[..., Timeline], ask: Ask
 ) -> None:
     timeline = make_timeline()
     chain, path = chain_through(timeline), tmp_path / f"t{suffix}"
     write_timeline(timeline, path, chain=chain)
-    config = TraceProcessorConfig(bin_path=str(trace_processor), load_timeout=60)
-    with TraceProcessor(trace=str(path), config=config) as engine:
-        slices = [
-            (one.name, one.ts, one.dur, one.depth)
-            for one in engine.query(
-                "select name, ts, dur, depth from slice where category = 'critical path'"
-            )
-        ]
-        arrows = list(
-            engine.query(
-                "select a.name as source, b.name as target from flow f join slice a on "
-                "f.slice_out = a.id join slice b on f.slice_in = b.id "
-                "where b.category = 'critical path' and a.category != 'critical path'"
-            )
-        )
-        errors = list(engine.query("select name from stats where severity = 'error' and value > 0"))
+    sql = "select name, ts, dur, depth from slice where category = 'critical path'"
+    slices = ask(path, sql)
+    arrows = ask(
+        path,
+        "select a.name, b.name from flow f join slice a on f.slice_out = a.id "
+        "join slice b on f.slice_in = b.id "
+        "where b.category = 'critical path' and a.category != 'critical path'",
+    )
+    errors = ask(path, "select name from stats where severity = 'error' and value > 0")
     assert errors == []
     assert sorted(slices) == sorted(
         (

@@ -7,13 +7,12 @@ MegaScan and profiles of PyTorch; as JSON and as protobuf; whole, and with each 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 import pytest
-from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
 from aggregate import align, build_shards, build_timeline
 from benchmarks.aggregate_scale.original_files import write_original_files
@@ -25,7 +24,10 @@ from megascan.reader import read_ends, read_trace
 from megascan.schema import TIMELINE_COLUMNS, Kind
 from megascan.timeline import Timeline
 from megascan.topology import Layout
-from megascan.viewer import PRESETS, run_query, span_view
+from megascan.viewer import PRESETS, run_query
+
+if TYPE_CHECKING:
+    from conftest import Ask
 
 pytestmark = pytest.mark.browser
 
@@ -42,11 +44,11 @@ SELECTIONS = {
     "kinds": Selection(kinds={Kind.COLLECTIVE, Kind.P2P}),
     "all three": Selection(ranks={0, 1, 4}, iterations={1}, kinds={Kind.COMPUTE, Kind.P2P}),
 }
-CASES = [(source, "whole") for source in SOURCES] + [
-    (source, selection)
-    for source in ("interleaved", "context")
-    for selection in SELECTIONS
-    if selection != "whole"
+CASES = [
+    *((source, "whole") for source in SOURCES),
+    *(("interleaved", selection) for selection in ("iterations", "kinds")),
+    *(("context", selection) for selection in ("ranks", "all three")),
+    ("experts", "ranks"),  # in which groups of several lack some
 ]
 SHOWN = {"start_ns": "ts", "duration_ns": "dur"}
 ALL_OF_A_SPAN = ", ".join(SHOWN.get(one.name, f'"{one.name}"') for one in TIMELINE_COLUMNS)
@@ -63,7 +65,9 @@ QUERIES = {
 
 def timeline_of(source: str, place: Path) -> Timeline:
     if source in LAYOUTS:
-        job = ScaleJob(layout=LAYOUTS[source], num_spans=0, num_microbatches=4, num_layers=4)
+        layout = LAYOUTS[source]
+        num_layers = layout.pp * layout.vpp
+        job = ScaleJob(layout=layout, num_spans=0, num_microbatches=2, num_layers=num_layers)
         return build_timeline(simulated(job, iterations=2))
     folder = place / source
     if source == "profiler":
@@ -83,16 +87,15 @@ def timelines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Timeline]:
 class Case:
     """A written file in the engine, and the spans that should be in it."""
 
-    def __init__(self, timeline: Timeline, selection: Selection, engine: TraceProcessor) -> None:
+    def __init__(self, timeline: Timeline, selection: Selection, path: Path, ask: Ask) -> None:
         self.timeline = timeline
-        self.engine = engine
+        self._path, self._ask = path, ask
         self.whole = timeline.spans.to_pandas()
         self.chosen = selection.mask(timeline.spans.unify_dictionaries())
         self.spans = self.whole[self.chosen]
 
     def rows(self, sql: str) -> list[tuple]:
-        answer = self.engine.query(sql)
-        return [tuple(getattr(row, name) for name in answer.column_names) for row in answer]
+        return self._ask(self._path, sql)
 
 
 @pytest.fixture(
@@ -100,14 +103,11 @@ class Case:
     params=[(*case, suffix) for case in CASES for suffix in (".json.gz", ".pftrace")],
     ids=" ".join,
 )
-def case(request, timelines, tmp_path_factory, trace_processor) -> Iterator[Case]:
+def case(request, timelines, tmp_path_factory, ask) -> Case:
     source, selection, suffix = request.param
     path = tmp_path_factory.mktemp("matrix") / f"timeline{suffix}"
     write_timeline(timelines[source], path, selection=SELECTIONS[selection])
-    config = TraceProcessorConfig(bin_path=str(trace_processor), load_timeout=120)
-    with TraceProcessor(trace=str(path), config=config) as engine:
-        engine.query(span_view())
-        yield Case(timelines[source], SELECTIONS[selection], engine)
+    return Case(timelines[source], SELECTIONS[selection], path, ask)
 
 
 def test_every_span_is_there_with_all_it_says(case: Case) -> None:
@@ -173,16 +173,17 @@ def test_arrows_join_the_members_of_a_match(case: Case) -> None:
     )
     assert all(out == arriving for out, arriving, *_ in found)
     assert case.rows("select count(*) from flow") == [(len(found),)]
-    matched = case.whole.assign(chosen=case.chosen)[case.whole["match"] >= 0]
-    wanted = 0
-    for _, members in matched.groupby("match"):
-        last = members["start_ns"].max()
-        late = members[members["start_ns"] == last]
-        others = len(members) - 1
-        if members["chosen"].all():
-            wanted += others
-        elif len(late) == 1 and bool(late["chosen"].iloc[0]) and len(members) > 2:
-            wanted += int(members["chosen"].sum()) - 1
+    marked = case.whole.assign(chosen=case.chosen).sort_values("start_ns", kind="stable")
+    matched = marked[marked["match"] >= 0]
+    by_match = matched.groupby("match")
+    groups = by_match.agg(
+        size=("rank", "size"), chosen=("chosen", "sum"), last_is_chosen=("chosen", "last")
+    )
+    is_last = matched["start_ns"] == by_match["start_ns"].transform("max")
+    has_one_last = is_last.groupby(matched["match"]).sum() == 1
+    is_whole = groups["chosen"] == groups["size"]
+    starts_here = has_one_last & groups["last_is_chosen"] & (groups["size"] > 2)
+    wanted = (groups["chosen"] - 1)[is_whole | starts_here].sum()
     assert len(found) == wanted
 
 
@@ -227,49 +228,51 @@ def test_wait_shares_are_drawn_for_each_iteration(case: Case) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json.gz", ".pftrace"])
-def test_many_shards_show_what_one_shows(suffix, tmp_path, trace_processor, monkeypatch) -> None:
+def test_many_shards_show_what_one_shows(suffix, once, tmp_path, ask, monkeypatch) -> None:
     """Parts of a file that were made apart: as many slices, arrows, tracks and curve values."""
-    from megascan.cli.main import main
-
-    words = "--tp 2 --pp 2 --dp 2 --layers 4 --microbatches 4 --iterations 4 --seed 3"
-    assert main(["simulate", *words.split(), "-o", str(tmp_path / "trace")]) == 0
+    trace = once("trace of two iterations", lambda: simulated_files(tmp_path / "trace"))
     found = []
-    for num_bytes, least in ((8 << 20, 1), (100_000, 4)):
+    for num_bytes, least in ((8 << 20, 1), (50_000, 4)):
         monkeypatch.setattr("megascan.reader.trace.SHARD_BYTES", num_bytes)
         monkeypatch.setattr("megascan.export.blocks.BLOCK_ROWS", num_bytes // 200)
         here = Here()
-        trace, kept = read_ends(tmp_path / "trace", here)
-        sharded, _ = build_shards(align(trace), kept, here)
+        read, kept = read_ends(trace, here)
+        sharded, _ = build_shards(align(read), kept, here)
         assert len(sharded.shards) == 1 if least == 1 else len(sharded.shards) >= least
         path = tmp_path / f"{least}{suffix}"
         write_timeline(sharded, path)
-        config = TraceProcessorConfig(bin_path=str(trace_processor), load_timeout=120)
-        with TraceProcessor(trace=str(path), config=config) as engine:
-            engine.query(span_view())
-            case = Case(sharded.whole(), Selection(), engine)
-            found.append({name: Counter(case.rows(sql)) for name, sql in QUERIES.items()})
+        case = Case(sharded.whole(), Selection(), path, ask)
+        found.append({name: Counter(case.rows(sql)) for name, sql in QUERIES.items()})
     one, many = found
     for name in QUERIES:
         assert one[name], name
         assert one[name] == many[name], name
 
 
-@pytest.mark.parametrize("suffix", [".json.gz", ".pftrace"])
-def test_suspects_alone(suffix, tmp_path, trace_processor) -> None:
+def simulated_files(folder: Path) -> Path:
+    from megascan.cli.main import main
+
+    words = "--tp 2 --pp 2 --dp 2 --layers 2 --microbatches 2 --iterations 2 --seed 3"
+    assert main(["simulate", *words.split(), "-o", str(folder)]) == 0
+    return folder
+
+
+def test_suspects_alone(tmp_path, trace_processor, ask, without_power) -> None:
     """--focus: the slow rank and those that share a group with it, in the engine."""
     from megascan.cli.main import main
 
-    trace, output = tmp_path / "trace", tmp_path / f"focus{suffix}"
-    words = "--tp 2 --pp 2 --dp 4 --layers 4 --microbatches 4 --iterations 12"
+    trace = tmp_path / "trace"
+    words = "--tp 2 --pp 2 --dp 4 --layers 2 --microbatches 2 --iterations 8"
     fault = ["--fault", "rank=5,kind=compute,factor=1.5"]
     assert main(["simulate", *words.split(), *fault, "-o", str(trace)]) == 0
-    assert main(["aggregate", "-b", str(trace), "-d", "--focus", "-o", str(output)]) == 0
     groups = read_trace(trace).headers[5].groups
     wanted = {rank for ranks in groups.values() if len(ranks) < 16 for rank in ranks}
     assert 5 in wanted
     assert len(wanted) < 16
-    sql = "select rank, count(*) from megascan_span group by rank"
-    found = dict(run_query(output, sql, trace_processor=trace_processor).rows)
-    assert set(found) == wanted
-    sql = "select count(*) from slice where category = 'finding'"
-    assert run_query(output, sql, trace_processor=trace_processor).rows[0][0] >= 1
+    for suffix in (".json.gz", ".pftrace"):
+        output = tmp_path / f"focus{suffix}"
+        assert main(["aggregate", "-b", str(trace), "-d", "--focus", "-o", str(output)]) == 0
+        sql = "select rank, count(*) from megascan_span group by rank"
+        found = dict(run_query(output, sql, trace_processor=trace_processor).rows)
+        assert set(found) == wanted
+        assert ask(output, "select count(*) from slice where category = 'finding'")[0][0] >= 1

@@ -28,9 +28,10 @@ from training.generation.web.bodies import ChatTemplate, ServedModel
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("generating_ranks.py")
 VOCAB = 203
+NUM_TOKENS = 12
 TINY = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None}
 LLAMA = TINY | {
-    "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 8,
     "num_key_value_heads": 2, "max_position_embeddings": 128,
 }  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
@@ -79,7 +80,11 @@ def write_model(folder: Path, family: str) -> Expected:
     prompts = [[(7 * row + 3 * place) % VOCAB for place in range(10)] for row in range(3)]
     ids = torch.tensor(prompts)
     answer = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, pad_token_id=0
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
     )
 
     def scores() -> list[float]:

@@ -12,7 +12,7 @@ import pytest
 
 from tests import ranks
 
-from .conftest import FAMILIES, PROGRAM, Expected
+from .conftest import FAMILIES, NUM_TOKENS, PROGRAM, Expected
 
 LAYOUTS = ("1x1", "2x1", "1x2", "2x2")
 Found = dict[str, dict[str, dict[str, Any]]]
@@ -21,11 +21,11 @@ Found = dict[str, dict[str, dict[str, Any]]]
 
 def cases_of(prompts: list[list[int]]) -> list[dict[str, object]]:
     """Greedy rows as transformers had them, then sampled and scored rows of other lengths."""
-    greedy = [{"prompt": one, "max_tokens": 20, "sampling": {}} for one in prompts]
+    greedy = [{"prompt": one, "max_tokens": NUM_TOKENS, "sampling": {}} for one in prompts]
     sampled = [
         {
             "prompt": prompts[0][:size],
-            "max_tokens": 12,
+            "max_tokens": 8,
             "sampling": {"temperature": 1.0, "top_k": top_k, "top_p": 0.9, "seed": 7 + size,
                          "presence_penalty": 0.5},
             "num_logprobs": 2,
@@ -84,7 +84,7 @@ def test_a_row_is_the_same_alone_and_beside_others(
     found = once("found", lambda: generate(models))["1x1"][family]
     for beside, alone in zip(found["together"], found["alone"], strict=True):
         assert beside["tokens"] == alone["tokens"]
-    assert [len(row["logprobs"]) for row in found["alone"][3:]] == [2 + 12, 9 + 12, 12]
+    assert [len(row["logprobs"]) for row in found["alone"][3:]] == [2 + 8, 9 + 8, 8]
 
 
 @pytest.mark.distributed
@@ -96,7 +96,7 @@ def test_replayed_steps_give_the_same(family: str, models: dict[str, Expected], 
         assert replayed["logprobs"] == pytest.approx(computed["logprobs"], abs=2e-4)
     # Three rows at most, of 64 places at most: one recording for each number of rows.
     assert found["num_recorded"] == 3
-    assert found["num_replayed"] > 20
+    assert found["num_replayed"] > 10
 
 
 @pytest.mark.distributed
@@ -106,7 +106,7 @@ def test_whoever_looks_at_the_last_layer_sees_all_tokens_and_changes_none(
 ) -> None:
     found = once("found", lambda: generate(models))["1x1"][family]
     assert found["watched"][0]["tokens"] == found["alone"][0]["tokens"]
-    assert found["seen"] == 10 + 20 - 1  # nothing is computed for the token that comes last
+    assert found["seen"] == 10 + NUM_TOKENS - 1  # nothing is computed for the token that comes last
 
 
 @pytest.mark.distributed

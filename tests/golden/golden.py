@@ -3,7 +3,7 @@
 Each case of cases.toml runs the real commands in a temporary folder, all of them in one process
 (`megascan.cli.main:main`, one command after the other). What they said goes to transcript.txt, the
 results as they are, timelines, pages and pictures as digests of their content (and of a page the
-text one sees). Nothing of the product is imported here.
+text one sees). Nothing of the product is imported here, but in that process (driver.py).
 
 examples:
   python tests/golden/golden.py --check
@@ -44,36 +44,13 @@ _FULL_PRECISION = re.compile(rb"-?\b\d+\.\d{12,}(?:e[+-]?\d+)?\b")
 _FRACTION = re.compile(r"-?\b\d+(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)\b")
 _MAX_LINES_SHOWN = 40
 
-# The process that is the commands, a line of its input one of them: what it writes to the
-# descriptors 1 and 2 goes to one file a stream, whoever writes it.
-_DRIVER = """
-import json, os, sys
-from megascan.cli.main import main
-
-answers = os.fdopen(os.dup(1), "w", buffering=1)
-for line in sys.stdin:
-    folder, argv = json.loads(line)
-    os.chdir(folder)
-    for descriptor, name in ((1, "../stdout"), (2, "../stderr")):
-        file = os.open(name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
-        os.dup2(file, descriptor)
-        os.close(file)
-    try:
-        code = main(argv)
-    except SystemExit as stop:
-        code = stop.code
-    sys.stdout.flush()
-    sys.stderr.flush()
-    print(code, file=answers)
-"""
-
 
 class Commands:
     """One process in which commands run one after the other, as starting each takes a second."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _DRIVER],
+            [sys.executable, HERE / "driver.py"],
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

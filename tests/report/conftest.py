@@ -66,6 +66,11 @@ class Document(HTMLParser):
         return sum(found == tag for found, _ in self.tags)
 
 
+@pytest.fixture(autouse=True)
+def _quick(without_power: None) -> None:
+    """No test of pages needs what would have been found."""
+
+
 @pytest.fixture(scope="session")
 def document() -> type[Document]:
     return Document
