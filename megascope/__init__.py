@@ -1,4 +1,4 @@
-"""MegaScope: look into a Megatron-Core model while it trains and while it speaks.
+"""MegaScope: look into a Megatron-Core model while it trains and while it generates.
 
 Owns what is captured, changed and shown of a model's inside, and the probe that finds a rank that
 computes wrongly. `training` feeds it through its callback seam (`training/scope.py`,
@@ -11,10 +11,10 @@ capture.py.
     one_pass.py        two of these reductions on a GPU, each tensor read once
     interventions.py   changes to what is computed, as data
     recorder.py        capturing in a training, as request.py asks, and the files it leaves
-    session.py         one prompt after the other through a model that speaks
+    session.py         one prompt after the other through a model that generates
     server.py          the page and its guard
-    folder_page.py     answers it from the files of all ranks, joined to one model
-    model_page.py      answers it from a model that speaks
+    folder_page.py     answers the page from the files of all ranks, joined to one model
+    model_page.py      answers the page from a model that generates
     frames.py          how arrays travel, in files and to the page
     probe.py           checksums of replicas in a training, and of one host's devices before it
 """

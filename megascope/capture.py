@@ -1,9 +1,9 @@
-"""Places in a GPT of Megatron-Core, and hooks that show what it computes there.
+"""Places in a GPT of Megatron-Core, and hooks that show what the model computes there.
 
-A **place** is named once for all layers; a spot is a place in one layer of this rank. Shapes are
-those that hooks hand over, (token, row, feature); queries, keys and values have (token, row, head,
-channel). Tensor-parallel ranks hold contiguous shares of features or heads, or of the tokens with
-sequence parallelism, so that who has all shares can join them by concatenation.
+A **place** is named once for all layers; a spot is a place in one layer of this rank. Tensors are
+(token, row, feature); queries, keys and values are (token, row, head, channel). Tensor-parallel
+ranks hold contiguous shares of features or heads, or of the tokens with sequence parallelism, so
+that all shares can be joined by concatenation.
 
 To add a place: a line in `PLACES`.
 
@@ -12,16 +12,16 @@ To add a place: a line in `PLACES`.
     with Capture(find_spots(chunks, ["residual"]), take):
         model(tokens, positions, None)      # take(Sight) is called on the spot, on the device
 
-A hook looks and changes nothing: what the model computes is the same bits with and without. What is
-computed again in the backward pass (activation recomputation) is not shown twice. Each sight says
-which call of its module it was: in training the microbatch, for every chunk computes its
-microbatches in order, whatever the pipeline schedule.
+A hook changes nothing: the model computes the same bits with and without it. What is computed again
+in the backward pass (activation recomputation) is not shown twice. Each sight says which call of
+its module it was. In training this is the microbatch, because every chunk computes its microbatches
+in order, whatever the pipeline schedule.
 
 Fused kernels do not return attention probabilities: `probabilities` computes them again from the
 queries and keys that a hook has seen, for the heads and rows that were asked for.
 
-A model that speaks is looked at many steps at once, in **strips**: one number, or some, of each
-token and layer at some places.
+A model that generates is looked at for many steps at once, in **strips**: one or a few numbers for
+each token and layer at some places.
 
     notes = Notes(spots)
     model(…); model(…)
@@ -30,10 +30,11 @@ token and layer at some places.
     tables_of(reduction, strips)            # all of one shape reduced as one
     notes.close()
 
-For one token of a small model each operation is short, and whatever Python does between two of them
-empties caches: looking on the spot costs several times as much as looking afterwards at all that
-passed. Nobody writes to a step's tensors again, so they may wait. An operation on a device takes as
-long as it takes to begin it: what waits is put together, over steps, layers and places.
+For one token of a small model each operation is short, and whatever Python does between two
+operations empties caches: reducing each tensor in its hook costs several times as much as reducing
+all of them later. No step writes to the tensors of an earlier step, so they may wait. An operation
+on so little data takes as long as its launch, so tensors are put together over steps, layers and
+places.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class Side(StrEnum):
-    """Which of a module's tensors is meant."""
+    """Whether a place is among a module's inputs or outputs."""
 
     IN = "in"
     OUT = "out"
@@ -80,18 +81,18 @@ class Place:
     name: str
     meaning: str
     reach: Callable[[Any], object]
-    """From a layer, or from the model, to the module; None where it has none."""
+    """Returns the module from a layer, or from the model; None where there is none."""
     side: Side = Side.OUT
     index: int = 0
-    """Of the tensor among the module's inputs or outputs."""
+    """Index of the tensor among the module's inputs or outputs."""
     share: Share = Share.WHOLE
     is_layered: bool = True
     follows_sequence: bool = False
-    """Whether sequence parallelism cuts it by tokens."""
+    """Whether sequence parallelism cuts the tensor by tokens."""
 
 
 def _path(dotted: str) -> Callable[[Any], object]:
-    """Follow attributes from an object; return None as soon as one is missing."""
+    """Return a function that follows attributes from an object; None where one is missing."""
 
     def reach(start: Any) -> object:
         for name in dotted.split("."):
@@ -104,8 +105,8 @@ def _path(dotted: str) -> Callable[[Any], object]:
 def _attention(layer: Any) -> object:
     """Return the module whose inputs are queries, keys and values as they are used.
 
-    The generating engine's attention rotates them itself and shows them in a module `heads`, before
-    they go into its cache.
+    The generating engine's attention rotates queries and keys itself, and passes all three through
+    a module `heads` before keys and values go into the cache.
     """
     core = _path("self_attention.core_attention")(layer)
     return getattr(core, "heads", core)
@@ -183,15 +184,15 @@ class Spot:
 
     place: Place
     layer: int
-    """Counted from 1 over the whole model; 0 for what the model has once."""
+    """Number of the layer, from 1 over the whole model; 0 for what the model has once."""
     chunk: int
-    """Of this rank's model chunks (interleaved schedules)."""
+    """Index among this rank's model chunks (interleaved schedules)."""
     module: torch.nn.Module
     share: Share
 
     @property
     def name(self) -> str:
-        """Return how the spot is called: ``layer 3 fc1``."""
+        """Return the name of the spot, as in ``layer 3 fc1``."""
         return f"layer {self.layer} {self.place.name}" if self.layer else self.place.name
 
 
@@ -202,9 +203,9 @@ def find_spots(
 ) -> list[Spot]:
     """Return the spots of the model chunks of this rank, in the order in which they are computed.
 
-    `places` are names out of the table, all if None; `layers` count from 1, none means all. Wrapped
-    chunks (data parallelism, half precision) are looked into. A place that the model does not have
-    is left out.
+    `places` are names from `PLACES`, None means all; `layers` count from 1, empty means all.
+    Wrapped chunks (data parallelism, half precision) are unwrapped. Places that the model does not
+    have are left out.
     """
     from megatron.core.utils import unwrap_model
 
@@ -248,27 +249,27 @@ Output: TypeAlias = torch.Tensor | tuple[torch.Tensor | None, ...]
 
 
 class Sight(NamedTuple):
-    """One tensor as the model had it; in a training it may be looked at only until `take` returns.
+    """One tensor as the model had it; in a training it may be used only until `take` returns.
 
-    A tuple, for thousands are made each second.
+    This is a tuple because thousands are made each second.
     """
 
     spot: Spot
     call: int
-    """How often the spot was computed before, since the capture began."""
+    """How often the spot was computed before this call, since the capture began."""
     without_bias: torch.Tensor
     """(token, row, feature), or (token, row, head, channel)."""
     share: Share
     is_gradient: bool = False
-    """Whether it is the loss's gradient in this tensor, not the tensor."""
+    """Whether this is the gradient of the loss by the tensor, not the tensor itself."""
     counts: torch.Tensor | None = None
-    """At `experts`: how many of the tokens, which stand in order, each expert of this rank had."""
+    """At `experts`: how many tokens each expert of this rank had; tokens are sorted by expert."""
     bias: torch.Tensor | None = None
-    """(feature,), which Megatron-Core adds later, together with what follows."""
+    """Bias (feature,) that Megatron-Core adds to the tensor later."""
 
     @property
     def tensor(self) -> torch.Tensor:
-        """Return the tensor with its bias, which is added anew each time."""
+        """Return the tensor with its bias, which each call adds anew."""
         return self.without_bias if self.bias is None else self.without_bias + self.bias
 
 
@@ -284,13 +285,13 @@ def is_repeated() -> bool:
 
 
 class Calls:
-    """Counts the calls of each spot, those of recomputation apart, so that both count alike."""
+    """Counts the calls of each spot; recomputed calls are counted separately, from 0 as well."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[object, ...], int] = {}
 
     def next(self, *key: object) -> int:
-        """Return how often a key was counted in this kind of pass before."""
+        """Return how often a key was counted before, in passes that are (or are not) repeated."""
         key = (*key, is_repeated())
         before = self._counts.get(key, 0)
         self._counts[key] = before + 1
@@ -302,7 +303,7 @@ class Calls:
 
 
 _ODD = ATTENTION_INPUTS | {"loss", "logits", "experts"}
-"""Places whose tensors have to be brought into order, or which are more than a tensor."""
+"""Places whose tensors need `in_order`, or which need more than one tensor."""
 
 
 @dataclass(slots=True)
@@ -311,29 +312,29 @@ class _View:
 
     spot: Spot
     is_plain: bool
-    """Whether three dimensions are (token, row, feature), this rank's share of them."""
+    """Whether a tensor of three dimensions is this rank's share of (token, row, feature)."""
     index: int
     num_calls: int = 0
     num_gradients: int = 0
 
     @classmethod
     def of(cls, spot: Spot) -> _View:
-        """Look at a spot from now on."""
+        """Return a view of a spot that was not shown yet."""
         return cls(spot, is_plain=spot.place.name not in _ODD, index=spot.place.index)
 
 
 class _Watched(NamedTuple):
-    """What is looked at of one module."""
+    """The views of one module's inputs and outputs."""
 
     inputs: list[_View]
     outputs: list[_View]
 
 
 class Capture:
-    """Hooks on some spots; `close`, or leaving the `with`, takes every one away.
+    """Hooks on some spots; `close`, or leaving the `with`, removes all of them.
 
-    With `gradients` the gradients of what modules put out are shown as well. A module has one hook
-    for all its spots: what torch does beside for each module that has any costs more than a look.
+    With `gradients` the gradients of these tensors are shown as well. A module has one hook for all
+    of its spots, because what torch does around hooks costs more than a look.
     """
 
     def __init__(self, spots: Sequence[Spot], take: Take, *, gradients: bool = False) -> None:
@@ -345,7 +346,7 @@ class Capture:
         self._handles = [self._watch(module, own) for module, own in by_module.items()]
 
     def _watch(self, module: torch.nn.Module, spots: Sequence[Spot]) -> RemovableHandle:
-        """Show a module's inputs and outputs; its inputs alone as soon as they are there."""
+        """Hook one module: after it has run, or before where only its inputs are looked at."""
         watched = _Watched(
             inputs=[_View.of(spot) for spot in spots if spot.place.side is Side.IN],
             outputs=[_View.of(spot) for spot in spots if spot.place.side is Side.OUT],
@@ -402,13 +403,13 @@ class Capture:
     def _show_gradient(
         self, view: _View, gradient: torch.Tensor, counts: torch.Tensor | None
     ) -> None:
-        if self._handles:  # closed since: nobody looks any more
+        if self._handles:  # else this capture was closed meanwhile
             call = view.num_gradients
             view.num_gradients = call + 1
             self._take(_sight(view.spot, call, gradient.detach(), counts, is_gradient=True))
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -435,7 +436,7 @@ def _sight(
 
 
 def value_of(output: Output) -> torch.Tensor:
-    """Return the value of a module's output; a bias that Megatron-Core adds later is part of it."""
+    """Return the value of a module's output, including a bias that Megatron-Core adds later."""
     tensor, bias = _value_and_bias(output)
     return tensor if bias is None else tensor + bias
 
@@ -450,20 +451,20 @@ def _value_and_bias(output: Output) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def _is_loss(output: object) -> bool:
-    """Tell whether a model has returned losses `(row, token)`, no logits and no hidden states."""
+    """Return whether a model's output is losses `(row, token)`, not logits or hidden states."""
     return isinstance(output, torch.Tensor) and output.dim() == 2
 
 
 def _num_own_rows(module: torch.nn.Module) -> int:
-    """Return how many features this rank's part of a column-parallel layer puts out."""
+    """Return the number of output features of this rank's part of a column-parallel layer."""
     return int(getattr(module, "output_size_per_partition", 0))
 
 
 def in_order(place: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Bring a tensor into the order (token, row, …).
+    """Return a tensor of a place in the order (token, row, …).
 
-    Losses are (row, token); routers and experts flatten their tokens, and the generating engine's
-    heads have no row: (token, head, channel).
+    Losses come as (row, token); routers and experts come flattened, as (token, feature); the
+    generating engine's heads come without row, as (token, head, channel).
     """
     if place in ATTENTION_INPUTS:
         return tensor.unsqueeze(1) if tensor.dim() == 3 else tensor
@@ -482,9 +483,10 @@ def probabilities(
 ) -> torch.Tensor:
     """Return the causal attention `(head, query, key)` of one row of a batch, in float32.
 
-    `queries` are `(query, head, channel)`, `keys` `(key, group, channel)`; the queries are the last
-    ones of the keys' positions. `heads` and `rows` (positions among the queries) choose some, none
-    means all. `scale` is that of the products, by default one over the root of the channels.
+    `queries` are `(query, head, channel)`, `keys` are `(key, group, channel)`; the queries stand at
+    the last positions of the keys. `heads` and `rows` (positions among the queries) choose some;
+    empty means all. Products are multiplied by `scale`, by default one over the root of the number
+    of channels.
     """
     num_queries, num_heads, num_channels = queries.shape
     chosen = torch.tensor(list(heads) or range(num_heads), device=queries.device)
@@ -501,7 +503,7 @@ def probabilities(
 
 
 def entropy(weights: torch.Tensor) -> torch.Tensor:
-    """Return the entropy over the last axis in nats: 0 looks at one token, log n at n alike."""
+    """Return the entropy over the last axis in nats: 0 for one token, log n for n equal tokens."""
     found: torch.Tensor = torch.special.entr(weights).sum(-1)
     return found
 
@@ -511,14 +513,14 @@ _Pass: TypeAlias = tuple[tuple[Any, ...], Output | None]
 
 @dataclass
 class _Noted:
-    """One module's spots, and what it was given and put out since they were last looked at."""
+    """One module's spots, and its inputs and outputs since `Notes.take` was last called."""
 
     spots: list[Spot]
     passed: list[_Pass] = field(default_factory=list)
 
 
 class Notes:
-    """Hooks on some spots, at most one a module, until `close`."""
+    """Notes what passes some spots, by at most one hook a module, until `close`."""
 
     def __init__(self, spots: Sequence[Spot]) -> None:
         by_module: dict[torch.nn.Module, _Noted] = {}
@@ -528,8 +530,9 @@ class Notes:
         self._handles = [_watch(module, noted) for module, noted in by_module.items()]
 
     def take(self) -> Iterator[tuple[Spot, list[torch.Tensor]]]:
-        """Yield each spot with its tensors since the last time, one a pass, as the model had them:
-        put them in order (`capture.in_order`) when they are one.
+        """Yield each spot with its tensors since the last call, one a pass, as the model had them.
+
+        Concatenate the tensors, then put the result in order (`in_order`).
         """
         for noted in self._noted:
             passed = noted.passed.copy()
@@ -538,7 +541,7 @@ class Notes:
                 yield spot, _tensors(spot, passed)
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
@@ -565,20 +568,20 @@ def _tensors(spot: Spot, passed: Sequence[_Pass]) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Strip:
-    """One place of one layer: what each step that waits has computed there."""
+    """One place of one layer: the tensors of all steps that wait to be shown."""
 
     share: Share
     tensors: list[torch.Tensor]
 
 
 Strips: TypeAlias = Mapping[str, Mapping[int, Strip]]
-"""By place and layer."""
+"""Strips by place and layer."""
 
 
 def tables_of(reduction: str, strips: Strips) -> tuple[list[dict[str, object]], dict[str, Array]]:
     """Return a frame's items and arrays: partial numbers `(layer, 1, token, row, number)`.
 
-    They leave the device by one transfer, which waits for it.
+    All numbers leave the device by one transfer, which waits for the device.
     """
     alike: dict[tuple[object, ...], list[str]] = {}
     for place, layers in strips.items():
@@ -608,7 +611,7 @@ def _item_of(place: str, reduction: str, layers: Mapping[int, Strip]) -> dict[st
 
 
 def _of_all(reduction: str, strips: Strips, places: Sequence[str]) -> torch.Tensor:
-    """Return `(place and layer, 1, token, row, number)`: partial numbers of tensors alike."""
+    """Return `(place and layer, 1, token, row, number)`: partial numbers of tensors of a shape."""
     layers = [strip for place in places for strip in strips[place].values()]
     together = torch.cat([tensor for strip in layers for tensor in strip.tensors])
     made = reduce(reduction, in_order(places[0], together))

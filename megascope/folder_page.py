@@ -1,9 +1,9 @@
-"""The page over a folder of recordings, live while it grows and later.
+"""The page over a folder of recordings, while the folder grows and later.
 
-The recordings of all ranks are one model: shares joined, stages put one after the other. Files may
-still grow: `Recordings.refresh` reads what was added. Only headers are kept; arrays are read from
-the files when somebody looks at them. A full disk or an edited file can leave a header that is
-valid JSON and still wrong: `check_frame` lets nothing pass that no recorder has written.
+The recordings of all ranks are joined to one model: shares joined, stages one after the other.
+Files may still grow: `Recordings.refresh` reads what was added. Only headers are kept; arrays are
+read from the files when somebody looks at them. A full disk or an edited file can leave a header
+that is valid JSON and still wrong: `check_frame` refuses what no recorder has written.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from megascope.request import (
 from megascope.server import Answer, to_parquet
 
 MOST_POINTS = 1 << 22
-"""Numbers of one answer."""
+"""Most numbers of one answer."""
 MOST_RANKS = 1 << 20
 _SHARES = ("whole", "features", "gated", "tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A frame in a file."""
+    """Where a frame lies in a file, and its header."""
 
     path: Path
     start: int
@@ -53,7 +53,7 @@ class Kept:
     header: Mapping[str, Any]
 
     def read(self) -> Frame:
-        """Read the frame with its arrays; InputError when the file has changed beneath."""
+        """Read the frame with its arrays; InputError when the file has changed meanwhile."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.start)
@@ -64,7 +64,7 @@ class Kept:
 
 @dataclass
 class _File:
-    """How far a file was read; another file of the same name begins anew."""
+    """How far a file was read; `inode` tells when another file has taken its name."""
 
     inode: int
     size: int = 0
@@ -83,15 +83,15 @@ class Recordings:
         self.may_change = False
         """Whether the newest run heeds requests that change what is computed."""
         self._frames: dict[int, dict[int, Kept]] = {}
-        """By iteration and rank."""
+        """Data frames by iteration and rank."""
 
     @property
     def iterations(self) -> list[int]:
-        """Return iterations of which at least one rank has a frame."""
+        """Return the iterations for which at least one rank has a frame, sorted."""
         return sorted(self._frames)
 
     def refresh(self) -> bool:
-        """Read what was added; whether there was anything."""
+        """Read what was added to the folder; return whether anything changed."""
         paths = sorted(self._folder.glob("scope-data-*.bin"))
         changed = [self._read_on(path) for path in paths]
         for path in set(self._files) - set(paths):
@@ -102,7 +102,7 @@ class Recordings:
         return any(changed)
 
     def _read_on(self, path: Path) -> bool:
-        """Read what a file has more; whether there was anything before what is damaged."""
+        """Read the frames added to a file, up to damage; return whether there were any."""
         before = self._files.get(path)
         num_before = 0 if before is None else len(before.frames)
         try:
@@ -135,7 +135,7 @@ class Recordings:
         return len(known.frames) > before
 
     def _arrange(self) -> None:
-        """Sort all frames by iteration and rank; of a resumed run the later ones count."""
+        """Sort all frames by iteration and rank; a resumed run drops frames from its start on."""
         self._frames = {}
         by_rank: dict[int, list[Kept]] = defaultdict(list)
         for path in sorted(self._files, key=lambda one: not one.name.endswith(".old.bin")):
@@ -161,7 +161,7 @@ class Recordings:
                 del self._frames[later]
 
     def describe(self) -> dict[str, object]:
-        """Return what there is to look at, for the page."""
+        """Return, for the page, what there is to look at."""
         keys = sorted({
             (item["place"], item["reduction"], item["gradient"])
             for by_rank in list(self._frames.values())[-50:]
@@ -179,9 +179,9 @@ class Recordings:
         }
 
     def first_broken(self) -> dict[str, object] | None:
-        """Return the first number that was not finite: by microbatch, then by layer.
+        """Return where the first number that is not finite was seen: by microbatch, then by layer.
 
-        Of ranks that saw it in the same place the first is named.
+        Where several ranks saw one at the same place, the first rank is named.
         """
         for iteration in self.iterations:
             found = [
@@ -200,7 +200,7 @@ class Recordings:
     ) -> tuple[list[int], Array]:
         """Return layers and `(layer, microbatch, token, row, number)` of one data-parallel replica.
 
-        ConfigError when that was not captured.
+        Raises ConfigError when the reduction of this place was not captured in the iteration.
         """
         is_by_expert = place in BY_EXPERT
         parts = []
@@ -215,7 +215,7 @@ class Recordings:
 
     @property
     def _first_experts(self) -> set[int]:
-        """Return of each stage the first rank that holds each share of the experts."""
+        """Return, for each stage and each share of the experts, the first rank that holds it."""
         found: dict[tuple[int, int], int] = {}
         for rank in range(self.layout.world_size):
             at = self.layout.coordinates(rank)
@@ -227,7 +227,7 @@ class Recordings:
     ) -> tuple[list[int], list[int], Array]:
         """Return iterations, layers and `(iteration, layer)`: medians over microbatches and tokens.
 
-        At most `most` iterations, evenly chosen, the last one included.
+        At most `most` iterations are chosen, evenly and including the last.
         """
         chosen = self.iterations
         if len(chosen) > most:
@@ -250,9 +250,10 @@ class Recordings:
         return [one for one, _, _ in found], layers, made
 
     def weights(self, iteration: int | None = None) -> tuple[int, list[str], Array]:
-        """Return iteration, names and `(parameter, 3)`: sizes of parameter, gradient and update.
+        """Return iteration, names and `(parameter, 3)`: norms of parameter, gradient and update.
 
-        Of the newest iteration that has them, or the given one; TP shares are averaged by power.
+        Without `iteration` take the newest that has norms. Norms of TP shares are joined by the
+        root of their mean square.
         """
         for one in reversed(self.iterations if iteration is None else [iteration]):
             shares: dict[str, list[Array]] = defaultdict(list)
@@ -277,7 +278,7 @@ def _when_broken(found: tuple[Mapping[str, Any], int]) -> tuple[object, ...]:
 
 
 def _typical(flat: Array) -> Array:
-    """Return medians of the rows, in which a number that is not finite shows."""
+    """Return the median of each row; NaN where the row has a number that is not finite."""
     with np.errstate(invalid="ignore"):
         middle = np.median(flat, axis=1)
     broken = ~np.isfinite(flat).all(axis=1)
@@ -371,14 +372,14 @@ def _is_word(value: object) -> bool:
 
 
 _AHEAD = 2
-"""Iterations that a request lies in the future, so that every rank has seen it."""
+"""How many iterations ahead of the newest a request begins, so that every rank sees it in time."""
 _REFRESH_S = 0.5
 
 
 class FolderPage:
     """Answers the page's questions about one folder.
 
-    `verdict` gives what the folder's probes say, in sentences.
+    `verdict` returns what the folder's probes say, in sentences.
     """
 
     def __init__(self, folder: Path, verdict: Callable[[], list[str]]) -> None:
@@ -389,7 +390,7 @@ class FolderPage:
         self._lock = asyncio.Lock()
 
     async def answer(self, name: str, body: Mapping[str, Any]) -> Answer:
-        """Answer by the method of that name; files are read in a thread, one question a time."""
+        """Answer by the method named `name`, in a thread that reads files, one at a time."""
         answers: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
             "state": self._state, "series": self._series, "table": self._table,
             "weights": self._weights, "request": self._request, "parquet": to_parquet,
@@ -437,7 +438,7 @@ class FolderPage:
         return encode({"kind": "weights", "iteration": iteration, "names": names}, {"sizes": table})
 
     def _request(self, body: Mapping[str, Any]) -> Answer:
-        """Write the request file; it holds from two iterations ahead of the newest one."""
+        """Write the request file; the request begins two iterations after the newest one."""
         first = max(self._recordings.iterations, default=0) + _AHEAD
         request = read_request(json.dumps({"schema": 1, **body, "first": first}))
         if request.interventions and not self._recordings.may_change:

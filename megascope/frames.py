@@ -2,8 +2,8 @@
 
     u32 size of what follows, u32 size of the header, header (UTF-8, blanks up to 8 bytes), arrays
 
-All little-endian. The header's `arrays` names each array with shape and type (f2, f4, i4). A file
-is frames one after the other; one that is cut short at the end was not finished.
+All numbers are little-endian. The header's `arrays` names each array with shape and type (f2, f4,
+i4). A file is frames one after the other; a last frame that is cut short was not finished.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LARGEST_HEADER = 1 << 22
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """What was read: the header, and the arrays by name."""
+    """A frame that was read: the header, and the arrays by name."""
 
     header: Mapping[str, Any]
     arrays: Mapping[str, Array]
 
 
 def encode(header: Mapping[str, object], arrays: Mapping[str, Array] | None = None) -> bytes:
-    """Return a frame. Floats become f4 unless they are f2, integers i4."""
+    """Return a frame's bytes. Arrays of floats become f4 unless they are f2; all others i4."""
     described, blobs = [], []
     with np.errstate(over="ignore"):
         for name, array in (arrays or {}).items():
@@ -83,7 +83,7 @@ def _arrays(header: Mapping[str, Any], body: memoryview) -> Iterator[tuple[str, 
 
 
 def whole_frames(content: bytes, start: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of the whole frames of a file's bytes; InputError for one that is none."""
+    """Yield (start, end) of the whole frames in a file's bytes; InputError for other bytes."""
     while start + _SIZES.size <= len(content):
         size, header_size = _SIZES.unpack_from(content, start)
         if not 4 < size <= LARGEST_FRAME or header_size + 4 > size:

@@ -4,11 +4,11 @@
                      shares=TensorShares(rank=0, size=1)):
         model(tokens, positions, None)      # layer 3 computes without what its head 7 has gathered
 
-The same change is the same on every layout: units count over all tensor-parallel ranks, and noise
-is drawn for the whole tensor, from a seed that names layer, place and call, and cut. Afterwards the
-model is bit for bit what it was: hooks are taken away, flipped bits of weights flipped back.
+A change does the same on every layout: units count over all tensor-parallel ranks, and noise is
+drawn for the whole tensor, from a seed that names layer, place and call, and then cut. Afterwards
+the model is bit for bit what it was: hooks are removed, flipped bits of weights are flipped back.
 
-MegaScope's original perturbs storage, calculation and system; here these are bits of weights that
+The original MegaScope perturbs storage, calculation and system. Here these are bits of weights that
 flip (`flip`), values that are computed wrongly (`noise`, `scale_noise`, `offset`, `scale`), and
 parts that fail (`zero` of heads, neurons, layers).
 """
@@ -41,22 +41,22 @@ from megascope.request import Intervention, Kind
 
 @dataclass(frozen=True, kw_only=True)
 class TensorShares:
-    """Which of the tensor-parallel ranks this is."""
+    """This rank's number among the tensor-parallel ranks, and how many there are."""
 
     rank: int
     size: int
 
 
 Replacements = Mapping[tuple[str, int], torch.Tensor]
-"""By place and layer: tensors (token, row, …) of an earlier run, by position, whole or this rank's
-share."""
+"""Tensors (token, row, …) of an earlier run, by place and layer: whole, or this rank's share. The
+index of a token is its position."""
 
 
 class Intervening:
-    """Changes that hold inside the `with`.
+    """Changes to what is computed inside the `with`.
 
-    `moment` is the iteration, or the position of the first token that is computed; set it before
-    each pass. In training call `restart` at each iteration.
+    `moment` is the iteration, or the position of the first token that is computed. Call `restart`
+    with it before each iteration in training and each pass in generation.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class Intervening:
         self._open.close()
 
     def restart(self, moment: int) -> None:
-        """Begin an iteration, or the pass from a token on."""
+        """Begin an iteration, or a pass that begins at a token's position."""
         self.moment = moment
         self._calls.restart()
         self.update_weights()
 
     def update_weights(self) -> None:
-        """Flip the bits that are to be flipped now, and flip others back."""
+        """Flip the bits whose interventions hold now, and flip back the bits of all others."""
         for one in self._interventions:
             if one.kind != Kind.FLIP:
                 continue
@@ -136,7 +136,7 @@ class Intervening:
     def _apply_to_first(
         self, spot: Spot, output: tuple[torch.Tensor | None, ...], mine: Sequence[Intervention]
     ) -> tuple[torch.Tensor | None, ...]:
-        """Change a linear layer's output; the bias that is kept apart belongs to the value."""
+        """Change the first part of an output; a bias that is returned next to it is added first."""
         first, *rest = output
         assert first is not None
         bias = rest[0] if rest else None
@@ -185,7 +185,7 @@ def _covers(one: Intervention, spot: Spot) -> bool:
 
 
 class _Grid:
-    """One tensor of this rank within the whole tensor of all tensor-parallel ranks."""
+    """Where this rank's tensor lies within the whole tensor of all tensor-parallel ranks."""
 
     def __init__(
         self, spot: Spot, tensor: torch.Tensor, shares: TensorShares, first_token: int
@@ -213,7 +213,7 @@ class _Grid:
         self._unit = _unit_width(spot, tensor)
 
     def noise(self, key: str, *, is_uniform: bool) -> torch.Tensor:
-        """Return this rank's part of noise that is drawn for the whole tensor from a key."""
+        """Return this rank's part of noise for the whole tensor, drawn from the seed `key`."""
         generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
         shape = (self._num_tokens, self._tensor.shape[1], self._width)
         if is_uniform:
@@ -223,7 +223,10 @@ class _Grid:
         return self._fit(drawn[self._tokens])
 
     def replaced(self, x: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:
-        """Return values of an earlier run at the same positions; where it had none, these."""
+        """Return `x` with the values that an earlier run had at the same positions.
+
+        Positions that the earlier run did not have keep their values.
+        """
         if source is None:
             return x
         at = self._tokens + self._first_token
@@ -237,7 +240,7 @@ class _Grid:
         return torch.where(known.to(x.device).view(shape), taken, x)
 
     def chosen(self, one: Intervention) -> torch.Tensor:
-        """Return which numbers an intervention means, to be broadcast over the tensor."""
+        """Return which numbers an intervention changes, as a mask to broadcast over the tensor."""
         device = self._tensor.device
         by_unit = torch.ones(len(self._columns), dtype=torch.bool)
         if one.units:
@@ -250,14 +253,14 @@ class _Grid:
         return by_unit.view(shape).to(device) & by_token.view(rows).to(device)
 
     def _fit(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's columns of (token, row, column), in the tensor's shape and format."""
+        """Return this rank's columns of `whole` (token, row, column), in the tensor's own shape."""
         own = whole[..., self._columns.to(whole.device)]
         rows = self._tensor.shape[1]
         return own.expand(-1, rows, -1).reshape(self._tensor.shape).to(self._tensor)
 
 
 def _unit_width(spot: Spot, tensor: torch.Tensor) -> int:
-    """Return the features of one unit: a head's channels where heads are meant, else 1."""
+    """Return the features of one unit: the channels of a head where units are heads, else 1."""
     if spot.place.name in ATTENTION_INPUTS:
         return int(tensor.shape[-1])
     if spot.place.name == "context":
@@ -266,7 +269,7 @@ def _unit_width(spot: Spot, tensor: torch.Tensor) -> int:
 
 
 def flip_bits(parameter: torch.Tensor, places: torch.Tensor, bits: torch.Tensor) -> ExitStack:
-    """Flip one bit of each place (flat indices) of a tensor; closing flips them back, exactly."""
+    """Flip one bit at each place (flat index) of a tensor; closing the result flips them back."""
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     kind = kinds[parameter.element_size()]
     view = parameter.detach().view(-1).view(kind)
@@ -288,10 +291,10 @@ def flip_bits(parameter: torch.Tensor, places: torch.Tensor, bits: torch.Tensor)
 def flip_weights(
     chunks: Sequence[torch.nn.Module], one: Intervention, shares: TensorShares
 ) -> ExitStack:
-    """Flip bits of one place's weights in the layers meant; closing flips them back.
+    """Flip bits of a place's weights in some layers; closing the result flips them back.
 
-    Places and bits are drawn over the whole weight of all tensor-parallel ranks; each rank flips
-    what lies in its share.
+    Indices and bits are drawn over the whole weight of all tensor-parallel ranks; each rank flips
+    the bits in its own share.
     """
     undo = ExitStack()
     for spot in find_spots(chunks, [one.place], one.layers):
@@ -322,5 +325,5 @@ def flip_weights(
 
 
 def _reads_shares(place: Place) -> bool:
-    """Return whether the layer at a place is row parallel: reads shares of features."""
+    """Return whether the linear layer at a place is row parallel: it reads shares of features."""
     return place.share is Share.WHOLE

@@ -1,4 +1,4 @@
-"""The page over a model that speaks: questions become commands of the session on all ranks."""
+"""The page over a model that generates: questions become commands of the session on all ranks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LONGEST_TEXT = 100_000
 class ModelPage:
     """Answers the page's questions about one model.
 
-    `tell` hands a command to the sessions of all ranks; what the session of rank 0 has to say comes
-    to `deliver`, on the thread that computes.
+    `tell` hands a command to the sessions of all ranks; the session of rank 0 answers by `deliver`,
+    on the thread that computes.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ModelPage:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def answer(self, name: str, body: Mapping[str, Any]) -> Answer:
-        """Answer `state`, `tokenize` or `ask`; the last by a stream of frames."""
+        """Answer `state`, `tokenize`, `parquet` or `ask`; `ask` by a stream of frames."""
         self._loop = asyncio.get_running_loop()
         if name == "state":
             return {
@@ -84,7 +84,7 @@ class ModelPage:
     async def _answers(
         self, identifier: int, answers: asyncio.Queue[bytes | None]
     ) -> AsyncIterator[bytes]:
-        """Yield the frames of one command; a client that hangs up stops the model."""
+        """Yield the frames of one command; stop the command when the client hangs up."""
         is_over = False
         try:
             while (frame := await answers.get()) is not None:
@@ -96,9 +96,9 @@ class ModelPage:
                 self._tell(json.dumps({"do": "stop", "id": identifier}))
 
     def deliver(self, identifier: int, frame: bytes | None) -> None:
-        """Pass on what the session says; called on the thread that computes."""
+        """Pass an answer of the session on; called on the thread that computes."""
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody is there any more
+            with suppress(RuntimeError):  # the loop is closed: no client is left
                 self._loop.call_soon_threadsafe(self._put, identifier, frame)
 
     def _put(self, identifier: int, frame: bytes | None) -> None:
@@ -108,7 +108,7 @@ class ModelPage:
 
 
 def _is_unicode(text: str) -> bool:
-    """Return whether all of a text can be written: JSON can hold half a surrogate pair."""
+    """Return whether a text can be encoded: JSON can hold half a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,9 +1,9 @@
 """Sum of squares and largest magnitude of tensors on a GPU, each tensor read once.
 
-What looking at a training costs there is memory that is read once more, and kernels to begin:
-torch's own reductions read twice and begin eight, and a bias that Megatron-Core adds later would be
-added in memory first. Here one kernel a tensor writes what each of its programs has found into a
-row of a table; the rows are added up together, later.
+On a GPU, looking at a training costs reads of memory and launches of kernels: torch's own
+reductions read a tensor twice and launch eight kernels, and a bias that Megatron-Core adds later
+would be added in memory first. Here one kernel a tensor writes what each of its programs has found
+into a row of a table; all rows are added up together, later.
 
     magnitudes = Magnitudes(device)
     energy, largest = magnitudes.of(tensor)      # filled by finish()
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 _NUM_PROGRAMS = 1056
-"""Eight for each of the 132 multiprocessors of an H100 or H200: as many as fit."""
+"""Programs of the kernel: as many as fit, 8 on each of an H100's or H200's 132 multiprocessors."""
 _BLOCK = 4096
 _NUM_ROWS = 1024
 
@@ -39,7 +39,7 @@ def _read(  # type: ignore[no-untyped-def]  # noqa: PLR0917
         largest = tl.maximum(largest, tl.abs(values))
     total = tl.sum(energy, axis=0)
     most = tl.max(largest, axis=0)
-    # A maximum passes over NaN; a sum of squares is NaN exactly when one of them is.
+    # A maximum ignores NaN; a sum of squares is NaN exactly when one of the numbers is.
     most = tl.where(total >= 0, most, total)
     tl.store(parts + row * 2 * num_programs + program, total)
     tl.store(parts + (row * 2 + 1) * num_programs + program, most)
@@ -56,7 +56,7 @@ class _Table:
         self.rows = list(zip(energies, largest, strict=True))
 
     def finish(self, count: int) -> None:
-        """Add up the first rows."""
+        """Add up the first `count` rows."""
         torch.sum(self.parts[:count, 0], dim=-1, out=self.found[0, :count])
         torch.amax(self.parts[:count, 1], dim=-1, out=self.found[1, :count])
 
@@ -72,9 +72,9 @@ class Magnitudes:
     def of(
         self, tensor: torch.Tensor, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return where its sum of squares and its largest magnitude will be, both (1, 1, 1).
+        """Return two tensors (1, 1, 1) that `finish` fills: sum of squares and largest magnitude.
 
-        A bias `(feature,)` counts as added.
+        A bias `(feature,)` counts as added to `tensor`.
         """
         number, row = divmod(self._num_rows, _NUM_ROWS)
         if number == len(self._tables):
@@ -89,7 +89,7 @@ class Magnitudes:
         return table.rows[row]
 
     def finish(self) -> None:
-        """Fill what `of` returned since the last time; rows are used again from then on."""
+        """Fill what `of` has returned since the last `finish`; the next `finish` overwrites it."""
         for number, table in enumerate(self._tables):
             count = min(self._num_rows - number * _NUM_ROWS, _NUM_ROWS)
             if count > 0:

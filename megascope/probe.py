@@ -1,15 +1,16 @@
-"""The same tokens on every replica must give the same bits: checksums that find who is wrong.
+"""Checksums that find a rank that computes wrongly: replicas must get equal bits for equal tokens.
 
     probe = Probe(chunks)
-    sums = probe.run(lambda: model(tokens, positions, None))     # a word a point of `probe.points`
+    sums = probe.run(lambda: model(tokens, positions, None))     # one for each of `probe.points`
 
-A point is a parameter, what a place computes, or a tensor-parallel rank's part of a sum before it
-is summed: afterwards all ranks of the group have the same wrong bits. A checksum is two sums of the
-bit patterns, plain and weighted by position: one flipped bit changes the first by a power of two.
+A point is a parameter, what a place computes, or a tensor-parallel rank's addend before it is
+summed: after the sum all ranks of the group have the same wrong bits. A checksum is two sums of the
+bit patterns, plain and weighted by position: one flipped bit changes the plain sum by a power of
+two.
 
-Before a job begins, `preflight` lets every GPU, or core, of a host compute the same: a stack of
+Before a job begins, `sweep` lets every GPU, or core, of a host compute the same: a stack of
 transformer layers of plain torch, with weights from a seed, the same tokens on each device, round
-after round. Each device is a replica of the others.
+after round. Each device counts as a replica.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ if TYPE_CHECKING:
 
 _PLACES = tuple(BY_NAME)
 _SUMMED = ("embedding", "attention_out", "fc2")
-"""Places that tensor-parallel ranks sum up."""
+"""Places whose output is a sum over the tensor-parallel ranks."""
 _REDUCTIONS = (
     "reduce_from_tensor_model_parallel_region",
     "reduce_scatter_to_sequence_parallel_region",
 )
 _BLOCK, _BLOCK_ON_GPU = 1 << 20, 1 << 23
-"""Words of 64 bits that are weighted at a time: what a cache holds, or what is worth a kernel."""
+"""64-bit words that are weighted at a time: what fits a cache, or what is worth a kernel launch."""
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """Return two sums (int64, of the tensor's device) of the bit patterns of a tensor.
+    """Return two sums (int64, on the tensor's device) of the bit patterns of a tensor.
 
-    Its bytes count as words of 64 bits. Sums of these wrap around and do not depend on the order of
-    additions; weights are odd, so that any one wrong word changes both.
+    The tensor's bytes count as 64-bit words. The sums wrap around and do not depend on the order of
+    additions. Weights are odd, so that any single wrong word changes both sums.
     """
     words = _words(tensor.detach().contiguous().view(-1))
     size = min(_BLOCK_ON_GPU if words.is_cuda else _BLOCK, words.numel())
@@ -62,7 +63,7 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _words(flat: torch.Tensor) -> torch.Tensor:
-    """Return the same bytes as words of 64 bits, the last one filled up with zeros."""
+    """Return a tensor's bytes as 64-bit words, the last word filled up with zeros."""
     missing = -flat.nbytes % 8 // flat.element_size()
     if missing:
         flat = torch.nn.functional.pad(flat, (0, missing))
@@ -72,7 +73,7 @@ def _words(flat: torch.Tensor) -> torch.Tensor:
 
 
 class Probe:
-    """Checksums of one rank's part of a model; hooks are there only while it runs."""
+    """Computes checksums of one rank's part of a model; hooks are there only during `run`."""
 
     def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
         self._chunks = list(chunks)
@@ -80,10 +81,10 @@ class Probe:
         self._last = _last_layer(self._spots)
         self._sums: dict[Point, torch.Tensor] = {}
         self.points: tuple[Point, ...] = ()
-        """Known after the first run, the same for all runs."""
+        """Points of all checksums; known after the first run, the same for all runs."""
 
     def run(self, forward: Callable[[], object]) -> tuple[str, ...]:
-        """Let `forward` compute, without gradients; return a checksum a point, in hex.
+        """Call `forward` without gradients; return a checksum for each point, in hex.
 
         `forward` may run several microbatches of the same tokens; their checksums are added.
         """
@@ -120,7 +121,7 @@ class Probe:
 
 
 def _last_layer(spots: Sequence[Spot]) -> int:
-    """Return a layer number behind all layers, for what follows them."""
+    """Return the number of layers plus 1, as the layer of what follows all layers."""
     layers = [spot.module for spot in spots if spot.place.name == "residual"]
     total = [int(cast(Any, layer).config.num_layers) for layer in layers]
     return max(total, default=0) + 1
@@ -129,7 +130,7 @@ def _last_layer(spots: Sequence[Spot]) -> int:
 def _parameters(
     chunks: Sequence[torch.nn.Module], last: int
 ) -> Iterator[tuple[int, str, torch.Tensor]]:
-    """Yield all parameters of this rank with the layer that they belong to."""
+    """Yield (layer, name, parameter) for all parameters of this rank."""
     from megatron.core.utils import unwrap_model
 
     for chunk in unwrap_model(list(chunks)):
@@ -150,10 +151,10 @@ def _parameters_of(model: GPTModel, last: int) -> Iterator[tuple[int, str, torch
 def _partial_sums(
     spots: Sequence[Spot], take: Callable[[Spot, torch.Tensor], None]
 ) -> Iterator[None]:
-    """Show what the ranks of a tensor-parallel group are about to sum up, while inside.
+    """While inside, pass to `take` what tensor-parallel ranks are about to sum up at some spots.
 
-    Megatron-Core's row-parallel layers call these functions by their module's names; what other
-    layers call is passed on unseen.
+    Megatron-Core's row-parallel layers look up the reducing functions in their module, where these
+    are replaced meanwhile; calls from other layers are passed on unseen.
     """
     from megatron.core.tensor_parallel import layers
 
@@ -194,7 +195,7 @@ def _is_split(spot: Spot) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Of the model that every device computes."""
+    """Size of the model that every device computes."""
 
     num_layers: int
     hidden: int
@@ -209,7 +210,7 @@ GPU_SIZE = Size(num_layers=8, hidden=4096, heads=32, num_tokens=4096, dtype=torc
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedDevice:
-    """Something that computes: its name, where torch finds it, and the core it is."""
+    """A GPU or a core: its name, its model, torch's name of the device, and the core's number."""
 
     name: str
     kind: str
@@ -218,7 +219,7 @@ class ProbedDevice:
 
     @contextmanager
     def chosen(self) -> Iterator[None]:
-        """Compute on this device, and no other core, while inside."""
+        """Compute on this core alone while inside; does nothing for a GPU."""
         if self.core is None:
             yield
             return
@@ -233,7 +234,7 @@ class ProbedDevice:
 
 
 def find_devices(*, use_cpu: bool) -> list[ProbedDevice]:
-    """Return the GPUs of this host, or its cores. MissingError when there is nothing to compare."""
+    """Return the GPUs of this host, or else its cores; MissingError for fewer than two."""
     num_gpus = 0 if use_cpu else torch.cuda.device_count()
     if num_gpus:
         devices = [
@@ -259,7 +260,7 @@ def find_devices(*, use_cpu: bool) -> list[ProbedDevice]:
 
 @dataclass
 class Stack:
-    """The layers on one device; `spoil` may change what a point computes (tests plant faults)."""
+    """A stack of layers on one device; `spoil` may change what a point computes (for tests)."""
 
     size: Size
     device: ProbedDevice
@@ -282,7 +283,7 @@ class Stack:
         self._tokens = drawn.to(device=self.device.torch_name, dtype=self.size.dtype)
 
     def run(self) -> dict[Point, str]:
-        """Compute once; returns a checksum a point."""
+        """Compute once; return a checksum for each point, in hex."""
         self._sums = {}
         for point, weight in self.weights.items():
             self._sums[Point(point.layer, point.name + WEIGHT)] = checksum(weight)
@@ -316,9 +317,10 @@ class Stack:
 
 
 def sweep(stacks: Sequence[Stack], num_rounds: int) -> Probes:
-    """Let every device compute `num_rounds` times; ranks stand for devices, iterations for rounds.
+    """Let every device compute `num_rounds` times; in the result ranks are devices and iterations
+    are rounds.
 
-    All devices go through one round before the next: what heats up during the sweep shows.
+    All devices go through one round before the next, so that faults of heat show.
     """
     layout = Layout(dp=len(stacks))
     sums: dict[int, dict[int, tuple[str, ...]]] = {rank: {} for rank in range(len(stacks))}

@@ -1,15 +1,15 @@
 """Capturing in a training: what the request asks for, into this rank's file.
 
     recorder = Recorder(chunks, file, …)
-    recorder.begin(iteration)      # looks for a request; hooks, if the iteration is due
+    recorder.begin(iteration)      # looks for a request; sets hooks if the iteration is due
     …                              # forward and backward passes
     recorder.before_step(); …; recorder.after_step()      # around the optimizer
-    recorder.end()                 # hooks away; one transfer from the device, one frame
+    recorder.end()                 # removes hooks; one transfer from the device, one frame
 
-Nothing here may harm the training: every moment is guarded, the first failure is said once and ends
-the recording. What looking costs is measured; above the budget fewer iterations are captured.
+Nothing here may harm the training: every moment is guarded; the first failure is reported once and
+ends the recording. The cost of looking is measured; above the budget fewer iterations are captured.
 
-What ranks leave in the job's folder (`DataFile`, `ProbeFile`) is appended and never read here; no
+Ranks append to files in the job's folder (`DataFile`, `ProbeFile`), which the job never reads; no
 port is opened, and nothing travels between the ranks.
 """
 
@@ -44,25 +44,26 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 MOST_NUMBERS = 1 << 22
-"""Of one iteration on one rank: 16 MiB. What is more is left out, and the frame says so."""
+"""Most numbers of one iteration on one rank (16 MiB). The frame says when some were left out."""
 _ENTROPY_ROWS = 16
-"""Queries whose attention is looked at for a head's entropy."""
+"""About how many queries a head's entropy is computed from."""
 _SAMPLE = 4096
-"""Numbers of a parameter that its norms are estimated from."""
+"""About how many numbers of a parameter its norms are estimated from."""
 _WEIGHTS_EVERY = 8
-"""A power of two, as the factors are by which a budget makes captures rarer."""
+"""Iterations between two norms of parameters; a power of two, like the factors by which a budget
+makes captures rarer."""
 _PATIENCE = 3
-"""Captured iterations in a row above the budget until fewer are captured."""
+"""Captured iterations in a row above the budget until fewer iterations are captured."""
 _FAR_ABOVE = 4
-"""Times the budget at which fewer are captured at once."""
+"""From this multiple of the budget on, fewer iterations are captured at once."""
 _MOST_OF_ITERATION, _MOST_S = 0.5, 1.0
-"""Looking stops within an iteration when it has taken these seconds, and this share (the budget's
-where that is larger) of what has passed of the iteration without it."""
+"""Looking stops within an iteration when it has taken more than `_MOST_S`, plus this share (or the
+budget's, if larger) of the time that the iteration has taken so far without looking."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """What stands in one array of a frame."""
+    """What an array of a frame holds."""
 
     place: str
     reduction: str
@@ -71,7 +72,7 @@ class Key:
 
 @dataclass
 class Group:
-    """The partial numbers of one key, by layer and microbatch."""
+    """The partial numbers of one `Key`, by layer and microbatch."""
 
     share: str
     width: int
@@ -83,7 +84,7 @@ class Limits:
     """What a viewer may ask of a training."""
 
     budget_ratio: float = 0.05
-    """Time that looking may cost over the time that the training itself takes."""
+    """Time that looking may take, over the time that the training itself takes."""
     interventions: bool = False
     """Whether requests may change what is computed."""
 
@@ -126,7 +127,7 @@ class Recorder:
         self._magnitudes = _one_pass(self._chunks)
 
     def begin(self, iteration: int) -> None:
-        """Look for a new request, and hook in if the iteration is due."""
+        """Look for a new request, and set hooks if the iteration is due."""
         self._guarded(lambda: self._begin(iteration))
 
     def before_step(self) -> None:
@@ -134,15 +135,15 @@ class Recorder:
         self._guarded(self._before_step)
 
     def after_step(self) -> None:
-        """See what the optimizer has changed."""
+        """Compare the parameters with the sample from before the optimizer's step."""
         self._guarded(self._after_step)
 
     def end(self) -> None:
-        """Take the hooks away and write what was captured."""
+        """Remove the hooks and write what was captured."""
         self._guarded(self._end)
 
     def close(self) -> None:
-        """Write what is still on its way from the device."""
+        """Write the last captured iteration, whose numbers may still be on the way to the host."""
         self._guarded(self._write_pending)
 
     def _guarded(self, moment: Callable[[], None]) -> None:
@@ -243,7 +244,7 @@ class Recorder:
             self._keep(Key(spot.place.name, name, sight.is_gradient), sight, made[name], width)
 
     def _in_one_pass(self, sight: Sight) -> dict[str, torch.Tensor]:
-        """Return the numbers that one pass over a tensor gives; none without its kernel."""
+        """Return the reductions that one pass over a tensor gives; empty without the kernel."""
         request = self._request
         if (
             self._magnitudes is None
@@ -255,9 +256,9 @@ class Recorder:
         return {"rms": energy, "max": largest}
 
     def _look_at_experts(self, sight: Sight, counts: torch.Tensor) -> None:
-        """Keep a number for each expert of this rank: the size of its output, its tokens."""
+        """Keep two numbers for each expert of this rank: rms of its output, number of tokens."""
         places, num_experts = self._request.places, len(counts)
-        # With tensor parallelism inside experts a rank holds a part of a sum, which says nothing.
+        # With tensor parallelism inside experts a rank holds only an addend of the output.
         if "experts" in places and not _is_split(sight.spot):
             made = rms_by_expert(sight.tensor, counts)
             self._keep(Key("experts", "rms", sight.is_gradient), sight, made, num_experts)
@@ -275,7 +276,7 @@ class Recorder:
         self._order.append((key, sight.spot.layer, sight.call))
 
     def _look_at_attention(self, sight: Sight) -> None:
-        """Keep the entropy of each head's attention, once its queries and keys are there."""
+        """Keep the entropy of each head's attention, once a layer's queries and keys are there."""
         if sight.spot.place.name == "query":
             self._queries[sight.spot.layer] = sight.tensor
         queries = self._queries.pop(sight.spot.layer, None) if (
@@ -334,7 +335,7 @@ class Recorder:
         self._heed_budget(time.perf_counter() - self._started_s)
 
     def _write_pending(self) -> None:
-        """Write the newest captured iteration, its numbers having come from the device."""
+        """Write the newest captured iteration when its numbers have come from the device."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -357,8 +358,9 @@ class Recorder:
     def _heed_budget(self, duration_s: float) -> None:
         """Capture fewer iterations once looking costs more than the budget.
 
-        Immediately where it costs `_FAR_ABOVE` times as much, otherwise when it has been above for
-        `_PATIENCE` captures in a row. Twice the budget halves the number of captures.
+        Do so immediately where looking costs more than `_FAR_ABOVE` times the budget, otherwise
+        after `_PATIENCE` captures in a row above the budget. Twice the budget halves the number of
+        captures.
         """
         share = self._spent_s / max(duration_s - self._spent_s, 1e-9) / self._every
         excess = share / self._limits.budget_ratio
@@ -369,8 +371,8 @@ class Recorder:
 
 
 def _one_pass(chunks: Sequence[torch.nn.Module]) -> Magnitudes | None:
-    """Return the kernel that takes two numbers of a tensor in one pass; None without a GPU or
-    where it cannot be built."""
+    """Return the kernel that reduces a tensor to rms and max in one pass; None without a GPU or
+    where the kernel cannot be built."""
     device = next((one.device for chunk in chunks for one in chunk.parameters()), None)
     if device is None or device.type != "cuda":
         return None
@@ -380,7 +382,7 @@ def _one_pass(chunks: Sequence[torch.nn.Module]) -> Magnitudes | None:
         magnitudes = Magnitudes(device)
         magnitudes.of(torch.ones(16, device=device), torch.ones(16, device=device))
         magnitudes.finish()
-    except Exception as error:  # no Triton, or no compiler that it wants
+    except Exception as error:  # no Triton, or not the compiler that Triton needs
         _LOG.info("looking reads each tensor twice: no kernel of Triton can be made (%s)", error)
         return None
     return magnitudes
@@ -388,7 +390,7 @@ def _one_pass(chunks: Sequence[torch.nn.Module]) -> Magnitudes | None:
 
 @dataclass(frozen=True)
 class _OnHost:
-    """Numbers that are, or soon will be, in the host's memory."""
+    """Numbers that are in the host's memory, or on the way there until the event `copied`."""
 
     flat: torch.Tensor
     copied: torch.cuda.Event | None = None
@@ -398,8 +400,7 @@ class _OnHost:
         return self.copied is not None
 
     def numbers(self) -> np.ndarray[Any, Any]:
-        """Return the numbers; wait for the copy if it is still under way (never an iteration
-        later)."""
+        """Return the numbers; wait for the copy if it is still under way."""
         if self.copied is not None:
             self.copied.synchronize()
         return cast("np.ndarray[Any, Any]", self.flat.numpy())
@@ -421,7 +422,7 @@ def _to_host(parts: Sequence[torch.Tensor]) -> _OnHost:
 
 @dataclass(frozen=True)
 class _Pending:
-    """What a captured iteration has left, its numbers still on their way."""
+    """A captured iteration that is not written yet: its numbers may be on the way to the host."""
 
     header: dict[str, object]
     groups: Mapping[Key, Group]
@@ -438,8 +439,10 @@ def _is_split(spot: Spot) -> bool:
 def _unpacked(
     groups: Mapping[Key, Group], flat: np.ndarray[Any, Any]
 ) -> tuple[list[dict[str, Any]], dict[str, np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
-    """Return items and arrays of all groups, (layer, microbatch, token, row, partial), and the
-    rest of `flat`."""
+    """Return items and arrays of all groups, and the rest of `flat`.
+
+    Arrays are (layer, microbatch, token, row, partial).
+    """
     items: list[dict[str, Any]] = []
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     start = 0
@@ -494,7 +497,7 @@ class _Weights:
         self._rows: list[torch.Tensor] = []
 
     def compare(self) -> None:
-        """Take the norms, the optimizer having stepped."""
+        """Take the norms of parameters, gradients and updates; call it after the optimizer."""
         for (_, parameter), before, gradient in zip(
             self._named, self._before, self._gradients, strict=True
         ):
@@ -542,9 +545,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class ProbeFile:
-    """This rank's probes, a line each; durable after each append.
+    """This rank's file of probes, one line each; a line is on the disk when `append` returns.
 
-    A folder that cannot be written is said once and ends the recording, never the training.
+    A folder that cannot be written is reported once and ends the recording, never the training.
     """
 
     def __init__(self, folder: Path, *, layout: Layout, device: str) -> None:
@@ -555,7 +558,7 @@ class ProbeFile:
         self._is_broken = False
 
     def append(self, iteration: int, points: Sequence[Point], sums: Sequence[str]) -> None:
-        """Write one probe; the first one of a run writes its header, too."""
+        """Write one probe, and before the first probe of a run a header."""
         if self._is_broken:
             return
         text = probe_line(iteration, sums)
@@ -591,9 +594,9 @@ def end_line(path: Path) -> None:
 
 
 class DataFile:
-    """This rank's frames, appended; at most `max_bytes` on the disk in two files.
+    """This rank's file of frames; two files take at most `max_bytes` on the disk.
 
-    When the file has half of them it becomes the older one, in place of the one before.
+    A file that would grow beyond half of that becomes the older file and replaces the one before.
     """
 
     def __init__(self, folder: Path, rank: int, *, max_bytes: int) -> None:
@@ -603,9 +606,9 @@ class DataFile:
         self._size = 0
 
     def open(self, header: bytes, *, continued: bytes) -> None:
-        """Begin a run with the frame that describes it; OSError when the folder refuses.
+        """Begin a run with its frame `header`; OSError when the folder cannot be written.
 
-        `continued` describes it in a file that goes on with the run.
+        `continued` is the frame that begins each later file of the same run.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._continued = continued
@@ -614,7 +617,7 @@ class DataFile:
         self._append(header)
 
     def append(self, frame: bytes) -> None:
-        """Add a frame; OSError when the disk refuses."""
+        """Append a frame; OSError when it cannot be written."""
         if self._size + len(frame) > self._max_bytes // 2:
             self._path.replace(self._path.with_suffix(".old.bin"))
             self._append(self._continued)
@@ -627,7 +630,7 @@ class DataFile:
 
 
 def _cut_unfinished(path: Path) -> None:
-    """Cut off a frame that an earlier run could not finish; a file of another kind is set aside."""
+    """Cut off a last frame that an earlier run did not finish; rename a file of another kind."""
     content = path.read_bytes()
     try:
         end = max((end for _, end in whole_frames(content)), default=0)
@@ -639,5 +642,5 @@ def _cut_unfinished(path: Path) -> None:
 
 
 def data_file_name(rank: int) -> str:
-    """Name of a rank's file of frames in the folder."""
+    """Return the name of a rank's file of frames."""
     return f"scope-data-{rank:05d}.bin"

@@ -1,9 +1,9 @@
 """What may be asked of a tensor: a fixed table, so that nothing a client sends is ever evaluated.
 
-A rank reduces its own share to a few partial numbers; whoever has the shares of all tensor-parallel
-ranks joins them (`join`) and finishes. So ranks exchange nothing for the sake of a picture.
+A rank reduces its own share to a few partial numbers; the viewer, which has the shares of all
+tensor-parallel ranks, joins (`join`) and finishes them. So ranks exchange nothing for a picture.
 Example: for the rms of 4 features, rank 0 has (1, 3) and sends 1 + 9 = 10, rank 1 has (1, 5) and
-sends 26; the viewer adds them and takes the root of the mean: √(36 / 4) = 3. `join_table` puts the
+sends 26; the viewer adds both and takes the root of the mean: √(36 / 4) = 3. `join_table` puts the
 joined shares of all stages, one after the other, into one table.
 
 `finish` and `join_table` use numpy alone: the viewer needs no torch.
@@ -33,12 +33,12 @@ Numbers = npt.NDArray[np.floating[Any]]
 NUM_PIXELS = 64
 NUM_TOP = 8
 LOWEST_BIN, NUM_BINS = -20, 32
-"""Histograms count powers of two: bin 0 holds what is below 2^-20, bin 31 what is from 2^10 on."""
+"""Histograms count powers of two: bin 0 holds what is below 2^-19, bin 31 what is from 2^11 on."""
 _TINY = 1e-30
 
 
 class Join(StrEnum):
-    """How the shares of tensor-parallel ranks become one."""
+    """How the partial numbers of tensor-parallel ranks are joined."""
 
     SUM = "sum"
     MAX = "max"
@@ -50,8 +50,9 @@ class Join(StrEnum):
 class Reduction:
     """One row of the table.
 
-    `begin` makes (…, feature), in the model's own format, into partial numbers, each (…,);
-    `finish` gets them joined, with the number of all features, and gives (…,) or (…, number).
+    `begin` reduces (…, feature), in the model's own number format, to partial numbers, each (…,).
+    `finish` takes joined partial numbers and the number of all features, and returns (…,) or
+    (…, number).
     """
 
     name: str
@@ -62,7 +63,7 @@ class Reduction:
 
 
 def _energy(x: torch.Tensor) -> torch.Tensor:
-    """Return sums of squares: one pass over the tensor as it is, added up in float32."""
+    """Return sums of squares, added up in float32 in one pass without a converted copy."""
     import torch
 
     found: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)
@@ -70,7 +71,7 @@ def _energy(x: torch.Tensor) -> torch.Tensor:
 
 
 def _largest(x: torch.Tensor) -> torch.Tensor:
-    """Return the largest magnitude of a tensor: one kernel on a GPU, two quicker ones on a CPU."""
+    """Return a tensor's largest magnitude by one kernel on a GPU, on a CPU by two faster ones."""
     least, most = x.aminmax() if x.is_cuda else (x.amin(), x.amax())
     return (-least).maximum(most)
 
@@ -99,7 +100,7 @@ def _pixels(x: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _finish_pixels(parts: Numbers, width: int) -> Numbers:
-    """Bring the pixels of several shares to `NUM_PIXELS`."""
+    """Return `NUM_PIXELS` pixels, or fewer, from the appended pixels of all shares."""
     del width
     if parts.shape[-1] <= NUM_PIXELS:
         return parts
@@ -108,7 +109,7 @@ def _finish_pixels(parts: Numbers, width: int) -> Numbers:
 
 
 def _top(x: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Return the largest magnitudes, then which features they are."""
+    """Return the numbers of largest magnitude, then the features they belong to."""
     size = min(NUM_TOP, x.shape[-1])
     indices = x.abs().nan_to_num(nan=float("inf")).topk(size, dim=-1).indices
     return [*x.gather(-1, indices).unbind(-1), *indices.unbind(-1)]
@@ -161,14 +162,14 @@ BY_NAME = {reduction.name: reduction for reduction in REDUCTIONS}
 
 
 _BY_FEATURE = frozenset({"top", "pixels"})
-"""Reductions that say which features they mean: tokens become one before, by the largest magnitude
-(top) or the mean magnitude (pixels), which shares of the tokens can be joined by exactly."""
+"""Reductions that name features: all tokens are first reduced to one, by the largest magnitude
+(top) or the mean magnitude (pixels), so that shares of the tokens can be joined exactly."""
 
 
 def reduce(name: str, tensor: torch.Tensor, *, per_token: bool = True) -> torch.Tensor:
     """Reduce (token, row, …) of one rank to partial numbers `(token, row, partial)` in float32.
 
-    Without `per_token` all tokens and rows become one: (1, 1, partial).
+    Without `per_token` all tokens and rows are reduced to one: (1, 1, partial).
     """
     flat = tensor.flatten(2)
     if not per_token and name == "max":
@@ -193,8 +194,8 @@ def reduce(name: str, tensor: torch.Tensor, *, per_token: bool = True) -> torch.
 def rms_by_expert(tensor: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Return the root mean square of what each expert returns, `(1, 1, expert)`.
 
-    `tensor` is (token, row, feature), its tokens in the order of the experts, of which each has as
-    many as `counts` says. An expert without tokens has 0.
+    `tensor` is (token, row, feature), with the tokens sorted by expert; `counts` says how many each
+    expert has. For an expert without tokens return 0.
     """
     energies = _energy(tensor).sum(1).double()
     sums = energies.new_zeros(len(energies) + 1)
@@ -207,13 +208,13 @@ def rms_by_expert(tensor: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 
 
 def width_of(name: str, tensor: torch.Tensor, *, per_token: bool) -> int:
-    """Return how many numbers each of `reduce`'s partial numbers stands for."""
+    """Return how many numbers of `tensor` a partial number of `reduce` stands for."""
     width = tensor.shape[2:].numel()
     return width if per_token or name in _BY_FEATURE else tensor.numel()
 
 
 def join(name: str, shares: Sequence[Numbers], widths: Sequence[int]) -> Numbers:
-    """Join the partial numbers of all shares of the features, by rank, and finish.
+    """Join and finish the partial numbers of all shares of the features, given by rank.
 
     `widths` are the numbers of features of the shares.
     """
@@ -237,9 +238,9 @@ def join(name: str, shares: Sequence[Numbers], widths: Sequence[int]) -> Numbers
 def join_tokens(
     name: str, shares: Sequence[Numbers], widths: Sequence[int], *, per_token: bool
 ) -> Numbers:
-    """Join partial numbers of shares of the tokens (sequence parallelism), by rank, and finish.
+    """Join and finish partial numbers of shares of the tokens (sequence parallelism), by rank.
 
-    Axis -3 counts the tokens where there is one number a token.
+    With `per_token` axis -3 counts the tokens.
     """
     if per_token:
         return join(name, [np.concatenate(shares, axis=-3)], widths[:1])
@@ -251,9 +252,10 @@ def join_tokens(
 
 
 def _top_of_all(shares: Sequence[Numbers]) -> Numbers:
-    """Return the largest of the largest features of several shares of the tokens, each once.
+    """Return the largest features of all tokens, each once, from the largest of each share.
 
-    A feature that is among the largest of all is so in the share in which it is largest.
+    This is exact: a feature among the largest of all tokens is also among the largest of the share
+    in which it is largest.
     """
     rows = np.stack(shares).reshape(len(shares), -1, shares[0].shape[-1])
     made = np.zeros((rows.shape[1], rows.shape[2]))
@@ -270,7 +272,10 @@ def _top_of_all(shares: Sequence[Numbers]) -> Numbers:
 
 
 def _join_top(shares: Sequence[Numbers], widths: Sequence[int]) -> Numbers:
-    """Return the largest of all shares' largest; features count over all shares."""
+    """Return the largest numbers over all shares of the features, and their features.
+
+    Features are counted over all shares.
+    """
     starts = np.cumsum([0, *widths[:-1]])
     halves = [np.split(share, 2, axis=-1) for share in shares]
     values = np.concatenate([half[0] for half in halves], axis=-1)
@@ -285,7 +290,7 @@ def _join_top(shares: Sequence[Numbers], widths: Sequence[int]) -> Numbers:
 def join_shares(shares: Sequence[Numbers], share: str) -> Numbers:
     """Join whole tensors (token, row, …, feature) of the tensor-parallel ranks, by rank.
 
-    `share` is the name of a `megascope.capture.Share`. Heads count as features: axis 2.
+    `share` is the value of a `megascope.capture.Share`. Features, or heads, are axis 2.
     """
     if share == "whole" or len(shares) == 1:
         return shares[0]
@@ -299,7 +304,7 @@ def join_shares(shares: Sequence[Numbers], share: str) -> Numbers:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One rank's frame, and where the rank sits."""
+    """One rank's frame, and the rank's coordinates."""
 
     tp: int
     pp: int
@@ -319,8 +324,8 @@ def join_table(
 ) -> tuple[list[int], Array]:
     """Return layers and `(layer, microbatch, token, row, number)` of one data-parallel replica.
 
-    `num_shares` is the tensor-parallel size: a stage of which a share is still missing (a rank that
-    has not written yet) is left out. ConfigError when nothing is left.
+    `num_shares` is the number of shares of a stage. A stage whose shares are not all there (a rank
+    has not written yet) is left out. ConfigError when no stage is left.
     """
     stages: dict[int, list[_Share]] = defaultdict(list)
     per_token = False
@@ -352,7 +357,7 @@ def _joined(shares: Sequence[_Share], reduction: str, *, per_token: bool) -> Arr
     ordered = sorted(shares, key=lambda one: one[0])
     item = ordered[0][1]
     arrays, widths = [one[2] for one in ordered], [one[1]["width"] for one in ordered]
-    if item["place"] == BY_HEAD or item["place"] in BY_EXPERT:  # side by side
+    if item["place"] == BY_HEAD or item["place"] in BY_EXPERT:  # a number a head or expert: append
         return np.concatenate(arrays, axis=-1)
     if item["share"] == "whole":
         made = join(reduction, arrays[:1], widths[:1])
@@ -360,5 +365,5 @@ def _joined(shares: Sequence[_Share], reduction: str, *, per_token: bool) -> Arr
         made = join_tokens(reduction, arrays, widths, per_token=per_token)
     else:
         made = join(reduction, arrays, widths)
-    # The last axis counts numbers, also where there is one number a token.
+    # The last axis counts numbers, even where there is only one.
     return made if made.ndim == arrays[0].ndim else made[..., None]

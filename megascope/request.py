@@ -1,8 +1,8 @@
-"""What is to be captured and changed, as data that is checked, and the file that asks a training.
+"""What is to be captured and changed, as checked data, and the file that requests it of a training.
 
-The file lies next to the recordings, written by a viewer and read by every rank. It is JSON of a
-fixed shape. Every part is checked, sizes are bounded, nothing is evaluated; a file that is wrong is
-said once and changes nothing. `first` lies in the future, so that all ranks begin at the same
+The file lies next to the recordings; a viewer writes it and every rank reads it. It is JSON of a
+fixed shape. Every part is checked, sizes are bounded, nothing is evaluated; a wrong file is
+reported once and changes nothing. `first` lies in the future, so that all ranks begin at the same
 iteration.
 """
 
@@ -24,11 +24,11 @@ PLACES = (
     "embedding", "qkv", "query", "key", "value", "context", "attention_out", "fc1", "neurons",
     "fc2", "router", "experts", "residual", "logits", "loss", "attention", "expert_load",
 )  # fmt: skip
-"""Those of `megascope.capture`, attention's entropy and how many tokens each expert has; here so
-that a viewer needs no torch."""
+"""Names of the places of `megascope.capture`, of attention's entropy (``attention``) and of the
+tokens of each expert (``expert_load``); repeated here so that a viewer needs no torch."""
 BY_HEAD, BY_EXPERT = "attention", frozenset({"experts", "expert_load"})
-"""Places with a number a head or an expert, whatever reduction is asked for: entropy in nats, root
-mean square (`rms`), tokens (`mean`)."""
+"""Places with a number a head or an expert, whatever reduction is asked for: ``attention`` has
+`entropy` in nats, ``experts`` `rms`, ``expert_load`` `mean` (tokens)."""
 REDUCTIONS = (
     "rms", "max", "mean", "zeros", "finite", "entropy", "histogram", "top", "pixels",
 )  # fmt: skip
@@ -50,7 +50,7 @@ CHANGEABLE = tuple(
 
 
 class Kind(StrEnum):
-    """What is done to the values."""
+    """What an intervention does to values."""
 
     NOISE = "noise"
     """Add normal noise of deviation `amount`."""
@@ -60,7 +60,7 @@ class Kind(StrEnum):
     OFFSET = "offset"
     ZERO = "zero"
     REPLACE = "replace"
-    """Take the values that an earlier run had there (patching)."""
+    """Take the values that an earlier run had at the same place (patching)."""
     FLIP = "flip"
     """Flip `amount` bits of the place's weight."""
 
@@ -72,18 +72,18 @@ class Intervention:
     place: str
     kind: str
     layers: tuple[int, ...] = ()
-    """From 1; none means all."""
+    """Layers, counted from 1; empty means all."""
     units: tuple[int, ...] = ()
-    """Heads at query, key, value and context, else features, over all ranks; none means all."""
+    """Heads at query, key, value and context, else features, over all ranks; empty means all."""
     tokens: tuple[int, ...] = ()
-    """Positions; none means all."""
+    """Positions of tokens; empty means all."""
     amount: float = 0.0
     seed: int = 0
     first: int = 0
-    """First iteration in training, first token in generation, at which it holds."""
+    """First iteration (training) or first token (generation) at which the change holds."""
     last: int = 2**31
     bit: int = -1
-    """Of a flip, from the lowest; -1 draws one for each flip."""
+    """Bit that a flip changes, counted from the lowest; -1 draws one for each flip."""
 
     def __post_init__(self) -> None:
         if self.place not in CHANGEABLE:
@@ -113,7 +113,7 @@ class Intervention:
 
 
 def read_interventions(records: object) -> tuple[Intervention, ...]:
-    """Check what a client has sent; ConfigError names the first thing that is wrong."""
+    """Read interventions that a client has sent; ConfigError names the first wrong thing."""
     if not isinstance(records, list) or len(records) > MOST_INTERVENTIONS:
         raise ConfigError(f"interventions must be a list of at most {MOST_INTERVENTIONS}")
     return tuple(_read(record) for record in records)
@@ -135,7 +135,7 @@ def _read(record: object) -> Intervention:
 
 
 def _typed(name: str, value: object, kind: str) -> object:
-    """Return a value out of JSON as its field has it."""
+    """Return a value from JSON as the type of its field; ConfigError where it does not fit."""
     if kind == "str" and isinstance(value, str):
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -151,13 +151,13 @@ def _typed(name: str, value: object, kind: str) -> object:
 
 
 def is_whole(value: object) -> bool:
-    """Return whether a value out of JSON is a whole number of a sane size."""
+    """Return whether a value from JSON is a whole number, of magnitude 2^31 at most."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to capture; the default is the health of a training."""
+    """What to capture and change; the default captures the health of a training."""
 
     identifier: str = "health"
     first: int = 0
@@ -167,12 +167,12 @@ class Request:
     layers: tuple[int, ...] = ()
     reductions: tuple[str, ...] = ("rms", "max")
     per_token: bool = False
-    """One number a token, not one a microbatch."""
+    """Whether to keep a number for each token, not for each microbatch."""
     gradients: bool = False
     weights: bool = True
-    """Norms of parameters, gradients and updates."""
+    """Whether to capture norms of parameters, gradients and updates."""
     num_microbatches: int = 64
-    """The first ones of an iteration."""
+    """How many microbatches of an iteration to capture, from its first on."""
     interventions: tuple[Intervention, ...] = ()
 
     def is_due(self, iteration: int) -> bool:
@@ -180,7 +180,7 @@ class Request:
         return self.first <= iteration <= self.last and iteration % self.every == 0
 
     def to_json(self) -> str:
-        """Return the request as its file holds it."""
+        """Return the request as the text of its file."""
         return json.dumps({"schema": 1, **asdict(self)})
 
 
@@ -205,7 +205,7 @@ def read_request(text: str | bytes) -> Request:
 
 
 def write_request(folder: Path, request: Request) -> None:
-    """Put a request next to the recordings, whole or not at all."""
+    """Write a request file next to the recordings, whole or not at all."""
     file = folder / FILE_NAME
     new = file.with_suffix(".new")
     new.write_text(request.to_json(), encoding="utf-8")
@@ -279,14 +279,17 @@ _READERS: Mapping[str, Callable[[str, object], object]] = {
 
 
 class RequestFile:
-    """Watches the request file of a folder; looking costs one call of the operating system."""
+    """Watches the request file of a folder; each look costs one call of the operating system."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE_NAME
         self._seen: tuple[int, int, int] | None = None
 
     def changed(self) -> Request | None:
-        """Return the request when there is a new one; ConfigError when it is wrong, once."""
+        """Return a request that was written since the last call, else None.
+
+        Raises ConfigError, once, for a wrong file.
+        """
         try:
             found = self._path.stat()
         except OSError:

@@ -1,8 +1,8 @@
-"""The page and what it asks: guarded, bounded, one sentence for whatever is wrong.
+"""The page and its questions: guarded, bounded, one sentence for whatever is wrong.
 
-Everything lies under /scope/. The page's files are open; what it asks is POST /scope/api/<name>
+Everything lies under /scope/. The page's files need no token. A question is POST /scope/api/<name>
 with a JSON object and the token, answered by JSON or by a stream of frames. The token comes to the
-page in the fragment of its address, which no browser sends anywhere, and is erased there at once.
+page in the fragment of the address, which no browser sends anywhere, and is erased there at once.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ Answer: TypeAlias = Mapping[str, object] | bytes | AsyncIterator[bytes]
 
 
 class Backend(Protocol):
-    """What stands behind the page: a folder of recordings, or a model that speaks."""
+    """What stands behind the page: a folder of recordings, or a model that generates."""
 
     async def answer(self, name: str, body: Mapping[str, Any]) -> Answer:
         """Answer a question; ConfigError for a wrong one, KeyError for an unknown name."""
 
 
 class Guard:
-    """Checks Host, Origin and token before anything else sees a request."""
+    """Checks Host, Origin and token of a request before the application sees it."""
 
     def __init__(self, app: ASGIApp, *, token: str, hosts: Collection[str]) -> None:
         self._app = app
@@ -78,7 +78,7 @@ def _error(text: str, status: int) -> Response:
 
 
 def build_app(backend: Backend, *, token: str, hosts: Collection[str] = ()) -> ASGIApp:
-    """Return the application; `hosts` are names of this server other than the loopback's."""
+    """Return the application; `hosts` are names of this server in addition to the loopback's."""
 
     async def ask(request: Request) -> Response:
         try:
@@ -137,7 +137,7 @@ async def _read_body(request: Request) -> Mapping[str, Any]:
 
 
 def address_of(listening: socket.socket, token: str) -> str:
-    """Return the address to open, token in its fragment."""
+    """Return the address to open, with the token in the fragment."""
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/scope/#token={token}"
 
@@ -147,7 +147,7 @@ _LONGEST_NAME = 40
 
 
 def to_parquet(body: Mapping[str, Any]) -> bytes:
-    """Return the `columns` of a question as a Parquet file; ConfigError when they are none."""
+    """Return the `columns` of a question as a Parquet file; ConfigError for what is no table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,9 +1,9 @@
-"""Looking into a model that speaks: one prompt at a time, on every rank of a serving job.
+"""Looking into a model that generates: one prompt at a time, on every rank of a serving job.
 
 The same commands reach all ranks in the same order; each rank looks at its own layers and shares,
-and rank 0 gets the pieces and answers. Between two tokens the server serves others: `work` does one
-step. What was seen of the newest runs stays, so that attention maps, the logit lens, PCA and
-patching need no second run.
+and rank 0 collects the pieces and answers. Between two tokens the server serves other requests:
+`work` does only one step. What was seen of the newest runs is kept, so that attention maps, the
+logit lens, PCA and patching need no second run.
 
     session.receive({"do": "run", "id": 1, "prompt": [5, 7], "max_tokens": 4, …})
     while session.has_work:
@@ -33,18 +33,18 @@ NUM_ALTERNATIVES = 20
 MOST_TOKENS = 1024
 MOST_HEADS = 64
 MOST_WEIGHTS = 1 << 25
-"""Of one answer about attention: 128 MB while they are computed."""
+"""Most attention weights of one answer; they take 128 MB while they are computed."""
 LENS_TOP = 5
 _MOST_LENS_TOKENS = 64
 _MOST_PCA_POINTS = 4096
 _KEPT_RUNS = 2
 _KEPT_TEXTS = 1 << 16
 SHOWN_EVERY_S = 0.05
-"""Seconds from one packing of strips to the next: what one step costs to pack, many cost little
-more, and a page draws no quicker. A model that takes as long for a token shows each at once."""
+"""Seconds between two packings of strips: to pack many steps costs little more than one, and a page
+draws no faster. A model that takes this long for a token shows each token at once."""
 _KEPT = ("residual", "query", "key")
-"""Places whose whole tensors stay after a run, next to those that strips were asked of: attention
-maps, the logit lens, PCA and patching read them."""
+"""Places whose whole tensors are kept after every run, in addition to the places of its strips:
+attention maps, the logit lens, PCA and patching read them."""
 STRIP_PLACES = frozenset(PLACES) - {
     "attention",
     "loss",
@@ -57,18 +57,18 @@ STRIP_PLACES = frozenset(PLACES) - {
 
 @dataclass(frozen=True)
 class NextToken:
-    """The token that a model chose next, alike on all ranks."""
+    """The token that a model chose next, the same on all ranks."""
 
     token: int
     log_probability: float
     alternatives: Sequence[tuple[int, float]]
     """Tokens and their log probabilities, best first; `NUM_ALTERNATIVES` at most."""
     chosen_at_s: float
-    """On the clock of the rank that chose: what depends on it happens alike on all ranks."""
+    """Time on the clock of the rank that chose; all ranks get it, so that they act the same."""
 
 
 class LentModel(Protocol):
-    """What the server lends: this rank's part of the model, and ways to the others."""
+    """What the server lends: this rank's part of the model, and communication with other ranks."""
 
     module: torch.nn.Module
     shares: TensorShares
@@ -80,22 +80,22 @@ class LentModel(Protocol):
     def compute(
         self, tokens: Sequence[int], start: int, *, temperature: float, draw: float
     ) -> NextToken:
-        """Compute tokens from position `start` on; all ranks get the token that follows."""
+        """Compute tokens from position `start` on; return on all ranks the token that follows."""
 
     def unembed(self, states: torch.Tensor) -> torch.Tensor:
-        """Return logits `(state, token)` of hidden states `(state, 1, feature)`, whatever their
-        format; on the last stage only."""
+        """Return logits `(state, token)` of hidden states `(state, 1, feature)` in any number
+        format; call this on the last stage only."""
 
     def share(self, content: bytes) -> bytes:
-        """Give every rank rank 0's bytes."""
+        """Return rank 0's bytes on every rank."""
 
     def collect(self, content: bytes) -> list[bytes] | None:
-        """Bring every rank's bytes to rank 0, by rank; None elsewhere."""
+        """Return every rank's bytes on rank 0, by rank; None on other ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A prompt to be continued while somebody looks."""
+    """A prompt to continue while somebody looks, and what to show and change meanwhile."""
 
     identifier: int
     prompt: tuple[int, ...]
@@ -110,7 +110,7 @@ class Run:
 
 @dataclass
 class Seen:
-    """What stays of a run: whole tensors of this rank, one a step, and its tokens."""
+    """What is kept of a run: its tokens, and whole tensors of this rank, one a step."""
 
     tokens: list[int]
     places: frozenset[str]
@@ -118,21 +118,24 @@ class Seen:
 
     @property
     def layers(self) -> list[int]:
-        """Return the layers of this rank."""
+        """Return the layers of this rank that were seen, sorted."""
         return sorted(layer for place, layer in self.tensors if place == "residual")
 
     def whole(self, place: str, layer: int) -> torch.Tensor:
-        """Return what a place of a layer has computed over all tokens, (token, row, …)."""
+        """Return what a place of a layer has computed for all tokens, (token, row, …)."""
         return in_order(place, torch.cat(self.tensors[place, layer]))
 
     def joined(self, place: str, layer: int) -> torch.Tensor | None:
-        """Return that of the only row, (token, …); None where this rank does not hold the place."""
+        """Return what a place of a layer has computed for the only row, (token, …).
+
+        Return None where this rank does not hold the place.
+        """
         return self.whole(place, layer)[:, 0] if self.tensors.get((place, layer)) else None
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What one step has computed, and the token that follows it."""
+    """The tokens that one step has computed, from position `start` on, and the next token."""
 
     start: int
     tokens: Sequence[int]
@@ -147,23 +150,23 @@ class _Active:
     spots: list[Spot]
     num_computed: int = 0
     steps: list[_Step] = field(default_factory=list)
-    """Not shown yet."""
+    """Steps that are not shown yet."""
     num_shown: int = 0
-    """Steps before these."""
+    """Number of steps that were shown already."""
     shown_s: float = 0.0
     notes: Notes | None = None
     hooks: ExitStack = field(default_factory=ExitStack)
     changes: Intervening | None = None
 
     def gather(self) -> None:
-        """Keep what was computed. What a step computes is its own: nobody writes to it again."""
+        """Keep what was computed since the last call; later steps do not write to these tensors."""
         if self.notes is None:
             return
         for spot, tensors in self.notes.take():
             self.seen.tensors.setdefault((spot.place.name, spot.layer), []).extend(tensors)
 
     def strips(self) -> dict[str, dict[int, Strip]]:
-        """Return, by place and layer, what the steps have computed that are not shown yet."""
+        """Return, by place and layer, what was computed in the steps that are not shown yet."""
         self.gather()
         made: dict[str, dict[int, Strip]] = {}
         for spot in self.spots:
@@ -182,11 +185,11 @@ class _Active:
 
 
 Send = Callable[[int, bytes | None], None]
-"""Takes answers to a command, by its id; None is the last."""
+"""Takes the id of a command and one of its answers; None follows the last answer."""
 
 
 class Session:
-    """One rank's side of all that is looked at."""
+    """Carries out the commands of a page on one rank."""
 
     def __init__(
         self, model: LentModel, send: Send, vocab_size: int, text_of: Callable[[int], str]
@@ -206,14 +209,14 @@ class Session:
         return self._active is not None or bool(self._commands)
 
     def receive(self, command: Mapping[str, Any]) -> None:
-        """Take a command that `read_command` has checked."""
+        """Queue a command that `read_command` has checked; carry out ``stop`` at once."""
         if command["do"] == "stop":
             self._stop(int(command["id"]))
         else:
             self._commands.append(command)
 
     def work(self) -> None:
-        """Do one step: a token of the run that is under way, or the next command."""
+        """Do one step: compute a token of the run under way, or carry out the next command."""
         if self._active is not None:
             self._advance(self._active)
             return
@@ -240,7 +243,7 @@ class Session:
         self._send(identifier, None)
 
     def look_away(self) -> None:
-        """Leave the model as it is for others, until the next step of ours."""
+        """Take our hooks and changes out of the model until our next step."""
         if self._active is not None:
             self._active.look_away()
 
@@ -297,7 +300,7 @@ class Session:
             self._send(run.identifier, None)
 
     def _look(self, active: _Active) -> None:
-        """Put hooks and interventions into the model; they stay until somebody else is served."""
+        """Put hooks and interventions into the model; they stay there until `look_away`."""
         if active.notes is None:
             if active.run.interventions:
                 active.changes = active.hooks.enter_context(self._changes(active.run))
@@ -350,7 +353,7 @@ class Session:
         }  # fmt: skip
 
     def _attention(self, command: Mapping[str, Any]) -> None:
-        """Send attention maps of chosen heads of a layer, `(head, query, key)`, over all tokens."""
+        """Send attention maps `(head, query, key)` over all tokens, for chosen heads of a layer."""
         seen, layer = self._seen_of(command), int(command["layer"])
         num_tokens = len(seen.tokens)
         num_weights = len(command["heads"]) * (len(command["rows"]) or num_tokens) * num_tokens
@@ -387,7 +390,10 @@ class Session:
         self._say(command["id"], header, {"weights": np.stack([found[head] for head in heads])})
 
     def _lens(self, command: Mapping[str, Any]) -> None:
-        """Send the logit lens: the newest tokens' residual streams through the output layer."""
+        """Send the logit lens: the best tokens that the output layer gives for residual streams.
+
+        Streams of all layers are taken, for the newest tokens.
+        """
         seen, model = self._seen_of(command), self._model
         own = [(layer, seen.joined("residual", layer)) for layer in seen.layers]
         newest = {layer: one[-_MOST_LENS_TOKENS:] for layer, one in own if one is not None}
@@ -414,7 +420,7 @@ class Session:
         self._say(command["id"], header, {"ids": found["ids"], "logprobs": found["logprobs"]})
 
     def _on_last_stage(self, streams: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor]:
-        """Return the residual streams of all layers; other stages' come by way of rank 0."""
+        """Return the residual streams of all layers; those of other stages come through rank 0."""
         if self._model.num_stages == 1:
             return streams
         own = {} if self._model.shares.rank else {
@@ -426,7 +432,7 @@ class Session:
         return {int(name): torch.tensor(one) for name, one in shared.arrays.items()}
 
     def _pca(self, command: Mapping[str, Any]) -> None:
-        """Send the residual streams of all tokens and layers on their three main axes."""
+        """Send residual streams of all layers, for the newest tokens, on their three main axes."""
         seen = self._seen_of(command)
         arrays = {}
         for layer in seen.layers:
@@ -463,7 +469,7 @@ class Session:
     def _collect(
         self, header: Mapping[str, object], arrays: Mapping[str, Array]
     ) -> list[Part] | None:
-        """Return all ranks' pieces on rank 0; None elsewhere."""
+        """Return the pieces of all ranks on rank 0; None on other ranks."""
         if self._model.num_stages == self._model.shares.size == 1:
             return [Part(tp=0, pp=0, frame=Frame(header=header, arrays=arrays))]
         place = {"tp": self._model.shares.rank, "pp": self._model.pp}
@@ -480,9 +486,9 @@ class Session:
 
 
 def principal_axes(points: Array) -> tuple[Array, list[float]]:
-    """Return `(point, 3)` coordinates on the main axes and the share of the variance of each.
+    """Return `(point, 3)` coordinates on the main axes, and each axis's share of the variance.
 
-    Each axis points to where its largest coordinate is positive, so that pictures do not flip.
+    The sign of each axis makes its largest coordinate positive, so that pictures do not flip.
     """
     centred = points - points.mean(0)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
@@ -501,7 +507,7 @@ _RUN_PARTS = (
 
 
 def read_command(command: object, max_length: int, vocab_size: int) -> dict[str, Any]:
-    """Check what a client asks for; ConfigError names the first thing that is wrong."""
+    """Check a client's command and return its parts; ConfigError names the first wrong thing."""
     if not isinstance(command, dict):
         raise ConfigError("a command must be an object")
     kind = command.get("do")
@@ -525,7 +531,7 @@ def read_command(command: object, max_length: int, vocab_size: int) -> dict[str,
 
 
 def read_run(command: Mapping[str, Any], max_length: int, vocab_size: int) -> Run:
-    """Check a run; ConfigError names the first thing that is wrong."""
+    """Check a command to run a prompt; ConfigError names the first thing that is wrong."""
     prompt = _wholes(command, "prompt", vocab_size - 1, max_length - 1)
     if not prompt:
         raise ConfigError("the prompt has no tokens")

@@ -1,7 +1,7 @@
 """The seam between the loop and everything that watches it.
 
 The loop knows only `Callback`. Tracing, faults and reports implement the moments they care about;
-the loop never asks whether one of them is there. `TracingCallback` is MegaScan's tracer.
+the loop never asks which of them are there. `TracingCallback` runs MegaScan's tracer.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from megascan.tracer import Tracer
 class Callback:
     """Moments in the life of a training run.
 
-    Context managers surround a moment, plain methods follow one. Iterations count from 1. All
-    methods run on the training thread of every rank and must not communicate, unless all ranks do
-    so alike outside an iteration (a probe).
+    Each method returns a context manager that surrounds a moment. Iterations count from 1. All
+    methods run on the training thread of every rank and must not communicate, unless all ranks
+    communicate in the same way outside an iteration (a probe).
     """
 
     def training(self) -> AbstractContextManager[None]:
@@ -55,27 +55,27 @@ class Callbacks(Callback):
         self._callbacks = tuple(callbacks)
 
     def training(self) -> AbstractContextManager[None]:
-        """Surround the run by all."""
+        """Surround the run by all callbacks."""
         return self._all(lambda callback: callback.training())
 
     def iteration(self, iteration: int) -> AbstractContextManager[None]:
-        """Surround an iteration by all."""
+        """Surround an iteration by all callbacks."""
         return self._all(lambda callback: callback.iteration(iteration))
 
     def loading(self) -> AbstractContextManager[None]:
-        """Surround the loading of a microbatch by all."""
+        """Surround the loading of a microbatch by all callbacks."""
         return self._all(lambda callback: callback.loading())
 
     def optimizer(self) -> AbstractContextManager[None]:
-        """Surround the optimizer by all."""
+        """Surround the optimizer by all callbacks."""
         return self._all(lambda callback: callback.optimizer())
 
     def evaluation(self, iteration: int) -> AbstractContextManager[None]:
-        """Surround an evaluation by all."""
+        """Surround an evaluation by all callbacks."""
         return self._all(lambda callback: callback.evaluation(iteration))
 
     def checkpoint(self, iteration: int) -> AbstractContextManager[None]:
-        """Surround a checkpoint by all."""
+        """Surround the writing of a checkpoint by all callbacks."""
         return self._all(lambda callback: callback.checkpoint(iteration))
 
     @contextmanager
@@ -94,7 +94,7 @@ class TracingCallback(Callback):
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Write the last window also when training ends with an exception."""
+        """Close the tracer after training, also after an exception: it writes the last window."""
         try:
             yield
         finally:

@@ -1,20 +1,21 @@
 """Checkpoints in torch's distributed format, through Megatron-Core.
 
-A folder ``iter_0000010`` per checkpoint, and ``latest_checkpointed_iteration.txt`` next to them,
-as in Megatron-LM. A checkpoint is written under another name, renamed when every rank is done, and
-named in the text file last: whatever happens in between, the file names a complete checkpoint.
+Each checkpoint has a folder like ``iter_0000010``, and ``latest_checkpointed_iteration.txt`` lies
+next to these folders, as in Megatron-LM. A checkpoint is written under another name, renamed when
+every rank is done, and named in the text file last: whatever happens in between, the file names a
+complete checkpoint.
 
 A run that is resumed with the same flags on as many ranks continues exactly: weights, optimizer,
 learning-rate schedule, loss scale, random states and the place in the data are restored.
 
-What a checkpoint says of its model and tokenizer is in `checkpoint_folder`, and is compared here
-with the run that loads it.
+`checkpoint_folder` reads and writes what a checkpoint says of its model and tokenizer; here that is
+compared with the run that loads it.
 
-**Tensor by tensor** (`CheckpointTensors`). In a checkpoint all layers are one tensor with the
-layers on its first axis, and all experts are on its second. Reading one layer of it costs that
-layer. Megatron-Core's own way of writing wants all weights in memory before it begins, and writes
-them from processes that it forks. `write_weights` writes the same format by torch's own writer: a
-tensor is made, is written, and is let go of, so that a model may be larger than the memory.
+**Tensor by tensor.** In a checkpoint a parameter of all layers is one tensor, with layers on the
+first axis and experts on the second. `CheckpointTensors` reads one layer at the cost of one layer.
+Megatron-Core's own writer needs all weights in memory before it begins, and writes them from forked
+processes. `write_weights` writes the same format by torch's own writer: each tensor is made,
+written and dropped, so that a model may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ if TYPE_CHECKING:
 __all__ = ["load_checkpoint", "load_weights", "save_checkpoint", "saved_settings"]
 
 
-# torch gathers what went wrong on any rank into a CheckpointException, which is no Exception;
-# a file that is cut off or overwritten ends in any of the others.
+# torch gathers errors of all ranks into a CheckpointException, which is no Exception; a file that
+# is cut off or overwritten raises any of the others.
 DAMAGES: tuple[type[BaseException], ...] = (
     CheckpointException,
     CheckpointingException,
@@ -103,7 +104,7 @@ DAMAGES: tuple[type[BaseException], ...] = (
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the reason in one line: of a gathered exception that of its first rank."""
+    """Return the reason of an error in one line; of gathered errors, the first rank's."""
     if isinstance(error, CheckpointException) and error.failures:
         _, (error, _) = min(error.failures.items())
     lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -119,9 +120,9 @@ def _single_optimizers(optimizer: MegatronOptimizer) -> Iterator[torch.optim.Opt
 
 
 def prepare_optimizer(optimizer: MegatronOptimizer) -> None:
-    """Make empty Adam states: Megatron-Core loads in place and reads the step before that."""
+    """Make empty Adam states, because Megatron-Core reads `step` and then loads in place."""
     for single in _single_optimizers(optimizer):
-        if not isinstance(single, torch.optim.Adam):  # AdamW is one as well
+        if not isinstance(single, torch.optim.Adam):  # AdamW is a subclass
             continue
         for group in single.param_groups:
             for parameter in group["params"]:
@@ -133,7 +134,7 @@ def prepare_optimizer(optimizer: MegatronOptimizer) -> None:
 
 
 def restore_step(optimizer: MegatronOptimizer) -> None:
-    """Set Adam's step again: the distributed optimizer loads it and then overwrites it by zero."""
+    """Set Adam's step, which the distributed optimizer loads and then overwrites by zero."""
     for single in _single_optimizers(optimizer):
         for group in single.param_groups:
             if group.get("step") is None:
@@ -155,7 +156,7 @@ def _states() -> dict[str, object]:
 
 
 def set_random_state(state: dict[str, object]) -> None:
-    """Go on drawing where the rank was when the checkpoint was written."""
+    """Set the generators of this rank to the states in a checkpoint."""
     random.setstate(cast(tuple[object, ...], state["python"]))
     np.random.set_state(cast(dict[str, object], state["numpy"]))
     torch.cuda.set_rng_state(cast(torch.Tensor, state["device"]))
@@ -164,16 +165,19 @@ def set_random_state(state: dict[str, object]) -> None:
 
 
 def sharded_random_state(sizes: Sizes) -> ShardedObject:
-    """Return every rank's own states: expert parallelism makes them differ between replicas."""
+    """Return this rank's random states as one part of all ranks' states.
+
+    Every rank saves its own, because expert parallelism makes them differ between replicas.
+    """
     return ShardedObject("rng_state", _states(), (sizes.world_size,), (dist.get_rank(),))
 
 
 def content_metadata() -> dict[str, object]:
     """Return how Megatron-Core is to put states into checkpoints.
 
-    A new one each time: Megatron-Core writes the job's process group into it, which means nothing
-    to the next job of this Python process. The other sharding of the distributed optimizer that
-    0.16 can still write loses data when a gradient buffer has several buckets with padding between
+    Return a new dict each time: Megatron-Core writes the job's process group into it, which means
+    nothing to the next job of this Python process. The other sharding of the distributed optimizer
+    that 0.16 can write loses data when a gradient buffer has several buckets with padding between
     them.
     """
     return {"distrib_optim_sharding_type": "dp_reshardable"}
@@ -215,7 +219,7 @@ _ORDER_SIZES = ("train_iters", "global_batch_size")
 
 
 def flags_of(settings: Settings) -> dict[str, object]:
-    """Return the flags that decide which weights there are and how states are cut."""
+    """Return the settings that decide which weights a model has and how states are cut."""
     return {
         **{name: getattr(settings.model, name) for name in _MODEL_FLAGS},
         "num_experts": settings.moe.num_experts,
@@ -227,7 +231,7 @@ def flags_of(settings: Settings) -> dict[str, object]:
     }
 
 
-# What a fine-tuning may change on purpose: to read longer texts, say.
+# What fine-tuning may change on purpose, for example to read longer texts.
 _CHANGED_BY_FINETUNING = frozenset(
     {
         "rotary_base", "rotary_percent", "rotary_seq_len_interpolation_factor", "use_rope_scaling",
@@ -239,12 +243,12 @@ _CHANGED_BY_FINETUNING = frozenset(
 def check_model(
     settings: Settings, folder: Path, common: dict[str, dict[str, object]], here: SavedSettings
 ) -> None:
-    """Raise InputError unless the weights are those of this run's model."""
+    """Raise InputError for a checkpoint of another model than this run's."""
     saved = read_saved(folder)
     there: Mapping[str, object]
     if saved is not None:
         there = saved.model
-    else:  # older checkpoints say what decides about the weights' shapes, or less
+    else:  # older checkpoints name only what decides the shapes of weights, or less
         names = {"sizes": _MODEL_SIZES, "flags": (*_MODEL_FLAGS, "num_experts")}
         there = {
             name: common[kind][name]
@@ -264,7 +268,7 @@ def check_model(
 def check_layout(
     settings: Settings, sizes: Sizes, common: dict[str, dict[str, object]], folder: Path
 ) -> None:
-    """Raise InputError unless optimizer state is loaded in the form it was saved in."""
+    """Raise InputError if the optimizer state was saved in another form than this run uses."""
     flags, saved = flags_of(settings), common["flags"]
     names = ["use_distributed_optimizer", "optimizer"]
     pairs = [(name, saved[name], flags[name]) for name in names]
@@ -284,7 +288,7 @@ def check_layout(
 def warn_about_order(
     settings: Settings, sizes: Sizes, common: dict[str, dict[str, object]]
 ) -> None:
-    """Say on rank 0 what keeps the run from going on as the one that was saved."""
+    """Warn on rank 0 of differences that keep a resumed run from continuing exactly."""
     pairs = [(name, common["sizes"][name], getattr(sizes, name)) for name in _ORDER_SIZES]
     pairs.append(("seed", common["flags"]["seed"], settings.batch.seed))
     for name, there, here in pairs:
@@ -308,7 +312,7 @@ def save_checkpoint(
     progress: Progress,
     described: SavedSettings,
 ) -> None:
-    """Write a checkpoint of `progress` into ``--save``; every rank calls it.
+    """Write a checkpoint of `progress` into ``--save``; every rank calls this.
 
     `described` is what the checkpoint says of itself. Raises OutputError, at least on rank 0, when
     the folder cannot be written.
@@ -343,11 +347,11 @@ def save_checkpoint(
 
 
 def _save(contents: dict[str, object], folder: Path) -> None:
-    """Write what all ranks hold into a folder, and wait for it.
+    """Write what all ranks hold into a folder, and wait until it is written.
 
-    Megatron-Core has a save's results come by a queue in a process of its own, which each rank
-    starts at its first save: an interpreter with torch that takes seconds to come up and stays. It
-    is there for saves that go on in the background; this one needs no other process's queue.
+    Megatron-Core collects a save's results by a queue in a separate process, which each rank starts
+    at its first save: an interpreter with torch, which takes seconds to start and stays. Only saves
+    in the background need it; here a queue of this process takes its place.
     """
     if getattr(filesystem_async, "_results_queue", ...) is None:
         filesystem_async._results_queue = queue.Queue()
@@ -357,11 +361,11 @@ def _save(contents: dict[str, object], folder: Path) -> None:
 def load_checkpoint(
     settings: Settings, sizes: Sizes, state: TrainState, described: SavedSettings
 ) -> Progress:
-    """Restore `state` from ``--load`` and return how far it had come.
+    """Restore `state` from ``--load`` and return how far its run had come.
 
-    Without a checkpoint there the run starts at the beginning, with a warning, unless
-    ``--exit-on-missing-checkpoint`` is set. Raises InputError when the checkpoint is damaged or
-    belongs to a model or layout that does not fit.
+    Where ``--load`` has no checkpoint the run starts at the beginning, with a warning; with
+    ``--exit-on-missing-checkpoint`` raise InputError. Also raises InputError when the checkpoint is
+    damaged or belongs to a model or layout that does not fit.
     """
     wanted = settings.checkpoint
     folder = None if wanted.load is None else latest_checkpoint(wanted.load)
@@ -384,7 +388,7 @@ def load_checkpoint(
 def load_weights(folder: Path, chunks: Sequence[torch.nn.Module]) -> None:
     """Fill this rank's chunks with the weights of one checkpoint, whatever layout it was saved in.
 
-    Raises InputError when it is damaged or holds another model.
+    Raises InputError when the checkpoint is damaged or holds another model.
     """
     bare = unwrap_model(list(chunks))
     template = {f"model{index}": chunk.sharded_state_dict() for index, chunk in enumerate(bare)}
@@ -435,20 +439,20 @@ def _load(
     return Progress(**loaded["progress"])
 
 
-# The last where what is unpickled is something else.
+# AttributeError comes where something else than a checkpoint's metadata is unpickled.
 _DAMAGES: tuple[type[BaseException], ...] = (*DAMAGES, AttributeError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A tensor of a checkpoint at a place: (), or (layer,), or (layer, expert)."""
+    """A tensor to read: its key in the checkpoint, and place (), (layer,) or (layer, expert)."""
 
     key: str
     place: tuple[int, ...] = ()
 
 
 class CheckpointTensors:
-    """The tensors of one checkpoint; raises InputError for damage and for what it does not hold."""
+    """Reads the tensors of one checkpoint; InputError for damage and for a missing tensor."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -460,11 +464,11 @@ class CheckpointTensors:
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
 
     def shape(self, wanted: Wanted) -> tuple[int, ...]:
-        """Return the shape of what is wanted."""
+        """Return the shape of a wanted tensor."""
         return tuple(self._stored(wanted).size)[len(wanted.place) :]
 
     def read(self, wanted: Sequence[Wanted], dtype: torch.dtype) -> list[torch.Tensor]:
-        """Read some tensors in a number format, together."""
+        """Read several tensors at once, in the number format `dtype`."""
         targets = [torch.empty((1,) * len(w.place) + self.shape(w), dtype=dtype) for w in wanted]
         items = [
             item
@@ -504,14 +508,14 @@ class CheckpointTensors:
 
 
 class _IntoTensors(DefaultLoadPlanner):
-    """Tells torch's reader where each piece goes: into the tensor whose number it is named by."""
+    """Tells torch's reader where each piece goes: its name is the index of the target tensor."""
 
     def __init__(self, targets: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._targets = targets
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Return the part of a target that a piece fills."""
+        """Return the part of a target tensor that a piece fills."""
         target = self._targets[int(read_item.dest_index.fqn)]
         for dim, (start, length) in enumerate(
             zip(read_item.dest_offsets, read_item.lengths, strict=True)
@@ -520,18 +524,18 @@ class _IntoTensors(DefaultLoadPlanner):
         return target
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Do nothing: it is in its place."""
+        """Do nothing: the piece was read into its place."""
 
 
 Fillings = Mapping[torch.Tensor, Callable[[], None]]
-"""What fills each parameter in place."""
+"""Callables that fill a parameter in place, by parameter."""
 
 
 def write_weights(folder: Path, model: torch.nn.Module, fillings: Fillings) -> None:
-    """Write the weights of a model on one rank into the folder of one checkpoint; nothing else.
+    """Write only the weights of a model on one rank into a checkpoint's folder.
 
-    Each parameter is filled when it is its turn and is empty afterwards. Raises OutputError when
-    the folder cannot be written, and what filling raises.
+    Each parameter is filled right before it is written and is empty afterwards. Raises OutputError
+    when the folder cannot be written, and what filling raises.
     """
     contents = {"model0": cast("MegatronModule", model).sharded_state_dict()}
     dict_list_map_inplace(_leave_whole, contents)
@@ -553,10 +557,10 @@ def write_weights(folder: Path, model: torch.nn.Module, fillings: Fillings) -> N
 
 
 def _leave_whole(value: object) -> object:
-    """Keep gate and up projection of a matrix as one tensor, where this rank has all of both.
+    """Return gate and up projection as one tensor to save, where this rank has all of both.
 
-    Megatron-Core saves them as two, for the sake of tensor parallelism. The two are neighbours in
-    the checkpoint's tensor when nobody else has a part of them.
+    Megatron-Core saves them as two, for tensor parallelism. In the checkpoint's tensor the two are
+    neighbours when no other rank has a part of them.
     """
     if not isinstance(value, ShardedTensorFactory):
         return value
@@ -575,7 +579,7 @@ def _leave_whole(value: object) -> object:
 
 
 class _OneByOne(SaveShardedStrategy):  # type: ignore[misc]
-    """How `dist_checkpointing` has the tensors of a rank written that is alone."""
+    """Makes `dist_checkpointing` write tensors one by one, on a job of one rank."""
 
     can_handle_sharded_objects = True
 
@@ -584,7 +588,7 @@ class _OneByOne(SaveShardedStrategy):  # type: ignore[misc]
         self._fillings = fillings
 
     def save(self, sharded_state_dict: dict[str, object], checkpoint_dir: Path) -> None:
-        """Write all tensors and objects."""
+        """Write all tensors and objects into a folder."""
         parts = [
             part for part in nested_values(sharded_state_dict) if is_main_replica(part.replica_id)
         ]
@@ -596,7 +600,7 @@ class _OneByOne(SaveShardedStrategy):  # type: ignore[misc]
 
 
 class _Planner(DefaultSavePlanner):
-    """Tells torch's writer what there is to be written, and makes it when it is its turn."""
+    """Tells torch's writer what to write, and makes each tensor when its turn comes."""
 
     def __init__(self, parts: Sequence[ShardedTensor | ShardedObject], fillings: Fillings) -> None:
         super().__init__(flatten_state_dict=False)
@@ -605,12 +609,12 @@ class _Planner(DefaultSavePlanner):
         self._filled: torch.Tensor | None = None
 
     def create_local_plan(self) -> SavePlan:
-        """Return all tensors and objects with their places."""
+        """Return the plan of all tensors and objects, with their places in the checkpoint."""
         self.plan = SavePlan([_item(index, part) for index, part in self._parts.items()])
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> object:
-        """Make what is written next; what was written last is let go of."""
+        """Make and return what is written next; drop what was written before."""
         part = self._parts[index]
         if isinstance(part, ShardedObject):
             return [part.data]
@@ -642,5 +646,5 @@ def _item(index: MetadataIndex, part: ShardedTensor | ShardedObject) -> WriteIte
 
 
 def _shape(part: ShardedTensor) -> torch.Size:
-    """Return the shape of a tensor in the checkpoint, where layers and experts are axes."""
+    """Return the shape of a rank's part in the checkpoint, where layers and experts are axes."""
     return torch.Size([*(1 for _ in range(part.prepend_axis_num)), *part.local_shape])

@@ -1,14 +1,14 @@
-"""What goes with a model's weights: the values of its model, and its folder on the disk.
+"""What goes with a model's weights: values that describe the model, and the checkpoint's folder.
 
-`ModelValues` is what makes a model the same model. A checkpoint stores them, a Hugging Face folder
-stands for them, and a run that loads either is compared with them. They are named as the trainer's
-settings are.
+`ModelValues` are what two models must share to be the same model. A checkpoint stores them, a
+Hugging Face folder stands for them, and a run that loads either is compared with them. They have
+the names of the trainer's settings.
 
-A checkpoint's folder has a name, and beside the others one is the newest. Next to the weights it
-has ``settings.json`` (the values of its model, the size of its vocabulary, the number format of its
-weights, the tokenizer's flags) and a folder ``tokenizer`` with the tokenizer's files. So whoever
-reads it (a resumed run, a server, an export) needs no flags but the folder's name, and the folder
-can be moved. Reading them needs neither torch nor megatron.core.
+Next to the weights a checkpoint's folder has ``settings.json`` (the model's values with the size of
+its vocabulary, the number format of the weights, the tokenizer's flags) and a folder ``tokenizer``
+with the tokenizer's files. So a resumed run, a server or an export needs no flags but the folder's
+name, and the folder can be moved. Reading a folder's settings needs neither torch nor
+megatron.core.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _SIZES_OF_MODEL = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups",
     "kv_channels", "max_position_embeddings",
 )  # fmt: skip
-# Choices of a run, not of a model.
+# Settings of a run, not of a model.
 _OF_RUN = ("seq_length", "transformer_impl", "init_method_std")
 _MOE = (
     "num_experts", "moe_router_topk", "moe_router_pre_softmax", "moe_router_load_balancing_type",
     "moe_aux_loss_coeff",
 )  # fmt: skip
-# May differ between two runs of one model: they do not change what it computes when it is used.
+# May differ between two runs of one model: these do not change what the model computes in use.
 _MAY_DIFFER = frozenset(
     {
         "hidden_dropout", "attention_dropout", "make_vocab_size_divisible_by",
@@ -49,7 +49,7 @@ _MAY_DIFFER = frozenset(
 
 
 def model_values(settings: Settings, sizes: Sizes, vocab_size: int) -> ModelValues:
-    """Return the values of this run's model, derived sizes filled in."""
+    """Return the values of this run's model, with derived sizes filled in."""
     values = asdict(settings.model)
     for name in _OF_RUN:
         del values[name]
@@ -62,10 +62,10 @@ def model_values(settings: Settings, sizes: Sizes, vocab_size: int) -> ModelValu
 def differences(
     there: Mapping[str, object], here: Mapping[str, object]
 ) -> Iterator[tuple[str, object, object]]:
-    """Yield name and both values of whatever makes two descriptions two models.
+    """Yield the name and both values of each difference that makes two descriptions two models.
 
-    A value that one of them does not have says nothing. Values without a use (the base of a
-    rotation that does not take place) are not compared.
+    A value that only one description has is not compared, nor is a value without a use (the base of
+    a rotation that does not take place).
     """
     for name, value in there.items():
         if name in _MAY_DIFFER or name not in here or not _is_used(name, there):
@@ -82,7 +82,7 @@ def _is_used(name: str, values: Mapping[str, object]) -> bool:
         return rotates and bool(values.get("use_rope_scaling"))
     if name.startswith("rotary_") or name == "use_rope_scaling":
         return rotates
-    if name == "max_position_embeddings":  # rotations know no longest sequence
+    if name == "max_position_embeddings":  # rotations have no longest sequence
         return values.get("position_embedding_type") == "learned_absolute"
     if name.startswith("moe_"):
         return values.get("num_experts") is not None
@@ -90,10 +90,10 @@ def _is_used(name: str, values: Mapping[str, object]) -> bool:
 
 
 def settings_to_use(values: Mapping[str, object], dtype: str, **choices: object) -> Settings:
-    """Return settings of a model that is used, not trained: its values, and more fields by name.
+    """Return settings of a model that is used, not trained: its `values`, then `choices` by name.
 
-    `dtype` is torch's name of the weights' number format. Whatever only a training needs (batches,
-    learning rate) is set to the smallest that is valid; `resolve_sizes` must be told.
+    `dtype` is torch's name of the weights' number format. Settings that only a training needs
+    (batches, learning rate) get small valid values; call `resolve_sizes` with `is_trained=False`.
     """
     parser = build_parser("model", "a model's settings")
     longest = values["max_position_embeddings"]
@@ -114,7 +114,7 @@ _SIZES = (
     "max_position_embeddings", "model_vocab_size",
 )  # fmt: skip
 _CHOICES = ("num_experts", "untie_embeddings_and_output_weights")
-"""Without these nobody knows what a checkpoint's tensors are."""
+"""Values that must be there, because they decide which tensors a checkpoint has."""
 
 
 def checkpoint_folder(folder: Path, iteration: int) -> Path:
@@ -123,7 +123,7 @@ def checkpoint_folder(folder: Path, iteration: int) -> Path:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint of a folder; None when there is none yet."""
+    """Return the newest complete checkpoint in a folder; None when there is none yet."""
     latest = folder / LATEST_FILE
     try:
         iteration = int(latest.read_text().strip())
@@ -138,7 +138,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def make_empty(folder: Path) -> None:
-    """Make an empty folder, in place of what an interrupted run left; raises OutputError."""
+    """Make an empty folder in place of what an interrupted run left; OutputError on failure."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -147,7 +147,7 @@ def make_empty(folder: Path) -> None:
 
 
 def publish(partial: Path, final: Path, iteration: int) -> None:
-    """Give the complete checkpoint its name, then point to it."""
+    """Rename the complete checkpoint `partial` to `final`, then name it as the newest."""
     if final.exists():
         replaced = final.with_name(final.name + ".replaced")
         shutil.rmtree(replaced, ignore_errors=True)
@@ -169,10 +169,10 @@ def publish(partial: Path, final: Path, iteration: int) -> None:
 class SavedSettings:
     """What a checkpoint says of itself.
 
-    `folder` is the checkpoint, `model` the values of the trainer's settings by field name,
-    `vocab_size` the ids the model knows, before padding; `dtype` is torch's name of its number
-    format. `hf_config` is the configuration of the Hugging Face folder that the model comes from.
-    A converted model has no training state: there is no optimizer and no place in the data.
+    `folder` is the checkpoint; `model` holds the values of the trainer's settings by field name;
+    `dtype` is torch's name of the weights' number format. `hf_config` is the configuration of the
+    Hugging Face folder that the model comes from. A converted model has no training state: no
+    optimizer and no place in the data.
     """
 
     folder: Path
@@ -188,7 +188,7 @@ class SavedSettings:
         return cast(int, self.model["model_vocab_size"])
 
     def defaults(self) -> dict[str, object]:
-        """Return the values as defaults of a command line's flags, by name in its namespace."""
+        """Return model and tokenizer as defaults of flags, by name in argparse's namespace."""
         flags: dict[str, object] = dict(self.model)
         if self.tokenizer is not None:
             flags |= asdict(self.tokenizer)
@@ -196,9 +196,9 @@ class SavedSettings:
 
 
 def saved_settings(load: Path) -> SavedSettings:
-    """Return what the newest checkpoint of a folder says of itself.
+    """Return what the newest checkpoint in a folder says of itself.
 
-    Raises InputError when there is none, or when it was written before checkpoints said so.
+    Raises InputError when there is no checkpoint, or when it is so old that it says nothing.
     """
     folder = latest_checkpoint(load)
     if folder is None:
@@ -213,7 +213,7 @@ def saved_settings(load: Path) -> SavedSettings:
 
 
 def read_saved(folder: Path) -> SavedSettings | None:
-    """Return what one checkpoint says of itself; None when it is an older one that says nothing."""
+    """Return what a checkpoint says of itself; None when it is so old that it says nothing."""
     file = folder / SETTINGS_FILE
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -245,7 +245,7 @@ def read_saved(folder: Path) -> SavedSettings | None:
 
 
 def _checked_model(values: Mapping[str, object]) -> dict[str, object]:
-    """Return the values of a model; ValueError, KeyError or TypeError for what no model has."""
+    """Return a model's values; KeyError or TypeError where they cannot be those of a model."""
     for name in _SIZES:
         if type(values[name]) is not int:
             raise TypeError(f"{name} is {values[name]!r}, but must be a whole number")
@@ -274,7 +274,7 @@ def write_saved(saved: SavedSettings) -> None:
     (saved.folder / SETTINGS_FILE).write_text(text, encoding="utf-8")
 
 
-# Flags that name files, and the files' names in a checkpoint.
+# Names in a checkpoint of the files that --vocab-file and --merge-file name.
 _VOCAB_FILE, _MERGE_FILE = "vocab.json", "merges.txt"
 # What Hugging Face keeps next to a tokenizer.json, for chats and for generating text.
 TOKENIZER_FILES = (
@@ -284,7 +284,7 @@ TOKENIZER_FILES = (
 
 
 def copy_tokenizer_files(source: Path, target: Path) -> list[str]:
-    """Copy the tokenizer's files of a folder to another; return the names of those it has."""
+    """Copy a tokenizer's files from one folder to another; return the names of those found."""
     names = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     if names:
         target.mkdir(parents=True, exist_ok=True)
@@ -294,7 +294,7 @@ def copy_tokenizer_files(source: Path, target: Path) -> list[str]:
 
 
 def _into_checkpoint(tokenizer: TokenizerSettings, target: Path) -> TokenizerSettings:
-    """Copy the files that the flags name; return the flags with the names in the checkpoint."""
+    """Copy the files that tokenizer flags name; return the flags with names in the checkpoint."""
     if tokenizer.tokenizer_model is not None:
         model = Path(tokenizer.tokenizer_model)
         copy_tokenizer_files(model if model.is_dir() else model.parent, target)
@@ -315,7 +315,7 @@ def _into_checkpoint(tokenizer: TokenizerSettings, target: Path) -> TokenizerSet
 
 
 def _from_checkpoint(flags: Mapping[str, object], folder: Path) -> TokenizerSettings:
-    """Return the tokenizer's flags as they are written, files found in the checkpoint."""
+    """Return a checkpoint's tokenizer flags, with the paths of its files in `folder`."""
 
     def file(name: str) -> str | None:
         return None if flags[name] is None else str(folder / cast(str, flags[name]))

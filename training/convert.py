@@ -3,8 +3,8 @@
     python -m training.convert --from-hf DIR --save CHECKPOINTS
     python -m training.convert --load CHECKPOINTS --to-hf DIR
 
-One process on the CPU does either, whatever layout the checkpoint has or will be loaded in. With
---check the model is run by Megatron-Core and by transformers, and the logits are compared.
+Either is done by one process on the CPU, whatever layout the checkpoint has or will be loaded in.
+With --check the model is run by Megatron-Core and by transformers, and the logits are compared.
 """
 
 from __future__ import annotations
@@ -136,9 +136,9 @@ def _give_out(given: argparse.Namespace) -> None:
 
 
 def _require_free(folder: Path, *marks: str, is_forced: bool) -> None:
-    """Raise OutputError, before any work is done, for a place that cannot be written or is taken.
+    """Raise OutputError for a folder that cannot be written or that already has a model.
 
-    `marks` are patterns of the files by which a model is known.
+    `marks` are patterns of the files that show that a folder has a model.
     """
     check_can_be_made(folder)
     taken = next((file.name for mark in marks for file in folder.glob(mark)), None)
@@ -160,7 +160,7 @@ def _on_one_rank(values: Mapping[str, object], dtype: str) -> tuple[Settings, Si
 
 @contextmanager
 def alone(settings: Settings, sizes: Sizes) -> Iterator[None]:
-    """Be the only rank of a job on the CPU while inside."""
+    """Join a job of one rank on the CPU, and leave it at the end of the context."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for devices
     silence("cpu")
     try:
@@ -177,7 +177,7 @@ def alone(settings: Settings, sizes: Sizes) -> Iterator[None]:
 def _import(
     source: Path, target: Path, settings: Settings, sizes: Sizes, dtype: str
 ) -> SavedSettings:
-    """Write the model of a Hugging Face folder as iteration 0, one tensor in memory at a time."""
+    """Write a Hugging Face model as checkpoint of iteration 0, one tensor in memory at a time."""
     from training.checkpoint import write_weights
     from training.hf.families import read_config
     from training.hf.weights import fillings
@@ -210,7 +210,7 @@ def _import(
 
 
 def _check(saved: SavedSettings, folder: Path) -> None:
-    """Compare the logits of both; raises InputError when they differ."""
+    """Compare the logits of a checkpoint and a Hugging Face folder; InputError if they differ."""
     from training.hf.saving import compare
 
     result = compare(saved, folder)

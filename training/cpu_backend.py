@@ -1,11 +1,11 @@
 """Let Megatron-Core run on a machine without CUDA.
 
 Megatron-Core says "cuda" in some hundred places: as a device when it makes tensors, in
-``torch.cuda.current_device()``, in its random states, in the type names its optimizers test.
-`install` answers all of them with the CPU. It is meant for processes that have no CUDA at all;
-where there is a GPU it must not be called. Gloo then carries the communication.
+``torch.cuda.current_device()``, in its random states, in the type names that its optimizers test.
+`install` makes all of them mean the CPU. It is only for processes without any CUDA; where there is
+a GPU it must not be called. Gloo then carries the communication.
 
-Other libraries live in the same process, so whatever does not say "cuda" works as before: devices
+Other libraries run in the same process, so code that does not say "cuda" works as before: devices
 chosen by ``with torch.device(…)``, ``torch.jit.script``, names of types outside of Megatron-Core.
 """
 
@@ -37,7 +37,7 @@ _MODEL_PARALLEL_STATE = "model-parallel-rng"
 
 
 class _Stream:
-    """A stream of which there is only one: what is launched has already happened."""
+    """The CPU's only stream: what is launched has already happened."""
 
     def __init__(self, *arguments: object, **options: object) -> None:
         del arguments, options
@@ -52,7 +52,7 @@ class _Stream:
         """Do nothing: everything before is done."""
 
     def query(self) -> bool:
-        """Say that everything is done."""
+        """Return True: everything is done."""
         return True
 
     def record_event(self, event: _Event | None = None) -> _Event:
@@ -63,7 +63,7 @@ class _Stream:
 
 
 class _Event:
-    """An event that has happened, at the moment when it was recorded."""
+    """An event of the CPU, which happens as soon as it is recorded."""
 
     def __init__(self, *arguments: object, **options: object) -> None:
         del arguments, options
@@ -74,7 +74,7 @@ class _Event:
         self._recorded_ns = time.perf_counter_ns()
 
     def elapsed_time(self, end_event: _Event) -> float:
-        """Return the milliseconds from here to a later event; both must be recorded."""
+        """Return the milliseconds from this event to a later one; both must be recorded."""
         if self._recorded_ns is None or end_event._recorded_ns is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         return (end_event._recorded_ns - self._recorded_ns) / 1e6
@@ -86,15 +86,15 @@ class _Event:
         """Do nothing: everything before is done."""
 
     def query(self) -> bool:
-        """Say that it has happened."""
+        """Return True: the event has happened."""
         return True
 
 
 def install() -> None:
-    """Replace CUDA by the CPU for this process, for good; call it before megatron.core is imported.
+    """Replace CUDA by the CPU in this process for good; call this before importing megatron.core.
 
-    Megatron-Core compiles some functions as it is imported; on the CPU that would need a compiler
-    and cost more than it saves.
+    ``torch.compile`` is replaced too: Megatron-Core compiles some functions when it is imported,
+    which on the CPU would need a compiler and cost more than it saves.
     """
     _set(torch, compile=_leave_uncompiled)
     _redirect_devices()
@@ -105,7 +105,7 @@ def install() -> None:
 
 
 def _to_cpu(device: object) -> object:
-    """Return the CPU in place of a CUDA device, everything else as it is."""
+    """Return the CPU for a CUDA device, and everything else unchanged."""
     if isinstance(device, str) and device.startswith("cuda"):
         return "cpu"
     if isinstance(device, torch.device) and device.type == "cuda":
@@ -143,9 +143,9 @@ def _redirect_devices() -> None:
 
 
 def _remember_originals() -> None:
-    """Have torch make its tables of factories while they still are its own.
+    """Make torch build its tables of factories before these are replaced.
 
-    torch finds them by identity and makes the tables when they are first needed: afterwards
+    torch finds factories by identity and builds the tables when it first needs them. Built later,
     ``with torch.device("meta")`` would have no effect (and transformers would load wrong rotary
     tables), and ``torch.jit.script`` would not know ``torch.zeros``.
     """
@@ -174,7 +174,7 @@ def _replace_cuda_calls() -> None:
 
 
 def _nothing() -> Callable[..., None]:
-    """Make a call without effect, a new object each time: torch tells functions by identity."""
+    """Return a new function without effect; torch tells functions apart by identity."""
 
     def nothing(*arguments: object, **options: object) -> None:
         del arguments, options
@@ -190,9 +190,9 @@ def _leave_uncompiled(
 
 
 def _name_types_as_on_cuda() -> None:
-    """Name types as on CUDA for Megatron-Core: its optimizers sort parameters by them.
+    """Make `Tensor.type` name CUDA types to Megatron-Core, whose optimizers group by type name.
 
-    Whoever else asks is told the truth.
+    Other callers get the real names.
     """
     original = torch.Tensor.type
 
@@ -214,7 +214,7 @@ def _keep_random_states_on_cpu() -> None:
 
         @contextlib.contextmanager
         def fork(self, name: str = _MODEL_PARALLEL_STATE) -> Iterator[None]:
-            """Draw from the state `name` inside, from the one before afterwards."""
+            """Draw from the state `name` inside the context, afterwards from the state before."""
             outside = torch.get_rng_state()
             torch.set_rng_state(self.states_[name])
             try:
@@ -232,9 +232,10 @@ def _keep_random_states_on_cpu() -> None:
 
 
 def _allow_moe_without_cuda() -> None:
-    """Mend two places that a mixture of experts passes through.
+    """Mend two places that models with experts run through.
 
-    The all-to-all dispatcher turns its split sizes into numbers only when they lie on a GPU.
+    One is the router without Transformer Engine; the other is the all-to-all dispatcher, which
+    turns split sizes into numbers only when they lie on a GPU.
     """
     from megatron.core.transformer.moe import token_dispatcher
 

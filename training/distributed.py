@@ -1,15 +1,15 @@
 """Join the job, and leave it: device, backend, process groups, seeds; how a failed job ends.
 
 `silence` leaves out messages of torch and Megatron-Core that nobody who trains could act on. Each
-is named by the text it begins with: whatever else is warned of is still seen. Their causes are
+message is named by the text it begins with, so all other warnings are still seen. The causes are
 known: optional packages that this trainer does not use, names that Megatron-Core takes from torch,
 caches that made-up data do without, advice about GPUs on the CPU.
 
-`hide_transformer_engine` and `allow_without_transformer_engine` make Megatron-Core work alike with
-the package, without it, and with a broken one.
+`hide_transformer_engine` and `allow_without_transformer_engine` make Megatron-Core work the same
+with Transformer Engine, without it, and with a broken installation.
 
 A job that cannot go on ends with one sentence, from the rank that knows why (`carry_out`).
-`refusals_as_errors` turns what Megatron-Core itself refuses into such a sentence.
+`refusals_as_errors` turns what Megatron-Core itself refuses into a sentence as well.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WARNINGS = (
     r"`load_state_dict` is deprecated and will be removed in future versions\. ",
     r"Please use DTensor instead and we are deprecating ShardedTensor\.",
 )
-# True anywhere else; Megatron-Core's optimizer only asks whether a slice of the weights has one.
+# A useful warning elsewhere; Megatron-Core's optimizer only asks whether a slice has a gradient.
 _WARNING_OF_OPTIMIZER = r"The \.grad attribute of a Tensor that is not a leaf Tensor is being "
 _WARNINGS_OF_GPUS = (
     r"When using (sequence parallelism|async grad allreduce) it is recommended to set the "
@@ -53,7 +53,7 @@ _DATASET_MESSAGE = re.compile("Unable to save MockGPTDataset indexes because pat
 
 
 def silence(device: str) -> None:
-    """Leave those messages out in this process; call it before megatron.core is imported."""
+    """Hide the known messages in this process; call this before importing megatron.core."""
     for message in _WARNINGS + (_WARNINGS_OF_GPUS if device == "cpu" else ()):
         warnings.filterwarnings("ignore", message=message)
     warnings.filterwarnings(
@@ -69,8 +69,8 @@ def _is_worth_saying(record: logging.LogRecord) -> bool:
 def allow_without_transformer_engine() -> None:
     """Let the router of megatron.core multiply with torch where Transformer Engine is missing.
 
-    megatron.core 0.16.1 asks whether `te_general_gemm` is None, yet defines the name only together
-    with Transformer Engine: without it every router ends in a NameError.
+    megatron.core 0.16.1 asks whether `te_general_gemm` is None, but defines the name only with
+    Transformer Engine: without the package every router ends in a NameError.
     """
     from megatron.core.transformer.moe import moe_utils
 
@@ -104,9 +104,10 @@ def read_launch(environment: Mapping[str, str]) -> Launch:
 
 
 def choose_device(settings: Settings, launch: Launch) -> str:
-    """Decide where this process computes: ``cpu`` or ``cuda:N``; prepares the process for it.
+    """Return where this process computes, ``cpu`` or ``cuda:N``; ConfigError or MissingError.
 
-    ``--distributed-backend gloo`` means the CPU, also on a machine that has GPUs.
+    ``--distributed-backend gloo`` means the CPU, even on a machine with GPUs, which are then hidden
+    from this process.
     """
     backend = settings.parallel.distributed_backend
     if backend == "gloo":
@@ -121,7 +122,7 @@ def choose_device(settings: Settings, launch: Launch) -> str:
             )
         _check_cpu(settings)
         return "cpu"
-    # Not only this rank's own: all ranks of a host are to come to the same error.
+    # Not only this rank's number is checked, so that all ranks of a host raise the same error.
     if max(launch.local_rank + 1, launch.local_world_size) > num_gpus:
         raise ConfigError(
             f"{launch.local_world_size} ranks are started on a host that has {num_gpus} GPUs; "
@@ -131,11 +132,12 @@ def choose_device(settings: Settings, launch: Launch) -> str:
 
 
 def load_kernels_at_start() -> None:
-    """Have CUDA load all kernels when the process starts; call it before torch uses a GPU.
+    """Have CUDA load all kernels when the process starts; call this before torch uses a GPU.
 
-    By default a kernel is loaded when it is first launched, which may wait until all that runs has
-    ended. In a planned step messages run beside the compute and may wait for the other rank: if
-    that one waits for the kernel, both wait for ever (CUDA programming guide, lazy loading).
+    By default a kernel is loaded when it is first launched, which may wait until all running work
+    has ended. In a planned step messages run concurrently with compute and may wait for another
+    rank. If that rank waits for the kernel, both wait for ever (CUDA programming guide, lazy
+    loading).
     """
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
@@ -199,24 +201,24 @@ def initialize(settings: Settings, sizes: Sizes, launch: Launch, device: str) ->
 
 
 def hide_transformer_engine() -> None:
-    """Have megatron.core find no Transformer Engine; call it before megatron.core is imported.
+    """Make megatron.core find no Transformer Engine; call this before importing megatron.core.
 
-    It imports the package wherever it is installed and takes its optimizers and norms. Local layers
-    are to be the same with and without it, and a broken installation is to harm nobody who did not
-    ask for it.
+    megatron.core imports the package wherever it is installed and uses its optimizers and norms.
+    But local layers must be the same with and without the package, and a broken installation must
+    not harm a run that does not use it.
     """
     sys.modules.setdefault("transformer_engine", None)  # type: ignore[arg-type]
 
 
 def _set_launch_defaults(launch: Launch) -> None:
-    """Set the variables with which a process without a launcher meets itself."""
+    """Set the address at which a job of one rank without a launcher meets."""
     if launch.world_size == 1:
         os.environ.setdefault("MASTER_ADDR", "localhost")
         os.environ.setdefault("MASTER_PORT", "0")
 
 
 def seed_everything(seed: int) -> None:
-    """Seed all generators as Megatron-LM does: stages differ, so that their weights do."""
+    """Seed all generators as Megatron-LM does: each stage has its own seed, so its own weights."""
     import numpy as np
     import torch
     from megatron.core import parallel_state, tensor_parallel
@@ -236,7 +238,7 @@ def finalize() -> None:
         dist.destroy_process_group()
 
 
-# Long enough for a launcher to end this rank because another one has failed.
+# Long enough for a launcher to end this rank after another rank has failed.
 _GRACE_S = 5.0
 
 # What gloo and NCCL say when the other side of a connection has ended.
@@ -245,15 +247,15 @@ _LOST = re.compile(
     r"remote process exited",
     re.IGNORECASE,
 )
-# What gloo says when the other side is there and says nothing.
+# What gloo says when the other side is there but sends nothing.
 _TIMED_OUT = re.compile(r"timed out waiting (\d+)ms for (send|recv) operation", re.IGNORECASE)
 
 
 def end_alike(launch: Launch, error: MegaScanError) -> int:
-    """End for an error that every rank comes to by itself: rank 0 speaks, the others are silent.
+    """End after an error that every rank raises by itself: only rank 0 prints it.
 
-    They wait, so that a launcher which ends the job with the first failing rank does not end rank
-    0 before it has spoken. Returns the exit code.
+    The other ranks wait, so that a launcher that ends the job with the first failing rank does not
+    end rank 0 before it has printed. Return the exit code.
     """
     if launch.rank == 0:
         _say(str(error))
@@ -263,10 +265,10 @@ def end_alike(launch: Launch, error: MegaScanError) -> int:
 
 
 def end_alone(launch: Launch, error: MegaScanError) -> int:
-    """End for an error that this rank, or every rank, has met on the way; returns the exit code.
+    """End after an error of this rank, or of every rank, during the work; return the exit code.
 
-    When all ranks fail alike, rank 0 speaks at once and the launcher ends the others while they
-    wait; when one rank fails alone, it speaks after the wait.
+    When all ranks fail, rank 0 prints the error at once and the launcher ends the others while they
+    wait; when another rank fails alone, it prints the error after the wait.
     """
     if launch.rank:
         _wait(error.exit_code, _GRACE_S)
@@ -277,7 +279,7 @@ def end_alone(launch: Launch, error: MegaScanError) -> int:
 
 
 def carry_out(launch: Launch, work: Callable[[], object]) -> int:
-    """Do a rank's work together with the others; return the exit code, 0 where it was done."""
+    """Do a rank's work as part of a job; print a failure and return the exit code (0: done)."""
     try:
         work()
     except MegaScanError as error:
@@ -297,14 +299,14 @@ def carry_out(launch: Launch, work: Callable[[], object]) -> int:
 
 
 def is_lost_connection(error: RuntimeError) -> bool:
-    """Tell whether communication failed because another rank has ended."""
+    """Return whether communication failed because another rank has ended."""
     return _LOST.search(str(error)) is not None
 
 
 def end_left_alone(launch: Launch) -> int:
-    """End because another rank has ended; returns the exit code.
+    """End because another rank has ended; return the exit code.
 
-    Whoever ended first knows why: this rank speaks only if nothing has been heard of it for long.
+    The rank that ended first knows why, so this rank prints only if nobody ends it for long.
     """
     _wait(1, 2 * _GRACE_S)
     _say(f"rank {launch.rank}: another rank has ended in mid-run; see what it wrote, or its host")
@@ -312,7 +314,7 @@ def end_left_alone(launch: Launch) -> int:
 
 
 def end_interrupted(launch: Launch) -> int:
-    """End for Ctrl-C, of which every rank hears; returns the exit code that shells expect."""
+    """End after Ctrl-C, which every rank gets; return the exit code that shells expect."""
     if launch.rank == 0:
         print("interrupted", file=sys.stderr, flush=True)
     return 130
@@ -323,7 +325,7 @@ def _say(text: str) -> None:
 
 
 def _wait(exit_code: int, duration_s: float) -> None:
-    """Wait for the launcher; being ended by it is the failure that this rank has had as well."""
+    """Wait for the launcher to end this rank; then leave with `exit_code`."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -335,10 +337,10 @@ def _wait(exit_code: int, duration_s: float) -> None:
 
 @contextmanager
 def refusals_as_errors() -> Iterator[None]:
-    """Surround what Megatron-Core makes out of flags: its reasons, on every rank the same.
+    """While inside, turn errors by which Megatron-Core refuses flags into ConfigErrors.
 
-    `training.arguments` checks what it knows; Megatron-Core checks hundreds of combinations more,
-    by assertions and ValueErrors.
+    `training.arguments` checks the rules that it knows; Megatron-Core checks hundreds of further
+    combinations, by assertions and ValueErrors, with the same result on every rank.
     """
     try:
         yield

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What is to be generated."""
+    """What to generate, and how."""
 
     prompt: str | None
     max_tokens: int
@@ -41,7 +41,7 @@ class Wish:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Generate for one prompt, or for each that is typed; return the exit code."""
+    """Generate for one prompt, or for each prompt that is typed; return the exit code."""
     launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
     try:
         launch = read_launch(os.environ)
@@ -135,7 +135,10 @@ class Conversation:
         self._identifier = 0
 
     def inbox(self, waits: bool) -> Commands:
-        """Return the next prompt when the last is answered, or that its rest is not wanted."""
+        """Return the commands for the engine: the next prompt when the last is answered.
+
+        When the last answer has reached a stop string, also cancel its row.
+        """
         from training.generation.engine import NOTHING
 
         if not waits:
@@ -160,7 +163,7 @@ class Conversation:
         return Commands(is_last=True)
 
     def take(self, answer: Answer) -> None:
-        """Print what is new."""
+        """Print the new text of an answer."""
         piece = ""
         if answer.token is not None and answer.token.token not in self._job.stop_ids:
             piece = self._stream.add(answer.token.token)
@@ -193,7 +196,7 @@ class Conversation:
 def _typed() -> Iterator[str]:
     """Yield the lines of stdin that are not empty; ask for them on a terminal.
 
-    Bytes that are no text become U+FFFD.
+    Bytes that are not valid text become U+FFFD.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")

@@ -48,13 +48,13 @@ _RETRY_S = 0.5
 
 @dataclass(kw_only=True)
 class Todo:
-    """What the job has said of one step."""
+    """What the job has said of one step: what the helper runs, and with which weights and data."""
 
     microbatches: list[int] | None = None
     weights: dict[int, Frame] = field(default_factory=dict)
-    """By stage."""
+    """Frames with a stage's weights, by stage."""
     batches: dict[int, Frame] = field(default_factory=dict)
-    """By microbatch."""
+    """Frames with a microbatch's data, by microbatch."""
 
 
 class Orders:
@@ -67,7 +67,7 @@ class Orders:
         self._is_over = False
 
     def take(self, stage: int, frame: Frame) -> None:
-        """Note what a stage's rank has sent."""
+        """Note a frame that the rank of a stage has sent."""
         from training.pipeline.reception import FrameKind
 
         with self._changed:
@@ -83,13 +83,13 @@ class Orders:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """End: the job has ended, or lets this helper go."""
+        """Note that the job has ended or lets this helper go, and wake whoever waits."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
 
     def next_step(self) -> tuple[int, list[int]] | None:
-        """Wait for the newest step that has begun; None when the job is over."""
+        """Wait for a step to begin and return the newest with its microbatches; None at the end."""
         with self._changed:
             while not self._is_over:
                 todo = self._steps.get(self._newest)
@@ -102,11 +102,11 @@ class Orders:
             return None
 
     def weights(self, step: int, stage: int) -> Frame | None:
-        """Wait for a stage's weights of a step; None when there is nothing to wait for any more."""
+        """Wait for a stage's weights of a step; None when the step or the job is over."""
         return self._wait(step, lambda todo: todo.weights.pop(stage, None))
 
     def batch(self, step: int, microbatch: int) -> Frame | None:
-        """Wait for a microbatch's data; None as above."""
+        """Wait for a microbatch's data of a step; None when the step or the job is over."""
         return self._wait(step, lambda todo: todo.batches.pop(microbatch, None))
 
     def _wait(self, step: int, find: Callable[[Todo], Frame | None]) -> Frame | None:
@@ -121,7 +121,7 @@ class Orders:
 
 @dataclass(frozen=True, kw_only=True)
 class JobDescription:
-    """What a helper learns at the door."""
+    """What the job tells a helper that joins."""
 
     number: int
     settings: Settings
@@ -143,7 +143,9 @@ class Helper:
         self._stages: list[GPTModel] = []
 
     def join(self) -> None:
-        """Connect to the pipeline's ranks, build their stages, and say so."""
+        """Connect to the pipeline's ranks, build all stages but the last, and tell the first rank
+        that this helper is ready.
+        """
         from training.pipeline.reception import Connection, Frame, FrameKind
 
         ends = [_connected(address) for address in self._job.ranks]
@@ -186,7 +188,10 @@ class Helper:
         return built
 
     def _help(self, step: int, microbatches: Sequence[int]) -> int:
-        """Help with one step; end early when the job has gone on to the next one."""
+        """Help with one step and return the number of forwards.
+
+        End early when the job has gone on to the next step.
+        """
         from training.pipeline.reception import Frame, FrameKind
 
         times_s: list[float] = []
@@ -206,7 +211,7 @@ class Helper:
         return len(times_s)
 
     def _refresh(self, step: int, stage: int, fresh: set[int]) -> bool:
-        """Load a stage's weights of this step; return whether they arrived."""
+        """Load a stage's weights of this step, once; return whether they arrived."""
         if stage in fresh:
             return True
         frame = self._orders.weights(step, stage)
@@ -228,7 +233,7 @@ class Helper:
 def forward(
     model: GPTModel, inputs: torch.Tensor | None, batch: dict[str, torch.Tensor]
 ) -> torch.Tensor:
-    """Run a stage forward without a graph; the first one on the data, others on `inputs`."""
+    """Run a stage forward without a graph; the first stage reads `batch`, others `inputs`."""
     import torch
 
     with torch.no_grad():
@@ -242,7 +247,7 @@ def forward(
 
 
 def load_weights(model: GPTModel, body: bytes | bytearray | memoryview) -> None:
-    """Fill a stage's parameters, in their order, from the bytes of all of them."""
+    """Fill a stage's parameters in order from `body`, which holds the bytes of all of them."""
     import torch
 
     room = memoryview(body)
@@ -266,7 +271,7 @@ def read_batch(body: bytes | bytearray | memoryview, device: str) -> dict[str, t
 
 
 def ask_for_job(address: tuple[str, int], wait_s: float) -> JobDescription:
-    """Ask at the door what the job is; waits `wait_s` for it to open."""
+    """Ask the job's first rank what the job is; wait up to `wait_s` for the rank to listen."""
     from training.pipeline.reception import Frame, FrameKind
 
     end_s = time.monotonic() + wait_s
@@ -292,7 +297,7 @@ def ask_for_job(address: tuple[str, int], wait_s: float) -> JobDescription:
 
 
 def _answer(end: socket.socket, question: Frame) -> dict[str, object]:
-    """Send a frame and wait for what is answered; InputError where nobody sensible is there."""
+    """Send a frame and return the answer; InputError where no job with helpers answers."""
     from training.pipeline.reception import read_frame, write_frame
 
     try:
@@ -318,7 +323,7 @@ def _connected(address: tuple[str, int]) -> socket.socket:
 
 
 def _leave_launcher() -> None:
-    """Forget the launcher of the job that has started this helper: it is a world of its own."""
+    """Remove the launcher's variables: a job may have started this helper, which is no rank."""
     of_ranks = (
         "RANK",
         "WORLD_SIZE",
@@ -339,7 +344,7 @@ def help_job(job: JobDescription) -> int:
     launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
     _leave_launcher()
     device = choose_device(job.settings, launch)
-    torch.set_num_threads(job.num_threads)  # products are summed in another order with others
+    torch.set_num_threads(job.num_threads)  # another number would sum products in another order
     alone = replace(
         job.sizes, world_size=1, data_size=1, pipeline_size=1, virtual_pipeline_size=None
     )

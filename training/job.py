@@ -59,10 +59,10 @@ class Job:
     faults: tuple[FaultSpec, ...]
     device: str
     notes: tuple[str, ...] = ()
-    """Flags that are given and do nothing, sums in another order; in a sentence each."""
+    """Sentences on flags that are given and do nothing, and on sums in another order."""
 
     def run(self) -> None:
-        """Join the other ranks and train. Raises MegaScanError for what a user can mend."""
+        """Join the other ranks and train; MegaScanError for what a user can mend."""
         if self.launch.rank == 0:
             for sentence in self.notes:
                 print(f"note: {sentence}", file=sys.stderr, flush=True)
@@ -71,7 +71,7 @@ class Job:
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Be one of the ranks of this job while inside."""
+        """Join the job as one of its ranks, and leave it at the end of the context."""
         try:
             silence(self.device)
             initialize(self.settings, self.sizes, self.launch, self.device)
@@ -80,10 +80,10 @@ class Job:
             finalize()
 
     def train(self, watching: Sequence[Callback] = ()) -> None:
-        """Train from the seed, or from a checkpoint, to the end; `watching` is told all moments.
+        """Train from the seed, or from a checkpoint, to the end; `watching` are told all moments.
 
-        Call it inside `joined`, of this job or of another with the same parallel sizes; several
-        jobs may train there one after the other, but faults, once in place, stay in the process.
+        Call this inside `joined` of this job, or of a job with the same parallel sizes. Several
+        jobs may train there one after the other, but faults, once installed, stay in the process.
         """
         seed_everything(self.settings.batch.seed)
         faults = install_faults(self.faults, self.launch.rank, self.settings.batch.seed)
@@ -156,7 +156,7 @@ class Job:
         )
 
     def _description(self, vocab_size: int) -> dict[str, object]:
-        """Return what a process that is no rank must know to build a part of the model."""
+        """Return what a helper, which is no rank, must know to build a part of the model."""
         import torch
 
         return {
@@ -179,13 +179,13 @@ class Job:
         return TrainState(chunks=chunks, optimizer=optimizer, schedule=schedule)
 
     def _record_truth(self, tracer: Tracer) -> None:
-        """Write down the planted faults next to the rank files."""
+        """Write the planted faults to a file next to the rank files."""
         if self.trace.enabled and self.launch.rank == 0:
             run_id: str | None = getattr(tracer, "run_id", None)
             write_ground_truth(self.trace.directory, run_id, self.sizes.world_size, self.faults)
 
     def _announce_end(self, progress: Progress) -> None:
-        """Say what was written and what can be done with it, after all ranks are done."""
+        """Print, when all ranks are done, what was written and the next command to run."""
         import torch.distributed as dist
 
         dist.barrier()
@@ -200,7 +200,7 @@ class Job:
 
 
 def parse_job(arguments: Sequence[str], launch: Launch) -> Job:
-    """Read the command line; raises UsageError or ConfigError, alike on all ranks."""
+    """Read the command line; UsageError or ConfigError, the same on all ranks."""
     from training.data.blend import add_data_arguments
     from training.data.tokenizers import add_tokenizer_arguments
     from training.origin import parse_with_origin

@@ -2,8 +2,8 @@
 
 print_summary    layout, parameters of each rank, sizes of the datasets
 TrainingLog      a line every so many iterations; evaluations; timers
-iteration_flops  operations an iteration takes, for the throughput in the line
-memory_line      what a rank keeps, once after the first line
+iteration_flops  operations of an iteration, for the throughput in a log line
+memory_line      memory of a rank, once after the first log line
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _BYTES_PER_MB = 1024 * 1024
 
 
 def memory_line(rank: int, iteration: int) -> str:
-    """Return what memory is allocated and reserved on the GPU; on the CPU what is resident."""
+    """Return a line with allocated and reserved memory of the GPU, on the CPU resident memory."""
     if torch.cuda.is_available():
         values = {
             "allocated": torch.cuda.memory_allocated(),
@@ -74,11 +74,11 @@ def memory_line(rank: int, iteration: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class IterationResult:
-    """What one training iteration came to.
+    """Results of one training iteration.
 
-    `loss` is a scalar on the device, None on ranks without the last pipeline stage; it is not read
-    before it is logged, so that logging seldom costs no synchronization. `grad_norm` is None where
-    the optimizer does not compute it or skipped the iteration.
+    `loss` is a scalar on the device, None on ranks without the last pipeline stage. It is read only
+    when it is logged, so that iterations without a log line need no synchronization. `grad_norm` is
+    None where the optimizer does not compute it or has skipped the iteration.
     """
 
     iteration: int
@@ -87,7 +87,7 @@ class IterationResult:
     grad_norm: float | None
     learning_rate: float
     loss_scale: torch.Tensor
-    """On the device: reading it makes the host wait, so it is read when it is logged."""
+    """A scalar on the device; to read it makes the host wait, so it is read only when logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +132,8 @@ class LogLine:
 class TrainingLog:
     """Collects iterations on every rank; the last rank writes.
 
-    The last rank is the one Megatron-LM writes from: it belongs to the last pipeline stage, the
-    only one that knows the loss.
+    Megatron-LM writes from the last rank too: it belongs to the last pipeline stage, the only stage
+    that knows the loss.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class TrainingLog:
         self._interval_start_s = time.perf_counter()
 
     def add(self, result: IterationResult, consumed_samples: int) -> None:
-        """Take an iteration in; at the end of an interval, write the line."""
+        """Take in an iteration; at the end of an interval, write a log line."""
         self._since.append(result)
         log = self._settings.log
         if self._tensorboard is not None and result.iteration % log.tensorboard_log_interval == 0:
@@ -169,13 +169,13 @@ class TrainingLog:
                 say(line.format())
                 if self._tensorboard is not None:
                     self._write_interval_points(self._tensorboard, line)
-            if self._reports_memory:  # once, and of one replica: the others hold the same
+            if self._reports_memory:  # once, and for one replica: other replicas hold the same
                 print(memory_line(self._rank, result.iteration), flush=True)
                 self._reports_memory = False
             self.begin()
 
     def _report_timers(self, num_iterations: int) -> None:
-        """Write Megatron-Core's timers, ms an iteration; all ranks call it, the last one writes."""
+        """Write Megatron-Core's timers in ms an iteration; all ranks call this, the last writes."""
         if self._timers is None:
             return
         text = self._timers.get_all_timers_string(normalizer=num_iterations)
@@ -267,7 +267,7 @@ def _open_tensorboard(settings: Settings) -> SummaryWriter | None:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class RankParameters:
-    """Number of parameters that the ranks of one place in the model hold, each."""
+    """Number of parameters that each rank at one place in the model holds."""
 
     pipeline_rank: int
     tensor_rank: int
@@ -285,7 +285,7 @@ def print_summary(
 ) -> None:
     """Print layout, parameters of each model-parallel rank and sizes of the datasets on rank 0.
 
-    Every rank calls it; `datasets` is the text of rank 0.
+    Every rank calls this; rank 0 prints its own `datasets`.
     """
     own = RankParameters(
         pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
@@ -307,7 +307,7 @@ def print_summary(
 
 
 def layout_line(sizes: Sizes, device: str) -> str:
-    """Return the parallel sizes in words, without those of 1 that only some jobs set."""
+    """Return the parallel sizes in words; sizes that few jobs set are left out where they are 1."""
     parts = [
         f"using world size: {sizes.world_size}",
         f"data-parallel size: {sizes.data_size}",
@@ -326,7 +326,7 @@ def layout_line(sizes: Sizes, device: str) -> str:
 
 
 def parameter_lines(shares: Iterable[RankParameters]) -> list[str]:
-    """Return one line for each place in the model, stage by stage; replicas hold the same."""
+    """Return one line for each place in the model, stage by stage; replicas share a line."""
     return [
         " > number of parameters on (tensor, pipeline) model parallel rank "
         f"({share.tensor_rank}, {share.pipeline_rank}): {share.num_parameters}"

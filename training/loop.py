@@ -29,7 +29,7 @@ Streams = list[Iterator[Microbatch] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far the training has come; iteration 0 is before the first."""
+    """How far the training has come; `iteration` is the last one done, 0 before the first."""
 
     iteration: int = 0
     consumed_samples: int = 0
@@ -38,7 +38,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """What learns, and what a checkpoint must hold."""
+    """What a training changes, and what a checkpoint must hold."""
 
     chunks: list[DistributedDataParallel]
     optimizer: MegatronOptimizer
@@ -47,9 +47,9 @@ class TrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Makes streams of microbatches, one a model chunk, that start after so many samples.
+    """Makes streams of microbatches, one a model chunk, that start after a number of samples.
 
-    `training` deals a step's microbatches to the replicas as it is told, evenly without a word.
+    `training` deals a step's microbatches to the replicas by a `Deal`, evenly where that is None.
     """
 
     training: Callable[[int, Deal | None], Streams]
@@ -59,7 +59,7 @@ class Data:
 class Trainer:
     """Runs iterations until the last one.
 
-    `save` writes a checkpoint of a progress; it is called at the intervals the flags ask for.
+    `save` writes a checkpoint of a `Progress`; it is called at the intervals of the flags.
     `pipeline` runs the training's steps; evaluations run Megatron-Core's schedule.
     """
 
@@ -86,10 +86,10 @@ class Trainer:
         self._streams: Streams = []
 
     def run(self, progress: Progress) -> Progress:
-        """Train from `progress` to the end; return how far it came."""
+        """Train from `progress` to the end; return how far the training came."""
         for chunk in self._state.chunks:
             chunk.train()
-        # What was built so far lives to the end: no collection need look through it again.
+        # Objects built so far live to the end: later garbage collections need not visit them.
         gc.collect()
         gc.freeze()
         with self._callback.training():
@@ -167,7 +167,7 @@ class Trainer:
         )
 
     def _evaluate(self, progress: Progress) -> torch.Tensor | None:
-        """Return the average loss over the evaluation's iterations; None without the last stage."""
+        """Return the mean loss over an evaluation's iterations; None without the last stage."""
         streams = self._data.validation(progress.consumed_validation_samples)
         for chunk in self._state.chunks:
             chunk.eval()

@@ -61,8 +61,8 @@ def merge(
 ) -> DataSize:
     """Write the documents of all inputs, one after the other, as one data set.
 
-    Memory does not grow with the data. The output has its name only when it is complete. Raises
-    OutputError when it cannot be written, InputError when an input ends early.
+    Memory does not grow with the data. The output gets its name only when it is complete. Raises
+    OutputError when the output cannot be written, InputError when an input ends early.
     """
     with WorkFolder(Path(f"{output_prefix}.merging")) as folder:
         try:
@@ -105,7 +105,7 @@ def _check_options(inputs: Sequence[str], output_prefix: str, *, force: bool) ->
 
 
 def _common_id_type(inputs: Sequence[str]) -> np.dtype[np.integer]:
-    """Check every input from end to end of its index; return the type that they share."""
+    """Check the index of every input; return the id type that all inputs share."""
     indices = [_document_index(prefix) for prefix in inputs]
     first = indices[0]
     for other in indices[1:]:
@@ -131,7 +131,7 @@ def _document_index(prefix: str) -> IndexSummary:
 
 
 def _common_meaning(inputs: Sequence[str]) -> Meaning | None:
-    """Return what all inputs say their ids mean; None, with a note, when one is silent."""
+    """Return the meaning of ids that all inputs declare; None, with a note, if one lacks it."""
     described = [(prefix, read_description(prefix)) for prefix in inputs]
     known = [(prefix, meaning) for prefix, meaning in described if meaning is not None]
     for prefix, meaning in known[1:]:
@@ -158,7 +158,7 @@ def _append(writer: IndexedWriter, prefix: str) -> None:
 
 
 def _lengths(index: BinaryIO) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield the lengths in an index, in pieces."""
+    """Yield the lengths of sequences in an index, in pieces."""
     *_, num_left, _ = INDEX_HEADER.unpack(index.read(INDEX_HEADER.size))
     while num_left:
         piece = np.frombuffer(index.read(4 * min(num_left, _CHUNK)), dtype=np.int32)

@@ -1,7 +1,7 @@
-"""The model of this rank, its optimizer and learning-rate schedule, out of the flags.
+"""The model of this rank, its optimizer and learning-rate schedule, built from the flags.
 
-Chunks of Megatron-Core's GPT model, wrapped for data parallelism; `ParallelNorm` is the norm of
-local layers.
+A model is chunks of Megatron-Core's GPT, wrapped for data parallelism; `ParallelNorm` is the norm
+of local layers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class ParallelNorm:
     """Makes torch's LayerNorm or RMSNorm, ready for sequence parallelism.
 
     Megatron-Core's own wrapper refuses sequence parallelism, because torch's norms do not carry
-    the mark by which their gradients are summed over the tensor-parallel ranks. This one sets it.
+    the mark by which their gradients are summed over the tensor-parallel ranks. `ParallelNorm` sets
+    this mark.
     """
 
     def __new__(  # type: ignore[misc]  # a factory in place of a class, as layer specs expect
@@ -62,8 +63,8 @@ def build_model(
 ) -> list[DistributedDataParallel]:
     """Build the chunks that this rank holds, in the order of the interleaved schedule.
 
-    `vocab_size` is the model's; the embedding pads it. `split` is called with each chunk before it
-    is wrapped, where weight gradients are to be computed apart from the backward pass.
+    `vocab_size` is the model's, before padding. `split` is called with each chunk before it is
+    wrapped, where weight gradients are computed apart from the backward pass.
     """
     from megatron.core.transformer.module import Float16Module
 
@@ -80,9 +81,9 @@ def build_model(
 def build_bare_model(
     settings: Settings, sizes: Sizes, vocab_size: int, device: str
 ) -> list[GPTModel]:
-    """Build the same chunks to be filled and used, not trained: without initial weights.
+    """Build the chunks of this rank for a model that is used, not trained.
 
-    All weights have the number format of the settings; what they hold is undefined.
+    All weights have the number format of the settings; their contents are undefined.
     """
     config = transformer_config(settings, sizes, device)
     config.perform_initialization = False
@@ -93,9 +94,9 @@ def build_bare_model(
 def build_stage(
     settings: Settings, sizes: Sizes, vocab_size: int, device: str, *, layers: int, is_first: bool
 ) -> GPTModel:
-    """Build one stage of a pipeline, but the last, in a process that is no rank of it.
+    """Build a pipeline stage other than the last, in a process that is no rank of the pipeline.
 
-    It has `layers` layers and, if it is the first, the embedding; no weights to begin with.
+    The stage has `layers` layers and, if it is the first, the embedding; weights are undefined.
     """
     own_model = replace(settings.model, untie_embeddings_and_output_weights=True)
     own_pipeline = replace(
@@ -218,7 +219,7 @@ def _parallelism(settings: Settings, sizes: Sizes, device: str) -> dict[str, obj
         "use_cpu_initialization": device == "cpu" or parallel.use_cpu_initialization,
         "overlap_p2p_comm": overlaps,
         "batch_p2p_comm": not overlaps,
-        # Gloo may still be sending an output when the schedule would free it.
+        # On the CPU gloo may still be sending an output when the schedule would free it.
         "deallocate_pipeline_outputs": device != "cpu",
         "pipeline_model_parallel_layout": pipeline.pipeline_model_parallel_layout,
         "microbatch_group_size_per_vp_stage": pipeline.microbatch_group_size_per_vp_stage,
@@ -344,7 +345,7 @@ def _wrap_for_data_parallelism(
             config=config,
             ddp_config=ddp_config,
             module=chunk,
-            # Later chunks finish their backward pass first; only the first one is worth splitting.
+            # Later chunks finish their backward pass first; only the first chunk needs buckets.
             disable_bucketing=index > 0,
         )
         for index, chunk in enumerate(chunks)
@@ -395,7 +396,7 @@ def _optimizer_config(settings: Settings, sizes: Sizes) -> OptimizerConfig:
 def build_schedule(
     settings: Settings, sizes: Sizes, optimizer: MegatronOptimizer
 ) -> OptimizerParamScheduler:
-    """Make the schedule of learning rate and weight decay; it counts in samples."""
+    """Make the schedule of learning rate and weight decay, which counts in samples."""
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
     wanted, batch = settings.optimizer, sizes.global_batch_size

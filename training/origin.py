@@ -1,9 +1,9 @@
 """Where a run's model comes from: flags, an earlier checkpoint, or a Hugging Face folder.
 
-``--use-checkpoint-args`` and ``--load-hf`` make what the checkpoint or the folder says the defaults
-of the flags; a flag that is given is still heeded, and refused later where it makes another model.
-With both ``--load`` and ``--load-hf`` a run resumes from the former once it holds a checkpoint, and
-begins with the latter before that.
+With ``--use-checkpoint-args`` or ``--load-hf`` the checkpoint or the folder gives the defaults of
+flags; a flag that is given is still heeded, and refused later where it makes another model. With
+both ``--load`` and ``--load-hf`` a run begins with the Hugging Face folder, and resumes from
+``--load`` as soon as that holds a checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from training.data.tokenizers import TokenizerSettings, TokenizerType
 if TYPE_CHECKING:
     from training.loop import Progress, TrainState
 
-# Given once, these say which tokenizer it is; mixed with those of another they would say nothing.
+# Together these say which tokenizer it is; those of two tokenizers must not be mixed.
 _TOKENIZER_FLAGS = ("vocab_file", "merge_file", "tokenizer_model", "vocab_size")
 
 
@@ -62,7 +62,7 @@ def _defaults(given: argparse.Namespace) -> dict[str, object]:
 
 
 def hugging_face_defaults(folder: Path) -> dict[str, object]:
-    """Return what a Hugging Face folder says of model and tokenizer, as defaults of flags."""
+    """Return model and tokenizer of a Hugging Face folder as defaults of flags."""
     from training.hf.weights import check_folder
 
     _, _, values = check_folder(folder)
@@ -85,7 +85,7 @@ def hugging_face_tokenizer(folder: Path) -> TokenizerSettings | None:
 
 
 def model_vocab_size(settings: Settings, of_tokenizer: int) -> int:
-    """Return how many ids the model knows: as its flags say, else as the tokenizer has."""
+    """Return how many ids the model knows: --model-vocab-size, else those of the tokenizer."""
     wanted = settings.model.model_vocab_size
     if wanted is not None and wanted < of_tokenizer:
         raise ConfigError(
@@ -111,7 +111,7 @@ def describe_run(
 
 
 def _inherited_config(settings: Settings) -> dict[str, object] | None:
-    """Return the configuration of the Hugging Face folder that the model once came from."""
+    """Return the configuration of the Hugging Face folder that the model comes from, if any."""
     from training.hf.families import read_config
 
     load, load_hf = settings.checkpoint.load, settings.checkpoint.load_hf
@@ -125,7 +125,7 @@ def _inherited_config(settings: Settings) -> dict[str, object] | None:
 def start_from(
     settings: Settings, sizes: Sizes, state: TrainState, described: SavedSettings
 ) -> Progress:
-    """Fill the model from what the flags name; return how far it had come."""
+    """Fill the model from what the flags name; return how far its training had come."""
     from training.checkpoint import load_checkpoint
     from training.hf.weights import load_hf
 
@@ -141,7 +141,7 @@ def start_from(
 
 
 def check_same_model(folder: Path, described: SavedSettings) -> None:
-    """Raise InputError when flags have made another model than a Hugging Face folder holds."""
+    """Raise InputError when the flags describe another model than a Hugging Face folder holds."""
     from training.hf.families import read_family
 
     for name, there, here in differences(read_family(folder), described.model):

@@ -33,14 +33,14 @@ from training.data.preprocessing import (
 )
 from training.data.tokenizers import TokenizerSettings, add_tokenizer_arguments, build_tokenizer
 
-_WORKERS_PER_CORE = 64  # no use, but no harm yet
+_WORKERS_PER_CORE = 64  # more than 1 is of no use, but up to this does no harm
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     options = _parser().parse_args(arguments)
     _check_options(options)
-    # One process a core is what --workers says; the library would start as many threads in each.
+    # --workers sets the number of processes; the library would start a thread a core in each.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     request = _request(options)
     progress = ProgressPrinter(stream=sys.stderr, interval_documents=options.log_interval)
@@ -56,7 +56,7 @@ def _told_what_is_kept(request: DataRequest) -> Iterator[None]:
     try:
         yield
     except (MegaScanError, KeyboardInterrupt):
-        with contextlib.suppress(InputError):  # what lies there belongs to another command
+        with contextlib.suppress(InputError):  # the folder's run belongs to another command
             if read_checkpoint(request.folder, request.run):
                 kept = f"what was done is kept in {request.folder}"
                 print(f"{kept}: the same command goes on from there", file=sys.stderr)
@@ -64,7 +64,7 @@ def _told_what_is_kept(request: DataRequest) -> Iterator[None]:
 
 
 def _request(options: argparse.Namespace) -> DataRequest:
-    """Return what the options ask for, once all that can be checked early is checked."""
+    """Check what can be checked early, and return what the options ask for."""
     encoding = EncodingSettings(
         tokenizer=TokenizerSettings.from_arguments(options),
         json_keys=tuple(options.json_keys),
@@ -90,7 +90,7 @@ def _request(options: argparse.Namespace) -> DataRequest:
 
 @dataclass(kw_only=True)
 class ProgressPrinter:
-    """Documents and bytes per second, on a stream, each ``interval_documents`` documents."""
+    """Prints documents and bytes per second to a stream, every ``interval_documents`` documents."""
 
     stream: TextIO
     interval_documents: int
@@ -104,7 +104,7 @@ class ProgressPrinter:
         self._next_at = self.interval_documents
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Say where an interrupted run is gone on with; the rates count from here."""
+        """Print where an interrupted run continues; rates count only what follows."""
         num_documents = checkpoint.sizes[0].num_documents
         print(
             f"going on after the {num_documents} documents of an interrupted run", file=self.stream

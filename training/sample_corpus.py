@@ -38,7 +38,7 @@ PIECE_CHARACTERS = 4000
 MIN_LETTER_RATIO = 0.7
 """Prose has more letters and blanks than this; tables, lists of hashes and ASCII art have less."""
 
-# Their strings are about nothing (tests), or tables of letters (encodings).
+# Folders whose strings describe nothing (tests) or are tables of letters (encodings).
 _LEFT_OUT = frozenset(
     {"test", "tests", "testing", "lib2to3", "turtledemo", "encodings", "idlelib", "__pycache__"}
     | {"site-packages", "dist-packages", "_vendor", "pydoc_data"}
@@ -51,21 +51,21 @@ _TEXT_SUFFIXES = frozenset({"", ".txt", ".md", ".rst", ".apache", ".bsd", ".mit"
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A text and where it is from, as ``stdlib/json/decoder.py:JSONDecoder``: never a full path."""
+    """A text and its source, as in ``stdlib/json/decoder.py:JSONDecoder``; never a full path."""
 
     text: str
     source: str
 
 
 def installed_documents() -> Iterator[Document]:
-    """Yield all documents of the running Python, the same text once, in a fixed order."""
+    """Yield all documents of the running Python in a fixed order, equal texts once."""
     standard = Path(sysconfig.get_path("stdlib"))
     packages = sorted({Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")})
     return distinct(documents_under(standard, packages))
 
 
 def documents_under(standard: Path, packages: Iterable[Path]) -> Iterator[Document]:
-    """Yield documents of a standard library folder and of package folders, repetitions included."""
+    """Yield all documents of a standard library folder and of package folders, even repeated."""
     roots = [root for root in packages if root.is_dir()]
     yield from _topics(standard / "pydoc_data" / "topics.py")
     for root in roots:
@@ -76,9 +76,10 @@ def documents_under(standard: Path, packages: Iterable[Path]) -> Iterator[Docume
 
 
 def distinct(documents: Iterable[Document]) -> Iterator[Document]:
-    """Leave out what is no prose and what was there before, up to case, blanks and numbers.
+    """Yield the documents that are prose and that differ from all before.
 
-    Lines with a copyright are not compared: the same licence of two authors is one text.
+    Texts are compared without case, blanks, numbers and lines with a copyright: the same licence of
+    two authors is one text.
     """
     seen: set[bytes] = set()
     for document in documents:
@@ -89,7 +90,7 @@ def distinct(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def is_prose(text: str) -> bool:
-    """Tell whether a text is long enough, mostly letters, and can be written as UTF-8."""
+    """Return whether a text is long enough, mostly letters, and can be written as UTF-8."""
     letters = sum(
         character.isascii() and (character.isalpha() or character == " ") for character in text
     )
@@ -112,7 +113,9 @@ def docstrings_of(source: bytes) -> Iterator[tuple[str, str]]:
 
 
 def pieces_of(text: str, *, max_characters: int = PIECE_CHARACTERS) -> Iterator[str]:
-    """Cut a text at blank lines so that no piece, unless it is one paragraph, is longer."""
+    """Yield pieces of a text, cut at blank lines; only a single paragraph may be longer than
+    `max_characters`.
+    """
     piece: list[str] = []
     length = 0
     for paragraph in re.split(r"\n\s*\n", text):
@@ -138,7 +141,7 @@ def _docstrings_in(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
 def _docstrings(root: Path, label: str) -> Iterator[Document]:
     for path, relative in _files(root, ".py"):
         source = _read(path)
-        # Parsing is what takes the time: look for any documentation string first.
+        # Parsing takes most of the time: look for any documentation string first.
         if b'"""' not in source and b"'''" not in source:
             continue
         for name, text in docstrings_of(source):
@@ -169,7 +172,7 @@ def _texts(root: Path) -> Iterator[Document]:
 
 
 def _files(root: Path, suffix: str) -> Iterator[tuple[Path, str]]:
-    """Yield files below a folder, sorted by relative path, without the parts left out."""
+    """Yield files below a folder, sorted by relative path, without those in `_LEFT_OUT` folders."""
     found = []
     for path in root.rglob(f"*{suffix}"):
         relative = path.relative_to(root)
@@ -180,7 +183,7 @@ def _files(root: Path, suffix: str) -> Iterator[tuple[Path, str]]:
 
 
 def _read(path: Path) -> bytes:
-    """Return the file's bytes; nothing when it may not be read."""
+    """Return a file's bytes; none when it cannot be read."""
     try:
         return path.read_bytes()
     except OSError:
@@ -281,7 +284,7 @@ def _train_tokenizer(documents: Sequence[Document], vocab_size: int, folder: Pat
 
 
 def _write_corpus(documents: Iterable[Document], path: Path) -> int:
-    """Write the documents; return the bytes."""
+    """Write the documents as JSON Lines; return the size in bytes."""
     with path.open("wb") as file:
         for document in documents:
             line = {"text": document.text, "source": document.source}

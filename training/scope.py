@@ -1,7 +1,7 @@
-"""MegaScope in the trainer: the flags, and what looks on between and inside iterations.
+"""MegaScope in the trainer: its flags, and the callbacks that look into the model.
 
-The trainer knows callbacks only; here they are made, and MegaScope is imported where a flag asks
-for it, not before.
+The trainer knows only callbacks. They are made here, and MegaScope is imported only where a flag
+asks for it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 LEAST_BYTES = 1 << 20
-"""That recordings are given: some frames must fit."""
+"""Least value of --scope-max-bytes: some frames must fit."""
 MOST_BUDGET = 100.0
-"""Looking that takes a hundred times as long as training: no bound, in effect."""
+"""Highest --scope-budget: looking may take 100 times as long as training, in effect no bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScopeSettings:
-    """What MegaScope is to do in a run; raises ConfigError for what makes no sense."""
+    """What MegaScope does in a run; raises ConfigError for what makes no sense."""
 
     folder: Path
     is_armed: bool = False
@@ -60,7 +60,7 @@ class ScopeSettings:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> ScopeSettings:
-        """Make it from the flags that `add_scope_arguments` declares."""
+        """Make the settings from the flags that `add_scope_arguments` declares."""
         return cls(
             folder=arguments.trace_dir,
             is_armed=arguments.scope,
@@ -72,7 +72,7 @@ class ScopeSettings:
 
 
 def add_scope_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
+    """Declare MegaScope's flags on a parser."""
     group = parser.add_argument_group("looking into the model")
     group.add_argument(
         "--scope", action="store_true",
@@ -170,7 +170,7 @@ class ScopeCallback(Callback):
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Write what is left when training ends, by an exception, too."""
+        """Write what is left when training ends, even by an exception."""
         try:
             yield
         finally:
@@ -179,7 +179,7 @@ class ScopeCallback(Callback):
 
     @contextmanager
     def iteration(self, iteration: int) -> Iterator[None]:
-        """Look while it is computed."""
+        """Capture an iteration while it is computed, if the request says so."""
         if self._recorder is None:
             yield
             return
@@ -191,7 +191,7 @@ class ScopeCallback(Callback):
 
     @contextmanager
     def optimizer(self) -> Iterator[None]:
-        """See what the optimizer changes."""
+        """Capture what the optimizer changes."""
         if self._recorder is None:
             yield
             return
@@ -213,7 +213,7 @@ def _described(sizes: Sizes) -> dict[str, int]:
 
 
 class ProbeCallback(Callback):
-    """After every N iterations, checksums of what this rank computes from the same tokens."""
+    """After every N iterations writes checksums of what this rank computes from fixed tokens."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class ProbeCallback(Callback):
 
     @contextmanager
     def iteration(self, iteration: int) -> Iterator[None]:
-        """Probe after the iteration, where it is due; all ranks do so alike."""
+        """Probe after the iteration when a probe is due; all ranks do so at the same iterations."""
         yield
         if iteration % self._interval:
             return
@@ -292,7 +292,7 @@ def _compute_fixed_tokens(
 
 
 def _fixed_microbatch(sizes: Sizes, device: str, vocab_size: int) -> Microbatch:
-    """Make tokens that visit the vocabulary in great strides; the same on every rank."""
+    """Return a microbatch whose tokens step through the vocabulary; the same on every rank."""
     import torch
     from megatron.core.utils import get_batch_on_this_cp_rank
 

@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 _END_S = 3
 """Time that clients have to hear that the server ends."""
 _KEEP_ALIVE_S = 75
-"""How long an idle connection stays open. Longer than clients keep theirs (httpx, and with it the
-openai client: 5 s), so that no server closes what a client is about to ask on."""
+"""How long an idle connection stays open. Clients must close first (httpx, and so the openai
+client, after 5 s): else the server may close a connection that a client is about to use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where the server listens, under which name, and for whom."""
+    """Where the server listens, what it asks of clients, and the model's name for them."""
 
     host: str
     port: int
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         return end_alike(launch, error)
 
     def serve() -> None:
-        # before the model is loaded: a port that is taken is said at once
+        # before the model is loaded, so that a port that is taken is reported at once
         listening = listen(address.host, address.port) if launch.rank == 0 else None
         with job.joined():
             if listening is None:
@@ -128,7 +128,7 @@ def _parse(arguments: Sequence[str], launch: Launch) -> tuple[GenerationJob, Add
 
 
 def _compute(job: GenerationJob, address: Address) -> None:
-    """Be a rank that only computes; rank 0 says when it is over."""
+    """Run a rank that only computes, until rank 0 ends the job."""
     engine = _build_engine(job, address, GenerationCallback())[0]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -138,7 +138,7 @@ def _compute(job: GenerationJob, address: Address) -> None:
 
 
 def _serve(job: GenerationJob, address: Address, listening: socket.socket) -> None:
-    """Be rank 0: the clients' side in a thread, the engine in this one."""
+    """Run rank 0: the HTTP server in a thread, the engine in this one."""
     from training.generation.service import Metrics, Service
 
     metrics = Metrics(num_slots=job.limits.num_rows)
@@ -164,7 +164,7 @@ def _serve(job: GenerationJob, address: Address, listening: socket.socket) -> No
 def _build_engine(
     job: GenerationJob, address: Address, callback: GenerationCallback
 ) -> tuple[Engine, Looking | None]:
-    """Build the engine, and with --scope what looks into its model."""
+    """Build the engine and, with --scope, the callback that looks into its model."""
     if not address.has_scope:
         return job.build_engine(callback), None
     from training.generation.scope import Looking
@@ -176,7 +176,7 @@ def _build_engine(
 
 
 class _Server:
-    """uvicorn in a thread of its own."""
+    """Runs uvicorn in a thread."""
 
     def __init__(self, server: uvicorn.Server, listening: socket.socket) -> None:
         self._server = server
@@ -188,7 +188,7 @@ class _Server:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Let clients hear the end, then close."""
+        """Stop: give open requests time to end, then close."""
         self._server.should_exit = True
         self._thread.join(2 * _END_S)
 
@@ -229,7 +229,7 @@ def _start_server(
 
 
 def _beside(app: ASGIApp, page: ASGIApp | None) -> ASGIApp:
-    """Return an application: the endpoints, and under /scope the page."""
+    """Return an application with the endpoints and, under /scope, the page."""
     if page is None:
         return app
 

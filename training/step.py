@@ -1,6 +1,6 @@
-"""Forward and backward pass of one iteration, through Megatron-Core's schedules.
+"""Forward and backward passes of one iteration, through Megatron-Core's schedules.
 
-Its microbatches are loaded on one rank of a tensor-parallel group and broadcast to the others.
+Microbatches are loaded on one rank of each tensor-parallel group and broadcast to the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PARTS = ("tokens", "labels", "loss_mask", "position_ids")
 
 @dataclass(frozen=True, kw_only=True)
 class Microbatch:
-    """Input and target of one forward pass; all tensors ``(sample, position)``.
+    """Input and target of one forward pass; tensors are ``(sample, position)``.
 
     `tokens`, `labels`, `position_ids` are int64; `loss_mask` is float32, 1 where a label counts.
     `attention_mask`, ``(sample, 1, position, position)``, is true where attention is forbidden;
@@ -45,7 +45,7 @@ class Microbatch:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShape:
-    """Shape of a microbatch, whether it has an attention mask, and where it is to lie."""
+    """Shape of a microbatch, whether it has an attention mask, and its device."""
 
     num_samples: int
     seq_length: int
@@ -56,8 +56,8 @@ class BatchShape:
 class MicrobatchStream(Iterator[Microbatch]):
     """Iterates over the microbatches of this rank.
 
-    `samples` is the rank's data loader on the first rank of each tensor-parallel group and None on
-    the others, which receive what the first one loaded, as in Megatron-LM.
+    `samples` is the data loader on the first rank of each tensor-parallel group, and None on the
+    others, which receive what the first rank has loaded, as in Megatron-LM.
     """
 
     def __init__(
@@ -90,7 +90,10 @@ class MicrobatchStream(Iterator[Microbatch]):
     def _load(
         self, samples: Iterator[Mapping[str, torch.Tensor]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Load the integers, ``(part, sample, position)``, and the mask: two broadcasts."""
+        """Load a microbatch as two tensors to broadcast: integers and mask.
+
+        The integers are ``(part, sample, position)``.
+        """
         loaded = next(samples)
         packed = torch.stack([loaded[part].to(torch.int64) for part in _PARTS])
         mask = self._empty_mask("cpu")
@@ -99,13 +102,16 @@ class MicrobatchStream(Iterator[Microbatch]):
         return self._moved(packed), self._moved(mask)
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Move to the device from pinned memory: other copies wait for all work queued there."""
+        """Return a tensor on the device, copied from pinned memory.
+
+        A copy from other memory would wait for all work that the device has queued.
+        """
         if self._shape.device == "cpu":
             return tensor
         return tensor.pin_memory().to(self._shape.device, non_blocking=True)
 
     def _room(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make tensors to receive into."""
+        """Return empty tensors to receive integers and mask into."""
         shape, device = self._shape, self._shape.device
         size = (len(_PARTS), shape.num_samples, shape.seq_length)
         return torch.empty(size, dtype=torch.int64, device=device), self._empty_mask(device)
@@ -145,7 +151,7 @@ def connect(
 def build_timers(
     settings: Settings, chunks: list[DistributedDataParallel], optimizer: MegatronOptimizer
 ) -> Timers | None:
-    """Make Megatron-Core's timers, where its schedules look for them; None at level 0."""
+    """Make Megatron-Core's timers and put them where its schedules look; None at level 0."""
     from megatron.core.timers import Timers
 
     if settings.log.timing_log_level == 0:
@@ -169,9 +175,9 @@ def run_schedule(
     num_microbatches: int,
     forward_backward: ForwardBackward,
 ) -> torch.Tensor | None:
-    """Run all microbatches of one iteration by a schedule, `forward_backward`.
+    """Run all microbatches of one iteration by the schedule `forward_backward`.
 
-    Returns the loss averaged over the tokens of all microbatches and data-parallel ranks, as a
+    Return the loss averaged over the tokens of all microbatches and data-parallel ranks, as a
     scalar tensor on the device; None on ranks that are not in the last pipeline stage.
     """
     reports = forward_backward(
@@ -188,7 +194,7 @@ def run_schedule(
 
 
 def _average(reports: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-    """Return the sum of losses over the number of tokens, over microbatches and replicas."""
+    """Return the sum of losses over the number of tokens, for all microbatches and replicas."""
     total = torch.stack([report[LOSS_NAME] for report in reports]).sum(dim=0)
     dist.all_reduce(total, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
     return total[0] / total[1]
@@ -206,9 +212,10 @@ def _forward_step(
 
 
 def _loss(loss_mask: torch.Tensor, output: torch.Tensor) -> LossParts:
-    """Return the sum of the losses that count, their number, and both again for the report.
+    """Return the sum of the losses that count, the number of them, and a report with both.
 
-    The schedule divides the sum by the number and by the microbatches, as in Megatron-LM.
+    The schedule divides the sum by the number of losses and by the number of microbatches, as in
+    Megatron-LM.
     """
     mask = loss_mask.view(-1).float()
     loss = torch.sum(output.view(-1).float() * mask)

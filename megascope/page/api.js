@@ -13,7 +13,7 @@ const token = sessionStorage.getItem("token") ?? "";
 
 const KINDS = { f4: [Float32Array, 4], i4: [Int32Array, 4], f2: [Uint16Array, 2] };
 
-/** A half as a number: browsers without Float16Array read its bits. */
+/** The number that the 16 bits of a half stand for; not all browsers have Float16Array. */
 function half(bits) {
   const exponent = (bits >> 10) & 31, fraction = bits & 1023, sign = bits >> 15 ? -1 : 1;
   if (exponent === 31) return fraction ? NaN : sign * Infinity;
@@ -21,7 +21,7 @@ function half(bits) {
 }
 
 let allHalves = null;
-/** Maps have millions of them: each is looked up. */
+/** Halves as numbers, looked up in a table: maps have millions. */
 function halves(data) {
   allHalves ??= Float32Array.from({ length: 1 << 16 }, (_, bits) => half(bits));
   const made = new Float32Array(data.length);
@@ -54,7 +54,7 @@ async function* framesOf(body) {
     if (done) return;
     parts.push(value);
     held += value.length;
-    while (held >= wanted) {  // joined once a frame, however many parts it came in
+    while (held >= wanted) {  // join once a frame, however many parts it came in
       let bytes = parts.length === 1 ? parts[0] : joined(parts, held);
       wanted = 4 + new DataView(bytes.buffer, bytes.byteOffset).getUint32(0, true);
       if (held >= wanted) {
@@ -117,7 +117,7 @@ export async function saveParquet(name, columns) {
 }
 
 const TITLE = 22, GAP = 10;  // pixels of a picture
-/** Save views one below the other, each as large as it is shown: canvases with a line of words above. */
+/** Save views as one picture, one below the other, as large as shown: canvases, each below a line of words. */
 export async function savePng(name, views) {
   if (!views.length) throw new Error("there is nothing to be seen yet");
   const sizes = views.map(({ canvas }) => [canvas.clientWidth || canvas.width, canvas.clientHeight || canvas.height]);

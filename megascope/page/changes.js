@@ -6,7 +6,7 @@ const MEANINGS = {
   zero: "sets to zero", replace: "takes the values of run A (patching)", flip: "flips bits of the weight",
 };
 
-/** `moments` is what from and to count: tokens or iterations. */
+/** The card of changes; `moments` names what its fields from and to count: tokens or iterations. */
 export function changesCard(state, { title, moments, runToPatchFrom }) {
   const { section, body } = card("changes", title, "", "third");
   const list = [];

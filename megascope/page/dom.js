@@ -33,7 +33,7 @@ export function say(error) {
 }
 export const status = text => { document.getElementById("status").textContent = text; };
 
-/** Run something that may fail, and say why. */
+/** Run `work` and show why it fails, if it does. */
 export const guarded = work => async (...given) => {
   try { say(null); return await work(...given); } catch (error) { if (error.name !== "AbortError") say(error); }
 };
@@ -44,10 +44,10 @@ const LINK_MS = 100;  // browsers allow few changes of the address in a row
 const writeLinks = atMostEvery(LINK_MS, () => history.replaceState(null, "", `${location.pathname}#${links}`));
 export function link(name, value) {
   links.set(name, value);
-  queueMicrotask(writeLinks);  // after all that changes at once
+  queueMicrotask(writeLinks);  // after all changes of this moment
 }
 
-/** Ask again only when the answer is there: of what was wanted meanwhile the newest counts. */
+/** Run `work` one call at a time; of the calls that come meanwhile only the newest is run. */
 export function newestOnly(work) {
   let isAsking = false, waits = null;
   return async (...given) => {
@@ -63,7 +63,7 @@ export function newestOnly(work) {
   };
 }
 
-/** Do it now, and again at most so often; what was asked for last is done. */
+/** Run `work` now, and after that at most once a pause; a call during a pause is run at its end. */
 export function atMostEvery(pauseMs, work) {
   let waits = false, isDue = false;
   return function soon() {
@@ -74,7 +74,7 @@ export function atMostEvery(pauseMs, work) {
   };
 }
 
-/** Do it once before the next picture, however often it is asked for. */
+/** Run `work` once before the next picture, however often it is called for. */
 export function oncePerFrame(work) {
   let waits = false;
   return () => {

@@ -1,18 +1,18 @@
-// A model that speaks: prompt, tokens, strips, attention, logit lens, PCA, changes, A beside B.
+// A model that generates: prompt, tokens, strips, attention, logit lens, PCA, changes, run A next to B.
 import { askFrames, askJson, askOne, saveParquet, savePng } from "./api.js";
 import { changesCard } from "./changes.js";
 import { atMostEvery, card, guarded, hideTip, link, linked, make, newestOnly, number, numbers, oncePerFrame, say, showTip, status, visible } from "./dom.js";
 import { colourBar, drawHeat, pointable, range } from "./heat.js";
 
 const NARROWEST = 5;  // pixels of a token in a strip
-const SHADES_MS = 120;  // a thousand tokens change their colour: not for every one that a held key passes
-const SHADE_STEPS = 12;  // of attention behind a token: the fewer, the fewer tokens change
-const TELLS_MS = 60;  // words and bars of the chosen token: nobody reads quicker
-const GROWS_MS = 100;  // strips are drawn anew, all of them, for tokens that come
-const MOST_LABELS = 40;  // tokens that are named beside a map
-const FEW_HEADS = 4;  // that are shown large
-const MOST_IN_ALL_LAYERS = 32;  // heads of a layer in the map of all layers
-const LONGEST_IN_ALL_LAYERS = 256;  // tokens
+const SHADES_MS = 120;  // between two shadings: a thousand tokens change colour, too many for each token that a held key passes
+const SHADE_STEPS = 12;  // steps of attention behind a token: fewer steps change fewer tokens
+const TELLS_MS = 60;  // between two updates of words and bars of the chosen token: nobody reads faster
+const GROWS_MS = 100;  // between two drawings of all strips while tokens come
+const MOST_LABELS = 40;  // most tokens that are named next to a map
+const FEW_HEADS = 4;  // most heads that are shown large
+const MOST_IN_ALL_LAYERS = 32;  // most heads of a layer in the map of all layers
+const LONGEST_IN_ALL_LAYERS = 256;  // most tokens in the map of all layers
 const STRIPS = ["residual", "attention_out", "fc2", "neurons", "context", "query"];
 
 /** One run: what was computed, token by token. */
@@ -38,7 +38,7 @@ class Run {
     }
   }
 
-  /** The step that chose the token at a position; none for the prompt's. */
+  /** The step that chose the token at a position; none for tokens of the prompt. */
   stepAt(position) { return this.steps.get(position); }
 
   /** Rows are layers, columns tokens times numbers. */
@@ -160,7 +160,7 @@ export function showGeneration(view, state) {
 
   const tellChosen = atMostEvery(TELLS_MS, () => { showTop(); tellHeads(); });
 
-  const lists = { A: null, B: null };  // of each run: its list, the tokens in it, and which are marked how
+  const lists = { A: null, B: null };  // for each run: its list, the tokens in it, and how each is marked
   function showTokens() {
     for (const side of ["A", "B"]) {
       if (!runs[side]) lists[side] = null;
@@ -187,7 +187,7 @@ export function showGeneration(view, state) {
     return list;
   }
 
-  /** Show what the run has more than its list. */
+  /** Add the tokens to a list that its run has and the list does not show yet. */
   function addTokens({ side, run, element, tokens }) {
     const other = side === "B" ? runs.A : null, more = [];
     for (let at = tokens.length + more.length; at < run.texts.length; at++) {
@@ -198,7 +198,7 @@ export function showGeneration(view, state) {
     element.append(...more);
   }
 
-  /** Mark the chosen token, and shade the others by how much it looks at them: only what changes is touched. */
+  /** Mark the chosen token, and shade other tokens by its attention to them; touch only what changes. */
   function markToken() {
     for (const list of [lists.A, lists.B].filter(Boolean)) {
       const isChosen = list.side === chosen.side, now = isChosen ? chosen.token : -1;
@@ -224,7 +224,7 @@ export function showGeneration(view, state) {
     }
   });
 
-  /** Scroll a token into its own list; the page stays where it is. */
+  /** Scroll the token's own list until the token is visible; do not scroll the page. */
   function reveal(list, token) {
     if (!token) return;
     const [box, own] = [list.getBoundingClientRect(), token.getBoundingClientRect()];
@@ -232,7 +232,7 @@ export function showGeneration(view, state) {
     else if (own.bottom > box.bottom) list.scrollTop += own.bottom - box.bottom;
   }
 
-  /** Attention of the query at, or before, a token, over the heads shown; its largest is 1. */
+  /** Attention of a token (or the nearest token in the maps), summed over the heads shown; the largest is 1. */
   function looksOf(token) {
     if (!weights || weights.of !== current()?.id) return null;
     const { shape: [heads, rows, columns], data } = weights.arrays.weights, row = rowOf(token);
@@ -247,7 +247,7 @@ export function showGeneration(view, state) {
 
   function placeMark(mark) {
     const wide = current()?.tokens.length - 1 || 1;
-    mark.style.translate = `${100 * Math.min(chosen.token, wide - 1)}%`;  // of its own width: nothing is laid out anew
+    mark.style.translate = `${100 * Math.min(chosen.token, wide - 1)}%`;  // in parts of its own width, so that nothing is laid out again
     mark.style.width = `${100 / wide}%`;
   }
 
@@ -298,7 +298,7 @@ export function showGeneration(view, state) {
       return make("div", { className: "strip" }, make("div", {}, make("span", {}, `${place} ${reduction.value}`), make("span", {}, ...scaleOf(scale, low, high), ` · ${words}`)), make("div", { className: "band" }, canvas, mark));
     }));
     if (run.tokens.length <= MOST_LABELS) strips.body.append(make("div", { className: "under" }, run.texts.slice(0, -1).map(text => make("span", { title: text }, visible(text)))));
-    // Bands wider than the card scroll, all together; the browser moves finished bitmaps.
+    // Bands wider than the card scroll together; the browser moves finished bitmaps.
     strips.body.style.setProperty("--band", `${run.tokens.length * NARROWEST}px`);
     for (const mark of strips.body.querySelectorAll(".mark")) placeMark(mark);
   }
@@ -310,7 +310,7 @@ export function showGeneration(view, state) {
     return scale === "both" ? [number(-most), bar, number(most)] : [number(low), bar, `${number(high)}${scale === "log" ? " (log)" : ""}`];
   }
 
-  /** The canvases of some elements with the words of a part of each, to be saved. */
+  /** For saving: the canvases in some elements, each with the words of a part of its element. */
   function viewsOf(parent, selector, partOf) {
     return Array.from(parent.querySelectorAll(selector), one => ({ canvas: one.querySelector("canvas"), title: Array.from(partOf(one).childNodes, node => node.textContent).join("    ") }));
   }
@@ -349,7 +349,7 @@ export function showGeneration(view, state) {
     markToken();
   });
 
-  /** All rows of maps, or, of a long run, as many as the server computes at once around the chosen token. */
+  /** Rows of maps to ask for: all, or, in a long run, as many around the chosen token as the server computes at once. */
   function rowsToAsk(tokens, heads) {
     if (heads * tokens * tokens <= state.most_weights) return [];
     const count = Math.max(1, Math.min(state.most_rows, Math.floor(state.most_weights / (heads * tokens))));
@@ -357,7 +357,7 @@ export function showGeneration(view, state) {
     return Array.from({ length: Math.min(count, tokens - 1) }, (_, at) => first + at);
   }
 
-  /** The row of the maps that shows a token; outside of them the nearest. */
+  /** The row of the maps that shows a token, or the nearest row where none does. */
   const rowOf = token => Math.max(0, Math.min(weights.arrays.weights.shape[1] - 1, token - weights.first));
   const isInMaps = token => weights?.of !== current()?.id || rowOf(token) === token - weights.first || token >= current().tokens.length - 1;
 
@@ -374,7 +374,7 @@ export function showGeneration(view, state) {
     tellHeads();
   }
 
-  /** A map; its first row, where there is nothing else to look at, does not decide the colours. */
+  /** A map; the run's first token can only look at itself, so its row does not decide the colours. */
   function mapOf(values, rows, columns, first) {
     const canvas = make("canvas", { className: "head" });
     drawHeat(canvas, values, rows, columns, { low: 0, high: Math.min(1, range(first === 0 && rows > 1 ? values.subarray(columns) : values)[1]) });
@@ -388,7 +388,7 @@ export function showGeneration(view, state) {
     return guarded(showAttention)();
   }
 
-  /** Every head of every layer, small: where something is to be seen at all. */
+  /** Show small maps of all heads of all layers, to find those worth looking at. */
   async function showAllLayers() {
     const run = current();
     if (!run?.id) throw new Error("run a prompt first");
@@ -409,7 +409,7 @@ export function showGeneration(view, state) {
     }
   }
 
-  /** Below each map: what the chosen token looks at most. */
+  /** Write below each map which token the chosen token looks at most. */
   function tellHeads() {
     if (!weights || weights.of !== current()?.id) return;
     const { shape: [, rows, columns], data } = weights.arrays.weights, { texts } = current(), row = rowOf(chosen.token);
@@ -421,7 +421,7 @@ export function showGeneration(view, state) {
     });
   }
 
-  /** A map with its tokens beside and below. */
+  /** A map with its tokens next to it and below it. */
   function labelled(canvas, run, rows, columns) {
     const words = count => Array.from({ length: count }, (_, at) => make("span", { title: run.texts[at] }, visible(run.texts[at])));
     return make("div", { className: "labelled" }, make("div", { className: "rows" }, words(rows)), canvas, make("i"), make("div", { className: "columns" }, words(columns)));

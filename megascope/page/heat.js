@@ -9,7 +9,7 @@ const NAN = [214, 40, 40];
 const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
 
 const tables = new Map();
-/** 256 colours as a canvas keeps them, then the one of what is not finite. */
+/** 256 colours as a canvas keeps them, then the colour of numbers that are not finite. */
 function colours(stops) {
   if (tables.has(stops)) return tables.get(stops);
   const table = new Uint8ClampedArray(257 * 4).fill(255);
@@ -35,7 +35,7 @@ export function range(values) {
 
 /**
  * Draw `values` (rows × columns). `scale` is linear, log or both (around 0, for differences).
- * What is not finite is red.
+ * Numbers that are not finite are red.
  */
 export function drawHeat(canvas, values, rows, columns, { scale = "linear", low, high } = {}) {
   const drawn = new OffscreenCanvas(Math.max(1, columns), Math.max(1, rows));
@@ -51,7 +51,7 @@ export function drawHeat(canvas, values, rows, columns, { scale = "linear", low,
     pixels[i] = Number.isFinite(value) ? table[at < 0 ? 0 : at > 255 ? 255 : at] : table[256];
   }
   drawn.getContext("2d").putImageData(image, 0, 0);
-  // A finished bitmap: a canvas that could be drawn on is copied anew for every frame of the page.
+  // Transfer a finished bitmap: a canvas that can be drawn on is copied for every frame of the page.
   Object.assign(canvas, { width: drawn.width, height: drawn.height });
   canvas.getContext("bitmaprenderer").transferFromImageBitmap(drawn.transferToImageBitmap());
 }
@@ -62,7 +62,7 @@ export function colourBar(scale) {
   return `linear-gradient(to right, ${stops.map(stop => `rgb(${stop})`).join(", ")})`;
 }
 
-/** Tell which cell the pointer is over: `words(row, column)` for the tip, `choose(row, column)`. */
+/** Show `words(row, column)` of the cell under the pointer as a tip; a click calls `choose(row, column)`. */
 export function pointable(canvas, words, choose) {
   const cell = event => {
     const box = canvas.getBoundingClientRect();
@@ -76,8 +76,8 @@ export function pointable(canvas, words, choose) {
 }
 
 /**
- * Lines over a common x axis on a canvas of its own resolution. Returns what emphasises one of them
- * over the others, which are drawn once.
+ * Draw lines over a common x axis on a canvas, at the screen's resolution. Returns a function that
+ * emphasises one line; the others are drawn only once.
  */
 export function drawLines(canvas, xs, lines, { log = false } = {}) {
   const ratio = devicePixelRatio || 1, width = canvas.clientWidth || 600, height = 180;

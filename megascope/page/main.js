@@ -1,4 +1,4 @@
-// Which of the two views the server has: a training's recordings, or a model that speaks.
+// Show the view that the server has: a training's recordings, or a model that generates.
 import { askJson } from "./api.js";
 import { guarded } from "./dom.js";
 import { showGeneration } from "./generation.js";

@@ -1,11 +1,11 @@
 """The trainer's flags, their groups, and the check that they fit together.
 
-Owns every flag of the trainer's own, and the sizes that follow. Fed by a command line; hands
+Owns every flag of the trainer itself, and the sizes that follow. Fed by a command line; hands
 `Settings` (what was asked for) and `Sizes` (complete, checked) to all other rooms.
 
     settings.py       the groups of flags, and how a dataclass becomes flags: start reading here,
                       add a flag to its group
-    sizes.py          the rules between flags; sizes that are derived from them
+    sizes.py          the rules between flags; sizes that are derived from flags
 """
 
 from training.arguments.settings import (

@@ -11,10 +11,10 @@ boolean becomes a switch that turns its default around.
 
 `Settings` holds all groups as they were given, unchecked; `training.arguments.sizes` checks them.
 
-`--pipeline-model-parallel-layout` has Megatron's notation. A letter a layer, `|` between stages: E
-embedding, t transformer layer, L loss; ``x*4`` and ``(tt|)*3`` repeat, commas are for the eye.
-Stages are in the order in which a microbatch passes them, so with V chunks on each of P ranks there
-are P·V.
+`--pipeline-model-parallel-layout` has Megatron's notation: one letter a layer, `|` between stages.
+E is the embedding, t a transformer layer, L the loss; ``x*4`` and ``(tt|)*3`` repeat, commas are
+ignored. Stages are in the order in which a microbatch passes them; V chunks on each of P ranks make
+P·V stages.
 """
 # ruff: noqa: RUF009 - `flag` makes an immutable field, as dataclasses.field does
 
@@ -54,7 +54,7 @@ def flag(
 
 
 def add_group(parser: argparse.ArgumentParser, title: str, group: type) -> None:
-    """Add a flag for every field of the dataclass `group` to the parser."""
+    """Add a flag to the parser for every field of the dataclass `group`."""
     section = parser.add_argument_group(title)
     hints = typing.get_type_hints(group)
     for entry in fields(group):
@@ -102,7 +102,7 @@ def _add_flag(section: argparse._ArgumentGroup, entry: Field[object], hint: obje
 
 
 def _value_type(hint: object) -> tuple[type, bool]:
-    """Return the type of a value, and whether there may be several (a tuple)."""
+    """Return the type of a flag's value, and whether the flag takes several (a tuple)."""
     if isinstance(hint, types.UnionType):
         hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
     repeated = typing.get_origin(hint) is tuple
@@ -114,7 +114,7 @@ def _value_type(hint: object) -> tuple[type, bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
-    """The pipeline's schedule; without these flags it is Megatron-Core's own."""
+    """The pipeline's schedule; without these flags it is the schedule of Megatron-Core."""
 
     pipeline_schedule: str | None = flag(
         None,
@@ -188,14 +188,14 @@ _OF_THE_ORIGINAL = {
     "num_gpus": "torchrun starts the ranks",
     "multi_node": "torchrun knows how many nodes there are",
 }
-"""Flags of the first MegaDPP, which brought its own transport, and what stands in their place."""
+"""Flags of the first MegaDPP, which had its own transport, and why each has no effect here."""
 
 _REFUSED = "ignore_forward_tensor_parallel"
-"""Flag of the first MegaFBD: forward ranks of another tensor-parallel size than backward ranks."""
+"""Flag of the first MegaFBD: it allowed another tensor-parallel size for forward ranks."""
 
 
 def add_original_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take the flags of the first MegaDPP, so that its command lines run."""
+    """Declare the flags of the first MegaDPP, so that its command lines still run."""
     group = parser.add_argument_group("flags of the first MegaDPP, without effect")
     for name in _OF_THE_ORIGINAL:
         group.add_argument(
@@ -210,7 +210,10 @@ def add_original_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def notes_on_original(given: argparse.Namespace) -> Iterator[str]:
-    """Yield a sentence for each of these flags; raise ConfigError for what would change sums."""
+    """Yield a sentence for each flag of the first MegaDPP that is given and has no effect.
+
+    Raise ConfigError for --ignore-forward-tensor-parallel, which would change sums.
+    """
     if getattr(given, _REFUSED):
         raise ConfigError(
             "--ignore-forward-tensor-parallel is refused: forwards with another tensor-parallel "
@@ -228,7 +231,7 @@ _MOST_LETTERS = 100_000
 
 
 def stages_of(layout: str) -> list[str]:
-    """Return the letters of each stage; ConfigError for what is no layout."""
+    """Return the letters of each stage of a layout; ConfigError for what is no layout."""
     text = layout.replace(",", "").replace(" ", "")
     while (found := _REPEATED.search(text)) is not None:
         letters = found[1] or found[3]
@@ -497,7 +500,7 @@ class LogSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What was asked for on the command line, unchecked; `sizes.resolve_sizes` checks it."""
+    """All flags as given on the command line, unchecked; `sizes.resolve_sizes` checks them."""
 
     model: ModelSettings
     moe: MoeSettings
@@ -526,15 +529,15 @@ _GROUPS: tuple[tuple[str, str, type], ...] = (
 
 
 class TrainerParser(argparse.ArgumentParser):
-    """A parser whose mistakes are errors like all others, so that one rank can report them."""
+    """A parser that raises UsageError for a wrong command line, so that one rank can report it."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage on every rank."""
+        """Raise UsageError instead of printing the usage on every rank."""
         raise UsageError(f"{message}; see --help")
 
 
 def build_parser(prog: str, description: str) -> TrainerParser:
-    """Make a parser with the trainer's own flags; other parts add theirs to it."""
+    """Return a parser with the trainer's own flags; other rooms add their flags to it."""
     parser = TrainerParser(prog=prog, description=description, allow_abbrev=False)
     for _, title, group in _GROUPS:
         add_group(parser, title, group)
@@ -542,7 +545,7 @@ def build_parser(prog: str, description: str) -> TrainerParser:
 
 
 def read_settings(namespace: argparse.Namespace) -> Settings:
-    """Take the trainer's own flags out of a parsed command line."""
+    """Return the trainer's own flags of a parsed command line."""
     values = vars(namespace)
     return Settings(**{name: read_group(group, values) for name, _, group in _GROUPS})
 

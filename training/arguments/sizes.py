@@ -3,10 +3,10 @@
     check_flags     rules over the flags as they were given
     resolve_sizes   the divisions that make the sizes: data-parallel size, microbatches, chunks
     check_fit       rules between the finished sizes: model, parallel axes, schedule, experts
-    idle_flags      flags that do nothing, because the one that would use them is not given
+    idle_flags      flags that do nothing, because the flag that would use them is not given
 
-Each rule that is broken is a ConfigError of one sentence. An idle flag is only noted: the scripts
-of other trainers pass `--split` next to `--mock-data`, or the flags of `--fp16` to a run in bf16.
+A broken rule raises a ConfigError of one sentence. An idle flag is only noted: scripts of other
+trainers pass `--split` next to `--mock-data`, or the flags of `--fp16` to a run in bf16.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from training.arguments.settings import (
 
 
 def check_flags(settings: Settings) -> None:
-    """Raise ConfigError, one sentence, for the first rule that is broken."""
+    """Raise ConfigError, one sentence, for the first rule over flags that is broken."""
     _require_given(settings)
     _require_positive(settings)
     _check_switches(settings)
@@ -38,7 +38,7 @@ def check_flags(settings: Settings) -> None:
     _check_checkpoint(settings)
 
 
-# Generators are seeded with this and small offsets; numpy takes 32 bits.
+# Generators are seeded with the seed plus small offsets; numpy takes 32 bits.
 _LARGEST_SEED = 2**31
 
 
@@ -70,7 +70,7 @@ _MAY_BE_ZERO = frozenset(
 
 
 def _require_positive(settings: Settings) -> None:
-    """Check that numbers are above zero, or not below it where zero has a meaning."""
+    """Check that numbers are finite and above 0, or at least 0 where 0 has a meaning."""
     for part in fields(settings):
         group = getattr(settings, part.name)
         for entry in fields(group):
@@ -119,7 +119,7 @@ def _check_switches(settings: Settings) -> None:
             raise ConfigError(f"{option} is {value}, but must be below 1")
 
 
-# Those that Megatron-Core recomputes without Transformer Engine, and all.
+# Modules that Megatron-Core recomputes without Transformer Engine, and with it.
 _LOCAL_MODULES = ("core_attn", "mlp", "moe")
 _ALL_MODULES = (*_LOCAL_MODULES, "layernorm", "mla_up_proj", "moe_act", "shared_experts")
 
@@ -147,8 +147,8 @@ def _check_recompute_flags(settings: Settings) -> None:
     if recompute.recompute_modules and recompute.recompute_granularity != "selective":
         raise ConfigError("--recompute-modules needs --recompute-granularity selective")
     if "mlp" in (recompute.recompute_modules or ()) and settings.model.add_bias_linear:
-        # megatron.core 0.16.1 lets the checkpointed MLP return its bias, which thereby becomes a
-        # result of that checkpoint: the next microbatch's backward runs through all earlier ones.
+        # In megatron.core 0.16.1 the checkpointed MLP returns its bias, which so becomes a result
+        # of the checkpoint: a microbatch's backward then runs through all earlier microbatches.
         raise ConfigError(
             "--recompute-modules mlp needs --disable-bias-linear: with a bias Megatron-Core's "
             "backward pass repeats every earlier microbatch and never ends; add it"
@@ -164,7 +164,7 @@ def _check_checkpoint(settings: Settings) -> None:
 
 
 def check_fit(settings: Settings, sizes: Sizes, *, is_trained: bool = True) -> None:
-    """Raise ConfigError, one sentence, for the first rule that is broken."""
+    """Raise ConfigError, one sentence, for the first rule over sizes that is broken."""
     _check_width(settings, sizes)
     _check_lengths(settings, sizes)
     _check_rotation(settings, sizes)
@@ -189,7 +189,7 @@ def _check_width(settings: Settings, sizes: Sizes) -> None:
             f"{tensor}; change one of them"
         )
     groups = sizes.num_query_groups
-    # Fewer groups than ranks: Megatron-Core gathers their rows, and ranks share a group's key.
+    # With fewer groups than ranks Megatron-Core gathers the rows, and ranks share a group's key.
     if heads % groups or (groups % tensor and tensor % groups):
         raise ConfigError(
             f"--num-query-groups {groups} must divide --num-attention-heads {heads} and be a "
@@ -263,7 +263,7 @@ def _check_recompute(settings: Settings, sizes: Sizes) -> None:
         return
     in_chunk = sizes.num_layers // (sizes.pipeline_size * sizes.model_chunks)
     layout = settings.pipeline.pipeline_model_parallel_layout
-    if layout is not None:  # the smallest chunk that has layers; full units must fit all
+    if layout is not None:  # uniform units must divide all chunks; block: the smallest chunk counts
         counts = [stage.count("t") for stage in stages_of(layout) if "t" in stage]
         in_chunk = math.gcd(*counts) if recompute.recompute_method == "uniform" else min(counts)
     if recompute.recompute_method == "uniform" and in_chunk % unit:
@@ -300,7 +300,7 @@ def _check_experts(settings: Settings, sizes: Sizes) -> None:
             f"--moe-aux-loss-coeff {moe.moe_aux_loss_coeff} has no meaning with "
             "--moe-router-load-balancing-type sinkhorn; leave it out"
         )
-    # Experts keep the tensor-parallel size, so what they share is the rest of a pipeline stage.
+    # Experts keep the tensor-parallel size, so expert parallelism divides the rest of a stage.
     ranks = sizes.world_size // sizes.pipeline_size
     if ranks % (experts * sizes.tensor_size):
         raise ConfigError(
@@ -310,14 +310,14 @@ def _check_experts(settings: Settings, sizes: Sizes) -> None:
 
 
 def _check_training_of_experts(settings: Settings, sizes: Sizes) -> None:
-    """Check rules that only the backward pass needs."""
+    """Check rules for experts that only the backward pass needs."""
     if settings.moe.num_experts is None:
         return
     if sizes.tensor_size > 1 and not settings.parallel.sequence_parallel:
         raise ConfigError("--num-experts with tensor parallelism needs --sequence-parallel")
     if settings.model.add_bias_linear and (sizes.tensor_size > 1 or sizes.expert_size == 1):
-        # megatron.core adds an expert's bias in place to what may be a view of another function's
-        # result, which autograd forbids; with expert parallelism alone it is no view.
+        # megatron.core adds an expert's bias in place to a tensor that may be a view of another
+        # function's result, which autograd forbids; with expert parallelism alone it is no view.
         raise ConfigError(
             "--num-experts needs --disable-bias-linear with tensor parallelism, and without "
             "--expert-model-parallel-size 2 or more; add it"
@@ -363,7 +363,8 @@ def _check_schedule(settings: Settings, sizes: Sizes) -> None:
 class Sizes:
     """Sizes of model, batch and parallel axes, complete and consistent.
 
-    `virtual_pipeline_size` is None without interleaving, else chunks on a rank (2 or more).
+    `virtual_pipeline_size` is the number of chunks on a rank (2 or more), None without
+    interleaving.
     """
 
     world_size: int
@@ -394,10 +395,10 @@ class Sizes:
 
 
 def resolve_sizes(settings: Settings, world_size: int, *, is_trained: bool = True) -> Sizes:
-    """Check all settings for a job of `world_size` ranks.
+    """Check all settings for a job of `world_size` ranks, and return complete sizes.
 
-    Raises ConfigError for the first rule that is broken. A model that is not trained is spared the
-    rules of the backward pass and of the learning rate.
+    Raises ConfigError for the first rule that is broken. Without `is_trained` the rules of the
+    backward pass and of the learning rate do not apply.
     """
     check_flags(settings)
     model, parallel = settings.model, settings.parallel
@@ -498,7 +499,7 @@ def _virtual_pipeline_size(settings: Settings, num_layers: int) -> int | None:
         )
     size = chunks or on_rank // (per_chunk or 1)
     if size > 1 and stages == 2 and not parallel.overlap_p2p_comm:
-        # Both neighbours are then the same rank, and one batch of messages would mix them up.
+        # With 2 ranks both neighbours are the same rank; one batch would mix up their messages.
         raise ConfigError(
             "--no-overlap-p2p-communication with the interleaved schedule needs "
             "--pipeline-model-parallel-size 3 or more; leave it out"
@@ -507,7 +508,7 @@ def _virtual_pipeline_size(settings: Settings, num_layers: int) -> int | None:
 
 
 def _chunks_of_layout(layout: str, num_layers: int, parallel: ParallelSettings) -> int | None:
-    """Return the chunks on a rank where a layout says what each stage holds."""
+    """Return the number of chunks on a rank (None: 1) of a --pipeline-model-parallel-layout."""
     if (
         parallel.num_layers_per_virtual_pipeline_stage is not None
         or parallel.num_virtual_stages_per_pipeline_rank is not None
@@ -539,7 +540,7 @@ Condition: TypeAlias = Callable[[argparse.Namespace], bool]
 
 @dataclass(frozen=True)
 class _Rule:
-    """`names` of the namespace have an effect when `used`, which takes the flags in `needed`."""
+    """The flags `names` have an effect only when `used` is true; `needed` says so in words."""
 
     needed: str
     used: Condition

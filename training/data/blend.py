@@ -16,8 +16,8 @@ SPLIT_NAMES = ("training", "validation", "test")
 class DataSettings:
     """What to train on. Field names are Megatron-LM's flags.
 
-    ``data_path``: one prefix, or weights and prefixes in turn. ``num_samples``: how many samples
-    (sequences) training, validation and test will draw.
+    ``data_path`` is one prefix, or weights and prefixes in turn. ``num_samples`` is how many
+    samples (sequences) training, validation and test draw.
     """
 
     data_path: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
 def data_settings(
     arguments: argparse.Namespace, *, seq_length: int, seed: int, num_samples: tuple[int, int, int]
 ) -> DataSettings:
-    """Take over what `add_data_arguments` declared."""
+    """Return the data settings from the flags that `add_data_arguments` declares."""
     return DataSettings(
         data_path=tuple(arguments.data_path),
         mock_data=arguments.mock_data,
@@ -112,7 +112,7 @@ def data_settings(
 
 
 def parse_blend(data_path: Sequence[str]) -> tuple[list[float] | None, list[str]]:
-    """Take weights and prefixes apart; the weights are None when only prefixes are given.
+    """Return weights and prefixes of --data-path; weights are None when only prefixes are given.
 
     ``["30", "a", "70", "b"]`` gives ``[30, 70]`` and ``["a", "b"]``. Raises UsageError.
     """
@@ -128,7 +128,7 @@ def parse_blend(data_path: Sequence[str]) -> tuple[list[float] | None, list[str]
 
 
 def split_shares(split: str) -> tuple[float, float, float]:
-    """Return shares of training, validation and test, with sum 1; UsageError otherwise."""
+    """Return the shares of training, validation and test, with sum 1; UsageError for no shares."""
     numbers = [_number(word) for word in split.split(",")]
     shares = [number for number in numbers if number is not None and number >= 0]
     if len(shares) != len(numbers) or len(shares) > len(SPLIT_NAMES) or sum(shares) <= 0:
@@ -138,7 +138,7 @@ def split_shares(split: str) -> tuple[float, float, float]:
 
 
 def split_bounds(split: str, num_documents: int) -> list[tuple[int, int]]:
-    """Return first and past-the-last document of each split, rounded as megatron.core rounds."""
+    """Return (first, past the last) document of each split, rounded as megatron.core does."""
     bounds = []
     begin = 0.0
     for share in split_shares(split):

@@ -1,12 +1,12 @@
-"""Turn indexed files, or made-up data, into samples, and these into each rank's microbatches.
+"""Turn indexed files, or made-up data, into samples, and samples into each rank's microbatches.
 
 Samples come from megatron.core's builder. Everything a user can get wrong is checked here, on every
-rank and with the same result, before the builder runs: its own checks are assertions, and for a
-split without documents it computes the number of epochs for ever. The builder makes the sample
-indices on rank 0 and lets the other ranks read them after a barrier.
+rank and with the same result, before the builder runs. The builder's own checks are assertions, and
+for a split without documents it computes the number of epochs for ever. The builder makes the
+sample indices on rank 0; the other ranks read them after a barrier.
 
 Samplers deal samples to the data-parallel ranks in order, from any sample on. `StreamBuilder` makes
-of them the streams that the model chunks of this rank read.
+the streams of microbatches that the model chunks of this rank read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TokenDataset(Protocol):
 
 
 class Datasets(NamedTuple):
-    """One dataset a split; None where no samples are asked of it."""
+    """One dataset for each split; None for a split without samples."""
 
     train: TokenDataset | None
     valid: TokenDataset | None
@@ -59,11 +59,11 @@ def build_datasets(
     *,
     is_built_on_rank: Callable[[], bool] = lambda: True,
 ) -> Datasets:
-    """Build training, validation and test datasets; call it on every rank.
+    """Build training, validation and test datasets; call this on every rank.
 
     Ranks where ``is_built_on_rank`` is false get None (rank 0 must build). Raises UsageError,
-    ConfigError or InputError, on all ranks alike, when flags and data do not fit together, and
-    OutputError when the index cache cannot be written on rank 0, or not be read on another.
+    ConfigError or InputError, the same on all ranks, when flags and data do not fit together, and
+    OutputError when the index cache cannot be written on rank 0 or read on another rank.
     """
     weights, prefixes = parse_blend(settings.data_path) if settings.data_path else (None, [])
     indices = [read_index(prefix) for prefix in prefixes]
@@ -92,7 +92,7 @@ def build_datasets(
 
 @dataclass
 class _CachedConfig(GPTDatasetConfig):  # type: ignore[misc]  # megatron.core has no types
-    """megatron.core's settings and a checksum of the data."""
+    """Settings of megatron.core's datasets, with a checksum of the data."""
 
     data_key: str = field(default="")
 
@@ -100,8 +100,8 @@ class _CachedConfig(GPTDatasetConfig):  # type: ignore[misc]  # megatron.core ha
 class _CachedGPTDataset(GPTDataset):  # type: ignore[misc]  # megatron.core has no types
     """A GPTDataset whose cached indices belong to the data, not only to its path.
 
-    megatron.core keys them by path and settings: after writing other data to the same path it
-    would cut samples at the old documents' places, or read past the end.
+    megatron.core caches indices by path and settings: after other data was written to the same
+    path, it would cut samples at the old documents' places, or read past the end.
     """
 
     @staticmethod
@@ -131,7 +131,7 @@ def _configuration(
         create_attention_mask=settings.create_attention_mask,
         data_key=f"{checksum:08x}",
     )
-    # Building a split without documents never ends, even when no samples are asked of it.
+    # Building a split without documents never ends, even when no samples of it are wanted.
     config.split_matrix = [
         bounds if num_samples else None
         for bounds, num_samples in zip(config.split_matrix, settings.num_samples, strict=True)
@@ -140,18 +140,20 @@ def _configuration(
 
 
 def _cache_path(settings: DataSettings, indices: Sequence[IndexSummary]) -> str | None:
-    """Return the folder of the sample indices; None where megatron.core keeps or chooses it."""
+    """Return the folder of the sample indices; None for made-up data, and for a blend outside of a
+    job.
+    """
     if settings.mock_data:
         return None
     if len(indices) > 1 and not torch.distributed.is_initialized():
-        return None  # the blend's cache asks for a rank
+        return None  # a blend's cache needs a rank
     if settings.data_cache_path is None:
         return str(Path(indices[0].prefix) / "cache" / "GPTDataset_indices")
     return settings.data_cache_path
 
 
 def _check_splits(settings: DataSettings, index: IndexSummary) -> None:
-    """Check that every split that samples are asked of has tokens."""
+    """Check that every split of which samples are wanted has tokens."""
     bounds = split_bounds(settings.split, index.num_documents)
     for name, (begin, end), num_samples in zip(
         SPLIT_NAMES, bounds, settings.num_samples, strict=True
@@ -166,7 +168,7 @@ def _check_splits(settings: DataSettings, index: IndexSummary) -> None:
 
 
 def _check_vocabulary(tokenizer: Tokenizer, index: IndexSummary) -> None:
-    """Refuse data of another tokenizer, which would look past the end of the embedding."""
+    """Raise ConfigError for data with ids that the tokenizer does not have."""
     largest = index.largest_id()
     if largest >= tokenizer.vocab_size:
         raise ConfigError(
@@ -176,7 +178,7 @@ def _check_vocabulary(tokenizer: Tokenizer, index: IndexSummary) -> None:
 
 
 def _check_sizes(settings: DataSettings, datasets: Datasets) -> None:
-    """Check that there are as many samples as asked: a blend without weights is one epoch."""
+    """Check that there are as many samples as wanted: a blend without weights has one epoch."""
     for name, dataset, num_samples in zip(SPLIT_NAMES, datasets, settings.num_samples, strict=True):
         if dataset is not None and len(dataset) < num_samples:
             raise ConfigError(
@@ -186,18 +188,18 @@ def _check_sizes(settings: DataSettings, datasets: Datasets) -> None:
 
 
 class SequentialSampler:
-    """Numbers of the samples of one data-parallel rank's microbatches.
+    """Yields the sample numbers of each microbatch of one data-parallel rank.
 
-    The samples ``consumed_samples, …`` are cut into groups of ``micro_batch_size × dp_size``;
+    The samples from ``consumed_samples`` on are cut into groups of ``micro_batch_size × dp_size``;
     of each group rank r gets the r-th part. The order depends on nothing else, so a run that
     is resumed with the same sizes sees exactly what the uninterrupted run would have seen.
 
     Example: 8 samples, microbatch 2, 2 ranks, none consumed: rank 0 gets [0, 1] and [4, 5],
     rank 1 gets [2, 3] and [6, 7].
 
-    What remains at the end is dropped; with ``drop_last=False`` it is dealt out as evenly
-    sized smaller microbatches, and only the less than ``dp_size`` samples beyond are dropped,
-    because all ranks must run the same number of microbatches.
+    An incomplete last group is dropped. With ``drop_last=False`` it is dealt out as a smaller
+    microbatch of the same size for each rank, and only the rest, fewer than ``dp_size`` samples, is
+    dropped: all ranks must run the same number of microbatches.
     """
 
     def __init__(
@@ -239,10 +241,10 @@ class SequentialSampler:
 
 
 class DealtSampler:
-    """Numbers of the samples of one replica's microbatches where replicas take unequal shares.
+    """Yields the sample numbers of each microbatch of a replica, for replicas of unequal shares.
 
-    `positions` are the numbers of its microbatches within a step of `step_microbatches`; of the
-    samples ``consumed_samples, …`` each step takes as many as all its microbatches hold.
+    `positions` are the numbers of the replica's microbatches within a step of `step_microbatches`.
+    From ``consumed_samples`` on, each step takes as many samples as its microbatches hold.
 
     Example: 8 samples, microbatch 1, steps of 4, positions 0, 2, 3: [0], [2], [3], [4], [6], [7].
     """
@@ -275,7 +277,7 @@ class DealtSampler:
 def build_dealt_iterator(
     dataset: TokenDataset, sampler: DealtSampler, *, num_workers: int = 0
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Make microbatches as `build_data_iterator` does, those that `sampler` names."""
+    """Return an iterator over the microbatches that `sampler` names, as `build_data_iterator`."""
     loader: DataLoader[dict[str, torch.Tensor]] = DataLoader(
         _as_torch_dataset(dataset), batch_sampler=sampler, num_workers=num_workers
     )
@@ -292,12 +294,13 @@ def build_data_iterator(
     num_workers: int = 0,
     drop_last: bool = True,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Make the microbatches of one data-parallel rank, starting after ``consumed_samples``.
+    """Return an iterator over the microbatches of one data-parallel rank.
 
-    Each is a dict of tensors on the CPU with the leading shape (micro_batch_size,):
+    A microbatch is a dict of tensors on the CPU with the leading shape (micro_batch_size,):
     tokens, labels, loss_mask, position_ids (…, seq_length) and, unless it is left to the kernel,
-    attention_mask (…, 1, seq_length, seq_length). ``consumed_samples`` counts over all ranks.
-    With ``num_workers`` that many processes read ahead. Raises ConfigError.
+    attention_mask (…, 1, seq_length, seq_length). The first follows ``consumed_samples``, counted
+    over all ranks. ``num_workers`` processes read ahead. Raises ConfigError for numbers that do not
+    fit.
     """
     if num_workers < 0:
         raise ConfigError(f"--num-workers is {num_workers}, expected at least 0")
@@ -318,17 +321,17 @@ def build_data_iterator(
 
 
 def _as_torch_dataset(dataset: TokenDataset) -> Dataset[dict[str, torch.Tensor]]:
-    """Return the same object under torch's type; megatron.core's datasets are torch datasets."""
+    """Return `dataset` under torch's type: megatron.core's datasets are torch datasets."""
     if not isinstance(dataset, Dataset):
         raise ConfigError(f"{type(dataset).__name__} is not a torch dataset")
     return dataset
 
 
 class StreamBuilder:
-    """Builds datasets once and streams from any sample on.
+    """Builds datasets once, and streams of microbatches from any sample on.
 
     Only chunks that hold the first or the last layers need data, and only the first rank of each
-    tensor-parallel group loads it.
+    tensor-parallel group loads data.
     """
 
     def __init__(
@@ -363,7 +366,7 @@ class StreamBuilder:
         )
 
     def describe(self) -> str:
-        """Say how many samples the run draws of each split, and how many there are."""
+        """Return a text: how many samples the run draws of each split, and how many there are."""
         parts = [
             f"{name} {num_samples} of {len(dataset)} samples"
             for name, dataset, num_samples in zip(
@@ -374,12 +377,12 @@ class StreamBuilder:
         return ", ".join(parts) or "none on this rank"
 
     def data(self, callback: Callback) -> Data:
-        """Make streams that go on after the samples that were consumed."""
+        """Return what makes streams that begin after the samples that were consumed."""
         return Data(
             training=lambda consumed, deal: self._streams(
                 self._datasets.train, consumed, callback, self._order, deal
             ),
-            # Evaluations are not the training's loading: they get no callback.
+            # Loading for an evaluation is not loading of the training: it gets no callback.
             validation=lambda consumed: self._streams(
                 self._datasets.valid, consumed, Callback(), order=None
             ),
@@ -408,7 +411,7 @@ class StreamBuilder:
     ) -> Iterator[Microbatch]:
         samples = None
         if dataset is not None and self._loads:
-            # A loader draws a seed for its workers; training must not see that.
+            # A loader draws a seed for its workers, which must not move the training's generators.
             with torch.random.fork_rng(devices=[]):
                 samples = self._samples(dataset, consumed_samples, deal)
                 if order is not None:
@@ -447,9 +450,9 @@ class StreamBuilder:
 
 
 def _length(batch: dict[str, torch.Tensor]) -> int:
-    """Return the tokens of a microbatch before padding: up to the last whose label counts.
+    """Return the length in tokens of a microbatch's longest sample, without padding.
 
-    That of the longest sample, as all are computed together.
+    A sample ends at the last token whose label counts.
     """
     counts: list[bool] = batch["loss_mask"].bool().any(dim=0).tolist()
     return max((place for place, counting in enumerate(counts, start=1) if counting), default=0)
@@ -469,14 +472,14 @@ def _num_samples(settings: Settings, sizes: Sizes) -> tuple[int, int, int]:
 
 
 def _has_data_stage() -> bool:
-    """Tell whether this rank holds the first or the last pipeline stage."""
+    """Return whether this rank holds the first or the last pipeline stage."""
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
     return bool(first or last)
 
 
 def _chunks_with_data(sizes: Sizes) -> list[bool]:
-    """Tell which chunks of this rank hold the first or the last layers of the model."""
+    """Return, by chunk of this rank, whether it holds the first or the last layers of the model."""
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
     final_chunk = sizes.model_chunks - 1

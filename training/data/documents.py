@@ -31,17 +31,18 @@ from megascan.parallel import in_order, process_pool
 from training.data.tokenizers import Tokenizer, TokenizerSettings, build_tokenizer
 
 BATCH_BYTES = 256 * 1024
-"""A batch is closed when it holds this much: large against the cost of sending it to a worker,
-small against memory."""
+"""A batch is closed when it holds this many bytes: much against the cost of sending it to a worker,
+little against memory."""
 
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """A place between two lines of the input, to go on from.
+    """A place between two lines of the input, from which to continue.
 
-    ``file`` counts from 0; ``line`` lines and ``offset_bytes`` unpacked bytes of it lie before.
+    ``file`` is the number of the file from 0; ``line`` and ``offset_bytes`` are the lines and the
+    unpacked bytes of that file before the place.
     """
 
     file: int = 0
@@ -51,7 +52,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class LineBatch:
-    """Consecutive lines of one file; ``first_line`` counts from 1, ``end`` lies after the last."""
+    """Consecutive lines of a file; ``first_line`` counts from 1, ``end`` is after the last line."""
 
     path: str
     first_line: int
@@ -60,9 +61,9 @@ class LineBatch:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a file for reading, unpacking gzip, xz and bzip2, which its first bytes tell.
+    """Open a file for reading; unpack gzip, xz and bzip2, which are recognized by the first bytes.
 
-    Names are not asked: a ``corpus.jsonl`` that is really gzip reads as well as a ``corpus.gz``.
+    Names do not matter: a ``corpus.jsonl`` that is really gzip reads as well as a ``corpus.gz``.
     """
     try:
         if path.is_dir():
@@ -92,9 +93,9 @@ def read_line_batches(
 ) -> Iterator[LineBatch]:
     """Read files one after the other from ``start`` on, in batches of about ``batch_bytes``.
 
-    In a packed file what lies before ``start`` is unpacked again, which is fast against
-    tokenizing it. Raises InputError, with the last line that could be read, when a packed file
-    is damaged.
+    The part of a packed file before ``start`` is unpacked again, which is fast compared with
+    tokenizing. Raises InputError, with the number of the last line that could be read, when a
+    packed file is damaged.
     """
     begin = start or Position()
     for number in range(begin.file, len(paths)):
@@ -105,7 +106,7 @@ def read_line_batches(
 def texts_of_line(line: bytes, keys: Sequence[str]) -> list[str]:
     """Return the text under each key of one line.
 
-    Raises InputError that says what is wrong with the line, without its place.
+    Raises InputError that says what is wrong with the line, without file and line number.
     """
     try:
         document = orjson.loads(line)
@@ -117,7 +118,7 @@ def texts_of_line(line: bytes, keys: Sequence[str]) -> list[str]:
 
 
 def _buffered(unpacking: object) -> BinaryIO:
-    """Read lines at the speed of C: the unpacking classes split lines in Python."""
+    """Return a file that splits lines in C; the unpacking classes do so in Python."""
     return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, unpacking), 1 << 20))
 
 
@@ -167,7 +168,7 @@ _BATCHES_PER_WORKER = 4  # enough that no worker waits while the results are wri
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingSettings:
-    """How a line becomes ids: which texts of it, by which tokenizer, with an end or without."""
+    """How a line becomes ids: the keys of its texts, the tokenizer, whether an end id is added."""
 
     tokenizer: TokenizerSettings
     json_keys: tuple[str, ...]
@@ -176,7 +177,7 @@ class EncodingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedTexts:
-    """Ids of consecutive documents: ``ids`` (all tokens,), ``lengths`` (documents,)."""
+    """Ids of consecutive documents: ``ids`` (token,) of all documents, ``lengths`` (document,)."""
 
     ids: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int32]
@@ -184,7 +185,7 @@ class EncodedTexts:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedBatch:
-    """What became of one `LineBatch`: texts by key, and what could not be used.
+    """The result of one `LineBatch`: ids by key, and what could not be used.
 
     ``invalid`` has one sentence, ``file:line: what is wrong``, for each line left out; ``end`` is
     where the batch ends in the input.
@@ -225,7 +226,7 @@ def encode_batch(settings: EncodingSettings, batch: LineBatch) -> EncodedBatch:
 def encode_batches(
     settings: EncodingSettings, batches: Iterable[LineBatch], *, num_workers: int
 ) -> Generator[EncodedBatch, None, None]:
-    """Encode batches with ``num_workers`` processes; results in the order of the input.
+    """Encode batches with ``num_workers`` processes; yield results in the order of the input.
 
     Raises MissingError when a worker is killed from outside.
     """
@@ -233,7 +234,7 @@ def encode_batches(
     if num_workers == 1:
         yield from map(encode, batches)
         return
-    # Spawned, not forked: the parent may have torch's threads by then.
+    # Spawned, not forked: the parent may have torch's threads already.
     with process_pool(num_workers, "spawn", "pass fewer --workers") as pool:
         most_waiting = num_workers * _BATCHES_PER_WORKER
         yield from in_order(pool, encode, batches, most_waiting=most_waiting)
@@ -241,12 +242,12 @@ def encode_batches(
 
 @functools.cache
 def _tokenizer(settings: TokenizerSettings) -> Tokenizer:
-    """Return this process's tokenizer: loading it takes longer than encoding a batch."""
+    """Return this process's tokenizer, loaded once: that takes longer than to encode a batch."""
     return build_tokenizer(settings)
 
 
 def _encode_line(settings: EncodingSettings, tokenizer: Tokenizer, line: bytes) -> list[list[int]]:
-    """Return ids by key; all keys of a line are good or none is used."""
+    """Return the ids of a line by key; InputError where the text of any key cannot be used."""
     encoded = [tokenizer.tokenize(text) for text in texts_of_line(line, settings.json_keys)]
     if settings.append_eod:
         return [[*ids, tokenizer.eod] if ids else ids for ids in encoded]

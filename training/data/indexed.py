@@ -1,17 +1,17 @@
 """Read and write Megatron's indexed files.
 
 A data set is ``PREFIX.bin`` (the ids of all documents one after the other) and ``PREFIX.idx``:
-a header (magic, version, type code, counts), then of each sequence its length in ids (int32) and
-its offset in bytes (int64), then the document ends as numbers of sequences (int64, the first is
-0). ``PREFIX.json`` adds what Megatron's two files do not say: which tokenizer the ids are of.
+a header (magic, version, type code, counts), then the lengths of all sequences in ids (int32),
+their offsets in bytes (int64), and the document ends as numbers of sequences (int64, the first is
+0). ``PREFIX.json`` adds what Megatron's two files do not say: which tokenizer the ids come from.
 
-`read_index` looks at the lengths alone, so that a wrong path or a cut-off copy is a sentence
-instead of an assertion on every rank.
+`read_index` reads only the lengths; it reports a wrong path or a cut-off copy by a sentence, where
+megatron.core would raise an assertion on every rank.
 
 `IndexedWriter` writes piece by piece, in memory that does not grow with the data (megatron.core's
-builder keeps the length of every document as a Python object until the end). Lengths go to a file
-of their own as they come, so that a file that was cut off can be continued: cut both back to a
-known size and go on.
+builder keeps the length of every document as a Python object until the end). Lengths are written to
+a separate file as they come, so that an interrupted run can continue: it cuts both files back to a
+known size.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TYPE_OF_CODE: dict[int, type[np.integer]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class IndexSummary:
-    """What ``PREFIX.idx`` says: ``lengths`` (documents,) in tokens, and the type of an id."""
+    """What ``PREFIX.idx`` says: ``lengths`` (document,) in tokens, and the type of an id."""
 
     prefix: str
     lengths: npt.NDArray[np.int32]
@@ -59,11 +59,11 @@ class IndexSummary:
 
     @property
     def num_documents(self) -> int:
-        """Return the number of sequences, which for GPT data are documents."""
+        """Return the number of documents (in GPT data each sequence is a document)."""
         return len(self.lengths)
 
     def fingerprint(self) -> int:
-        """Return a checksum of the lengths, which decide every sample index."""
+        """Return a checksum of the lengths, which determine the sample indices."""
         return zlib.crc32(self.lengths.data)
 
     def largest_id(self, max_tokens: int = 1 << 20) -> int:
@@ -78,14 +78,14 @@ def output_paths(prefix: str) -> tuple[Path, Path]:
 
 
 def published_paths(prefix: str) -> tuple[Path, ...]:
-    """Return all that `publish` writes or removes under a prefix."""
+    """Return all paths that `publish` writes or removes under a prefix."""
     return *output_paths(prefix), Path(f"{prefix}.json")
 
 
 def read_index(prefix: str) -> IndexSummary:
     """Read and check the index of a data set.
 
-    Raises InputError when a file is missing, is none of Megatron's, is cut off or is empty.
+    Raises InputError when a file is missing, is not Megatron's, is cut off or holds no tokens.
     """
     bin_path, idx_path = output_paths(prefix)
     for path in (bin_path, idx_path):
@@ -123,30 +123,30 @@ def read_index(prefix: str) -> IndexSummary:
 
 
 _SMALL_VOCABULARY = 65500
-"""Below this many ids megatron.core stores uint16, from there on int32."""
+"""Below this many ids megatron.core stores uint16, otherwise int32."""
 
 _CHUNK = 1 << 18
-"""Lengths handled at a time when an index is written."""
+"""Number of lengths handled at a time when an index is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSize:
-    """How much of a data set there is."""
+    """Number of documents and of tokens in a data set."""
 
     num_documents: int = 0
     num_tokens: int = 0
 
 
 def id_type_for(vocab_size: int) -> np.dtype[np.integer]:
-    """Return the type that ids below ``vocab_size`` are stored in, megatron.core's choice."""
+    """Return the type in which megatron.core stores ids below ``vocab_size``."""
     return np.dtype(np.uint16 if vocab_size < _SMALL_VOCABULARY else np.int32)
 
 
 class IndexedWriter:
-    """A data set in the making: ``FOLDER/NAME.bin`` and ``.lengths``, later ``.idx``.
+    """Writes a data set: ``FOLDER/NAME.bin`` and ``.lengths``, at the end ``.idx``.
 
-    ``size`` says how much is kept of what an earlier writer left there; the rest is cut off.
-    Raises InputError when less is there, OutputError when the disk is full or forbids it.
+    ``size`` is how much to keep of what an earlier writer left there; the rest is cut off. Raises
+    InputError when less is there, OutputError when the files cannot be written.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class IndexedWriter:
         trace: TracebackType | None,
     ) -> None:
         for file in (self._bin, self._lengths):
-            with contextlib.suppress(OSError):  # a full disk was reported by what wrote last
+            with contextlib.suppress(OSError):  # the last write has reported a full disk already
                 file.close()
 
     def add(self, texts: EncodedTexts) -> None:
@@ -188,7 +188,7 @@ class IndexedWriter:
         self._grow(num_documents=len(texts.lengths), num_tokens=len(texts.ids))
 
     def add_data(self, data: BinaryIO, lengths: Iterator[npt.NDArray[np.int32]]) -> None:
-        """Append another data set of the same id type: its ``.bin`` and its lengths in pieces."""
+        """Append a data set of the same id type, given as its ``.bin`` and lengths in pieces."""
         for piece in lengths:
             num_tokens = int(piece.sum(dtype=np.int64))
             with reported(self._paths[0]):
@@ -197,7 +197,7 @@ class IndexedWriter:
             self._grow(num_documents=len(piece), num_tokens=num_tokens)
 
     def flush(self) -> DataSize:
-        """Put everything on the disk for good; return how much that is."""
+        """Sync everything to the disk; return the size so far."""
         with reported(self._paths[0]):
             for file in (self._bin, self._lengths):
                 file.flush()
@@ -205,7 +205,7 @@ class IndexedWriter:
         return self.size
 
     def finish(self) -> tuple[Path, Path]:
-        """Write the index and end writing; return where the ``.bin`` and the ``.idx`` are."""
+        """Write the index and end writing; return the paths of the ``.bin`` and the ``.idx``."""
         self.flush()
         bin_path, lengths_path = self._paths
         idx_path = bin_path.with_name(f"{self.name}.idx")
@@ -223,10 +223,10 @@ class IndexedWriter:
 
 
 def publish(folder: Path, name: str, prefix: str) -> None:
-    """Give a finished data set its final names; can be repeated after it was cut short.
+    """Give a finished data set its final names; call again after an interruption to complete it.
 
-    An older index goes first and the new one comes last: at no moment does an index stand next to
-    data that is not its own.
+    An older index is removed first and the new index comes last, so that an index never lies next
+    to other data.
     """
     with reported(Path(f"{prefix}.bin")):
         if (folder / f"{name}.bin").exists():
@@ -240,7 +240,7 @@ def publish(folder: Path, name: str, prefix: str) -> None:
 
 @contextlib.contextmanager
 def reported(path: Path) -> Iterator[None]:
-    """Turn what the disk refuses into an OutputError that names the file."""
+    """While inside, turn an OSError into an OutputError that names the file `path`."""
     try:
         yield
     except OSError as error:
@@ -298,8 +298,8 @@ def _pieces(lengths_path: Path) -> Iterator[npt.NDArray[np.int32]]:
 class Meaning:
     """What must be equal for the ids of two data sets to mean the same.
 
-    ``files`` has the SHA-256 of each of the tokenizer's files by flag, so that a tokenizer may be
-    moved but not changed.
+    ``files`` has the SHA-256 of each tokenizer file by flag, so that a tokenizer may be moved but
+    not changed.
     """
 
     tokenizer_type: str
@@ -310,7 +310,7 @@ class Meaning:
 
     @classmethod
     def of(cls, settings: TokenizerSettings, tokenizer: Tokenizer, *, append_eod: bool) -> Meaning:
-        """Read the tokenizer's files; InputError when one cannot be read."""
+        """Return the meaning of a tokenizer's ids; InputError when a file cannot be read."""
         named = {
             "--vocab-file": settings.vocab_file,
             "--merge-file": settings.merge_file,
@@ -325,7 +325,7 @@ class Meaning:
         )
 
     def difference(self, other: Meaning) -> str | None:
-        """Say where two differ first, as ``append_eod (True and False)``; None when they agree."""
+        """Return the first difference, as in ``append_eod (True and False)``; None if equal."""
         for field in fields(self):
             ours, theirs = getattr(self, field.name), getattr(other, field.name)
             if ours != theirs and field.name == "files":

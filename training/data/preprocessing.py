@@ -1,16 +1,16 @@
-"""From JSON Lines files to finished data sets, going on where an earlier run was ended.
+"""From JSON Lines files to finished data sets; an interrupted run is continued.
 
     input files ─ read_line_batches ─► encode_batches (N processes) ─► writers, one a key
                                                                        │  Keeper: checkpoints
     PREFIX.partial/  ◄──────────────────────────────────────────────────┘
     PREFIX_KEY_document.{bin,json,idx}  ◄── publish, when all is there
 
-This process reads, unpacks and writes, which is little work against tokenizing. The folder
-PREFIX.partial (`WorkFolder`) belongs to one process at a time and is gone when the work is done.
+This process reads, unpacks and writes, which is little work compared with tokenizing. The folder
+PREFIX.partial (`WorkFolder`) belongs to one process at a time and is removed when the work is done.
 
-A `Checkpoint` names a position in the input and what belongs to the documents before it: so many
-bytes of each output. It is written after those bytes are safe, and replaced as a whole. Whatever
-was written later is cut off when the run goes on, so the result has the bytes of a run that was
+A `Checkpoint` names a position in the input and the size of each output for the documents before
+it. A checkpoint is written after these outputs are on the disk, and replaced as a whole. Whatever
+was written later is cut off when the run continues, so the result has the bytes of a run that was
 never interrupted.
 """
 
@@ -55,11 +55,11 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 class WorkFolder:
-    """A folder that this process alone writes to, until the context is left.
+    """A folder that only this process writes to, until the context is left.
 
-    What is in it stays, for a later process to go on with, unless `remove` was called. Raises
-    OutputError when it cannot be made, another process is at work in it or somebody else's files
-    lie there.
+    The files in it stay, for a later process to continue, unless `remove` was called. Raises
+    OutputError when the folder cannot be made, is in use by another process or holds files of
+    another kind.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,28 +95,28 @@ class WorkFolder:
         os.close(self._lock)
 
     def clear(self) -> None:
-        """Remove what an earlier process left; the folder stays."""
+        """Remove the files that an earlier process left; keep the folder."""
         with reported(self.path):
             for entry in self.path.iterdir():
                 if entry.name != "lock":
                     entry.unlink()
 
     def remove(self) -> None:
-        """Remove the folder and what is left in it."""
+        """Remove the folder and all files in it."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 CHECKPOINT_INTERVAL_S = 1.0
-"""Work that a killed run loses at most; a checkpoint costs some 10 ms."""
+"""Seconds between checkpoints: most work that a killed run loses; a checkpoint costs some 10 ms."""
 
-_NAME = "checkpoint"  # without an ending: each key has files with one
+_NAME = "checkpoint"  # has no ending, unlike the files of each key
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What must be the same for a run to be continued: inputs, in order, and what is done to them.
+    """What must be equal for a run to be continued: inputs, in order, and what is done to them.
 
-    ``inputs`` has of each file its path, size in bytes and time of change in ns.
+    ``inputs`` holds (path, size in bytes, time of change in ns) of each file.
     """
 
     inputs: tuple[tuple[str, int, int], ...]
@@ -124,7 +124,7 @@ class RunSettings:
     meaning: Meaning
 
     def difference(self, other: RunSettings) -> str | None:
-        """Say where two differ first; None when they agree."""
+        """Return the first difference from other settings; None if they are equal."""
         for (path, *ours), (other_path, *theirs) in zip(self.inputs, other.inputs, strict=False):
             if path != other_path:
                 return f"--input ({path} and {other_path})"
@@ -139,7 +139,10 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """How far a run has come; ``sizes`` by key. ``complete``: only the final names are missing."""
+    """How far a run has come; ``sizes`` are by key.
+
+    ``complete`` means that only the outputs' final names are missing.
+    """
 
     position: Position = field(default_factory=Position)
     num_invalid: int = 0
@@ -148,20 +151,20 @@ class Checkpoint:
 
 
 def inputs_of(paths: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
-    """Identify input files without reading them."""
+    """Return (path, size in bytes, time of change in ns) of input files, without reading them."""
     found = [(path, path.stat()) for path in paths]
     return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in found)
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Tell whether a run left something to go on with."""
+    """Return whether an interrupted run has left a checkpoint."""
     return (folder / _NAME).exists()
 
 
 def read_checkpoint(folder: Path, settings: RunSettings) -> Checkpoint | None:
-    """Read what an interrupted run left; None when there is none or it had nothing yet.
+    """Read the checkpoint that an interrupted run has left; None when there is none.
 
-    Raises InputError when the run was one with other settings, or the state is damaged.
+    Raises InputError when that run had other settings, or when the checkpoint is damaged.
     """
     path = folder / _NAME
     if not has_checkpoint(folder):
@@ -182,7 +185,7 @@ def read_checkpoint(folder: Path, settings: RunSettings) -> Checkpoint | None:
 
 
 def write_checkpoint(folder: Path, settings: RunSettings, checkpoint: Checkpoint) -> None:
-    """Put the state on the disk, whole or not at all."""
+    """Write a checkpoint to the disk, whole or not at all."""
     path = folder / _NAME
     new = path.with_suffix(".new")
     with reported(path), new.open("wb") as file:
@@ -223,7 +226,7 @@ class Keeper:
                 self._write(self._last)
 
     def advance(self, position: Position, *, num_invalid: int) -> None:
-        """Take note that all before a position is with the writers; now and then write it down.
+        """Note that the writers have all before a position; write a checkpoint when one is due.
 
         ``num_invalid`` counts the lines left out since the last call.
         """
@@ -236,7 +239,7 @@ class Keeper:
             self._write(self._last)
 
     def complete(self) -> Checkpoint:
-        """Write down, and return, that only the final names are missing."""
+        """Write and return a checkpoint that says that only the final names are missing."""
         self._last = dataclasses.replace(self._last, complete=True)
         self._write(self._last)
         return self._last
@@ -275,18 +278,18 @@ def _checkpoint(state: dict[str, object]) -> Checkpoint:
 
 
 class ProgressListener(Protocol):
-    """Is told how the work goes."""
+    """Follows the progress of preprocessing."""
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Take note that work goes on from here."""
+        """Note that an interrupted run continues from a checkpoint."""
 
     def add(self, batch: EncodedBatch) -> None:
-        """Take note that a batch is written."""
+        """Note that a batch was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataRequest:
-    """What is to be made: ``output_prefix`` is without ``_KEY_document``."""
+    """Which outputs to make, from what; ``output_prefix`` is without ``_KEY_document``."""
 
     run: RunSettings
     encoding: EncodingSettings
@@ -302,7 +305,7 @@ class DataRequest:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """Return the name of each output without its ending, by key."""
+        """Return, by key, the path of each output without ending."""
         return tuple(f"{self.output_prefix}_{key}_document" for key in self.run.json_keys)
 
     @property
@@ -313,7 +316,7 @@ class DataRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class MadeData:
-    """What was made: ``sizes`` by key, and the number of lines that were left out."""
+    """The finished outputs: ``sizes`` by key, and the number of lines that were left out."""
 
     sizes: tuple[DataSize, ...]
     num_invalid: int
@@ -322,9 +325,9 @@ class MadeData:
 def preprocess(request: DataRequest, progress: ProgressListener) -> MadeData:
     """Make the outputs.
 
-    Raises InputError for input that cannot be used and for an interrupted run with other
-    settings, OutputError when an output exists without ``force`` or cannot be written, ConfigError
-    when a worker is killed. What was done until then stays for the next call, unless it is nothing.
+    Raises InputError for input that cannot be used and for an interrupted run with other settings,
+    OutputError when an output exists without ``force`` or cannot be written, MissingError when a
+    worker is killed. After an error the last checkpoint, if any, is kept for the next call.
     """
     with WorkFolder(request.folder) as folder:
         try:
@@ -343,7 +346,7 @@ def preprocess(request: DataRequest, progress: ProgressListener) -> MadeData:
 
 
 def _begin(request: DataRequest, folder: WorkFolder) -> Checkpoint:
-    """Return where to begin: at what an earlier run left, or at the start with an empty folder."""
+    """Return where to begin: at an earlier run's checkpoint, or at the start in an empty folder."""
     try:
         found = read_checkpoint(folder.path, request.run)
     except InputError:
@@ -373,7 +376,7 @@ def _check_free(request: DataRequest) -> None:
 
 
 def _make(request: DataRequest, begin: Checkpoint, progress: ProgressListener) -> Checkpoint:
-    """Write all that lies after ``begin``, up to the point where only the names are missing."""
+    """Write the outputs from ``begin`` on, and a checkpoint: only the final names are missing."""
     lines = read_line_batches(request.paths, start=begin.position)
     batches = encode_batches(request.encoding, lines, num_workers=request.num_workers)
     meaning = request.run.meaning

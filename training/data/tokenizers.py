@@ -1,7 +1,7 @@
 """Text to token ids and back, under Megatron-LM's tokenizer names and flags.
 
-GPT-2's byte-level BPE and any tokenizer.json go through the ``tokenizers`` library; ids as text and
-bytes as ids need none. Importing this module needs neither torch nor megatron.core, so that
+GPT-2's byte-level BPE and any tokenizer.json need the ``tokenizers`` library; ids as text and bytes
+as ids need no library. Importing this module needs neither torch nor megatron.core, so that
 preprocessing workers start quickly.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 END_OF_TEXT = "<|endoftext|>"
-# Asked in this order when a Hugging Face tokenizer does not say what its end token is.
+# Tried in this order when a Hugging Face tokenizer does not say what its end token is.
 _KNOWN_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
 
@@ -37,18 +37,18 @@ class SubwordTokenizer:
         self.unique_identifiers = tokenizer_identifiers(name, self.vocab_size)
 
     def tokenize(self, text: str) -> list[int]:
-        """Code the text, with what the tokenizer's own template adds (a first token, say)."""
-        # The same ids as `encode`, a fifth faster: it leaves out where each one stood.
+        """Return the ids of a text, with what the tokenizer's template adds (a first token)."""
+        # The same ids as `encode`, a fifth faster: the places of tokens in the text are left out.
         ids: list[int] = self._library.encode_batch_fast([text])[0].ids
         return ids
 
     def tokenize_plainly(self, text: str) -> list[int]:
-        """Code a text that has its special tokens already, as a chat template writes it."""
+        """Return the ids of a text that has its special tokens, as a chat template writes it."""
         ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
         return ids
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Decode the ids, special tokens included."""
+        """Return the text of ids, special tokens included."""
         text: str = self._library.decode(list(ids), skip_special_tokens=False)
         return text
 
@@ -63,7 +63,7 @@ def tokenizer_identifiers(name: str, vocab_size: int) -> OrderedDict[str, str]:
 
 
 def load_gpt2(vocab_file: str, merge_file: str) -> SubwordTokenizer:
-    """Load a byte-level BPE from vocab.json and merges.txt; InputError when they are not one."""
+    """Load a byte-level BPE from vocab.json and merges.txt; InputError for other files."""
     _require_library()
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers
@@ -91,7 +91,10 @@ def load_gpt2(vocab_file: str, merge_file: str) -> SubwordTokenizer:
 
 
 def load_hugging_face(path: Path) -> SubwordTokenizer:
-    """Load a tokenizer.json, or that of a folder; InputError when it is damaged or has no end."""
+    """Load a tokenizer.json, given as file or folder.
+
+    Raises InputError when the file is damaged or has no end-of-document token.
+    """
     _require_library()
     from tokenizers import Tokenizer as Library
 
@@ -200,7 +203,7 @@ class TokenizerSettings:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> TokenizerSettings:
-        """Take over what `add_tokenizer_arguments` declared; UsageError without a type."""
+        """Return the settings from tokenizer flags; UsageError without --tokenizer-type."""
         if arguments.tokenizer_type is None:
             choices = ", ".join(kind.value for kind in TokenizerType)
             raise UsageError(f"no tokenizer is chosen: pass --tokenizer-type, one of {choices}")
@@ -213,7 +216,7 @@ class TokenizerSettings:
         )
 
     def flags(self) -> list[str]:
-        """Return the settings as command-line arguments, for a command to be typed next."""
+        """Return the settings as command-line arguments, for the next command of a user."""
         named = {
             "--tokenizer-type": self.tokenizer_type.value,
             "--vocab-file": self.vocab_file,
@@ -270,9 +273,9 @@ def build_tokenizer(settings: TokenizerSettings) -> Tokenizer:
 
 
 class NullTokenizer:
-    """Texts that are already ids: integers separated by blanks, ``0 … num_ids-1``.
+    """Reads texts that are ids already: integers from 0 to ``num_ids`` - 1, separated by blanks.
 
-    As in Megatron-LM the end-of-document id is ``num_ids`` and the vocabulary one larger.
+    As in Megatron-LM the end-of-document id is ``num_ids``, so the vocabulary has one id more.
     """
 
     def __init__(self, num_ids: int) -> None:
@@ -283,7 +286,7 @@ class NullTokenizer:
         self.unique_identifiers = tokenizer_identifiers("NullTokenizer", self.vocab_size)
 
     def tokenize(self, text: str) -> list[int]:
-        """Read the integers; InputError for a word that is none or lies outside the range."""
+        """Return the integers of a text; InputError for other words and for ids out of range."""
         try:
             ids = [int(word) for word in text.split()]
         except ValueError as error:
@@ -296,7 +299,7 @@ class NullTokenizer:
         return ids
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Write the integers with one blank between them."""
+        """Return the ids as text, separated by blanks."""
         return " ".join(str(token) for token in ids)
 
 
@@ -314,12 +317,15 @@ class ByteTokenizer:
         return list(text.encode("utf-8"))
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of the bytes; end-of-document ids vanish, broken UTF-8 becomes U+FFFD."""
+        """Return the text of bytes; end-of-document ids are dropped, broken UTF-8 is U+FFFD."""
         return bytes(token for token in ids if token < self.eod).decode("utf-8", errors="replace")
 
 
 def _check_flags(settings: TokenizerSettings) -> None:
-    """Ask for exactly the flags that the type reads: an ignored flag would be a silent error."""
+    """Raise UsageError unless exactly the flags that the type reads are given.
+
+    A flag that is ignored would be a silent error.
+    """
     needed = {
         TokenizerType.GPT2_BPE: ("vocab_file", "merge_file"),
         TokenizerType.HUGGING_FACE: ("tokenizer_model",),

@@ -1,7 +1,7 @@
-"""Planted faults: what is wrong with which rank, when, and how it is brought about.
+"""Planted faults: what is wrong with which rank, when, and how the fault is brought about.
 
 Owns the meaning of ``--inject-fault``. Fed by the flags; acts on this process only, through
-`injection.FaultCallback`, and leaves ground-truth.json for whoever checks a verdict.
+`injection.FaultCallback`, and leaves ground-truth.json to check verdicts by.
 
     fault.py      reads the flag, writes the ground truth: start reading here
     injection.py  puts this rank's faults in place, turns them on and off by iteration

@@ -1,12 +1,12 @@
 """A rank that computes slowly: every operation takes ``factor`` times as long.
 
-Wrapped are classes of Megatron-Core, before any object is made and before a tracer wraps its own
-places around them, so that traced spans contain the added time: the model, its layers, attention,
-MLP, embedding, output layer, and the optimizer's step; in the backward pass the way between
-the outputs and inputs of these. Communication is not slowed.
+Classes of Megatron-Core are wrapped before any object is made and before a tracer wraps them, so
+that traced spans contain the added time: the model, its layers, attention, MLP, embedding, output
+layer, and the optimizer's step. In the backward pass the work between the outputs and the inputs of
+these modules is slowed. Communication is not slowed.
 
 An operation takes longer in one of two ways: `CpuSlowness` burns CPU time, `GpuSlowness` lets the
-GPU spin. Both see operations as calls that may hold other operations, and the backward pass as a
+GPU spin. Both see operations as calls that may contain other operations, and the backward pass as a
 walk from boundary to boundary (the tensors between modules).
 """
 
@@ -28,14 +28,14 @@ Wrapper = Callable[[Function], Function]
 
 
 def wrap_attribute(owner: object, name: str, wrapper: Wrapper) -> None:
-    """Replace ``owner.name`` by ``wrapper(owner.name)``; names that are not there are left out."""
+    """Replace ``owner.name`` by ``wrapper(owner.name)``, if `owner` has that name."""
     original = getattr(owner, name, None)
     if original is not None:
         setattr(owner, name, functools.wraps(original)(wrapper(original)))
 
 
 def wrap_everywhere(module: ModuleType, name: str, wrapper: Wrapper) -> None:
-    """Replace ``module.name``, and wherever Megatron-Core has already imported it from there."""
+    """Replace ``module.name`` in `module` and in all of Megatron-Core that has imported it."""
     original = getattr(module, name, None)
     if original is None:
         return
@@ -53,23 +53,23 @@ Result = TypeVar("Result")
 
 
 class Slowness(Protocol):
-    """Makes everything it is told about take ``1 + excess`` times as long while it acts."""
+    """Makes operations and backward passes take ``1 + excess`` times as long while it acts."""
 
     def begin_iteration(self, *, acts: bool) -> None:
-        """Say whether the fault acts in the iteration that begins."""
+        """Note whether the fault acts in the iteration that begins."""
 
     def run(self, key: Hashable, call: Callable[[], Result]) -> Result:
-        """Run an operation that is named `key`, and whatever it holds, slowly."""
+        """Run the operation `key`, which may contain other operations, slowly."""
 
     def run_backward(self, call: Callable[[], Result]) -> Result:
         """Run a backward pass slowly, from boundary to boundary."""
 
     def boundary(self, key: Hashable) -> None:
-        """Pass a boundary of the backward pass that is named `key`."""
+        """Note that the backward pass has come to the boundary `key`."""
 
 
 def burn_cpu_time(duration_ns: float) -> None:
-    """Keep this thread computing until it has used so much CPU time."""
+    """Compute on this thread until it has used `duration_ns` of CPU time."""
     end_ns = time.thread_time_ns() + duration_ns
     value = 1.0
     while time.thread_time_ns() < end_ns:
@@ -80,20 +80,20 @@ def burn_cpu_time(duration_ns: float) -> None:
 class CpuSlowness:
     """Slow arithmetic on the CPU: each operation's own CPU time is burnt again, `excess` times.
 
-    CPU time of the calling thread is what an operation computed; waiting for other ranks costs
-    none, so waits are not stretched. The extra time is spent at the end of the operation, and is
-    CPU time as well. What an outer operation holds besides inner ones (norms, residuals) is
-    stretched too; an operation never is twice.
+    The CPU time of the calling thread measures what an operation computes; waits for other ranks
+    use none, so they are not stretched. The extra time is CPU time too, spent at the end of the
+    operation. What an outer operation does in addition to inner operations (norms, residuals) is
+    stretched as well, but nothing is stretched twice.
     """
 
     def __init__(self, excess: float) -> None:
         self._excess = excess
         self._acts = False
-        self._held_ns: list[int] = []  # one per operation under way: CPU time of those it holds
+        self._held_ns: list[int] = []  # for each operation under way, CPU time of inner operations
         self._boundary_ns: int | None = None  # thread time at the last boundary
 
     def begin_iteration(self, *, acts: bool) -> None:
-        """Say whether the fault acts in the iteration that begins."""
+        """Note whether the fault acts in the iteration that begins."""
         self._acts = acts
         self._held_ns.clear()
         self._boundary_ns = None
@@ -111,12 +111,12 @@ class CpuSlowness:
         total_ns = time.thread_time_ns() - begin_ns
         if self._held_ns:
             self._held_ns[-1] += total_ns
-        elif self._boundary_ns is not None:  # recomputed in the backward pass, paid for already
+        elif self._boundary_ns is not None:  # recomputed in the backward pass, stretched already
             self._boundary_ns += total_ns
         return result
 
     def run_backward(self, call: Callable[[], Result]) -> Result:
-        """Run a backward pass; each boundary pays for the way to it."""
+        """Run a backward pass; each boundary stretches the work since the last boundary."""
         if not self._acts:
             return call()
         self._boundary_ns = time.thread_time_ns()
@@ -136,7 +136,7 @@ class CpuSlowness:
 
 @dataclass
 class _Measured:
-    """GPU times of one operation: pairs of events, and the operations that one run of it held."""
+    """GPU times of one operation as pairs of events, and the operations that it contains."""
 
     events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     held: list[Hashable] = field(default_factory=list)
@@ -150,12 +150,12 @@ _MEASURED_ITERATION = 2
 
 
 class GpuSlowness:
-    """A slow GPU: after each operation a kernel spins on its stream, `excess` times as long.
+    """A slow GPU: after each operation a kernel spins on the stream, `excess` times as long.
 
-    How long each operation takes is measured once, with CUDA events in the second iteration of the
-    run (the shortest of its microbatches, so that waits inside count least); from the third on
-    the spinning kernels are launched and nothing synchronizes. Communication inside an operation
-    counts with it. A fault that is to begin earlier begins with the third iteration.
+    The time of each operation is measured once, with CUDA events in the second iteration of the run
+    (the shortest over microbatches, so that waits inside count least). From the third iteration on
+    spinning kernels are launched and nothing synchronizes. Communication inside an operation counts
+    as part of it. A fault of the first two iterations begins with the third.
     """
 
     def __init__(self, excess: float) -> None:
@@ -170,7 +170,7 @@ class GpuSlowness:
         self._cycles_per_ms = spin_cycles_per_ms()
 
     def begin_iteration(self, *, acts: bool) -> None:
-        """Say whether the fault acts in the iteration that begins."""
+        """Note whether the fault acts in the iteration that begins."""
         self._iteration += 1
         self._measures = self._iteration == _MEASURED_ITERATION
         if self._iteration == _MEASURED_ITERATION + 1:
@@ -181,12 +181,12 @@ class GpuSlowness:
         """Run an operation, then let the GPU spin."""
         result = self._measure(key, call) if self._measures else call()
         self._spin(key)
-        if self._last_boundary is not None:  # recomputed in the backward pass, paid for already
+        if self._last_boundary is not None:  # recomputed in the backward pass, measured already
             self._last_boundary = _record_event()
         return result
 
     def run_backward(self, call: Callable[[], Result]) -> Result:
-        """Run a backward pass; each boundary pays for the way to it."""
+        """Run a backward pass; each boundary stretches the work since the last boundary."""
         if self._measures:
             self._last_boundary = _record_event()
         result = call()
@@ -195,7 +195,7 @@ class GpuSlowness:
         return result
 
     def boundary(self, key: Hashable) -> None:
-        """Let the GPU spin for the way from the last boundary."""
+        """Measure the work since the last boundary, or let the GPU spin for it."""
         name = ("backward", key)
         if self._last_boundary is not None:
             here = _record_event()
@@ -220,7 +220,7 @@ class GpuSlowness:
             spin(cycles)
 
     def _take_stock(self) -> None:
-        """Turn measured times into spinning cycles, each operation minus what it held."""
+        """Turn measured times into spinning cycles, for each operation without inner operations."""
         torch.cuda.synchronize()
         totals_ms = {key: measured.shortest_ms() for key, measured in self._measured.items()}
         for key, measured in self._measured.items():
@@ -230,7 +230,7 @@ class GpuSlowness:
 
 
 def spin(cycles: int) -> None:
-    """Let the GPU spin on the current stream."""
+    """Let the GPU spin for a number of cycles on the current stream."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
@@ -241,7 +241,7 @@ def _record_event() -> torch.cuda.Event:
 
 
 def spin_cycles_per_ms() -> float:
-    """Measure how many cycles a millisecond the spinning kernel counts, on this GPU."""
+    """Return the cycles per millisecond that the spinning kernel counts on this GPU, measured."""
     cycles = 20_000_000
     spin(cycles)  # the first launch loads the kernel
     begin = _record_event()
@@ -253,7 +253,7 @@ def spin_cycles_per_ms() -> float:
 
 
 def install(slowness: Slowness) -> None:
-    """Slow the computing of this process by `slowness`, for good."""
+    """Slow all computation of this process by `slowness`, for good."""
     from megatron.core.models.common.embeddings.language_model_embedding import (
         LanguageModelEmbedding,
     )
@@ -293,7 +293,7 @@ def _slow_forward(original: Function, slowness: Slowness) -> Function:
 
 
 def _slow_model(original: Function, slowness: Slowness, output_layers: set[int]) -> Function:
-    """Slow what a model does besides its modules (the loss above all); note its output layer."""
+    """Slow what a model does outside its modules (mainly the loss); note its output layer."""
     slow = _slow_forward(original, slowness)
 
     def forward(model: torch.nn.Module, *arguments: object, **options: object) -> object:
@@ -304,7 +304,7 @@ def _slow_model(original: Function, slowness: Slowness, output_layers: set[int])
 
 
 def _slow_output_layer(original: Function, slowness: Slowness, output_layers: set[int]) -> Function:
-    """Slow of the linear layers the output layer only: the others belong to a slow module."""
+    """Slow only output layers: all other linear layers are part of a module that is slowed."""
     slow = _slow_forward(original, slowness)
 
     def forward(layer: torch.nn.Module, *arguments: object, **options: object) -> object:
@@ -315,7 +315,7 @@ def _slow_output_layer(original: Function, slowness: Slowness, output_layers: se
 
 
 def _mark_boundary(slowness: Slowness, key: tuple[int, str], values: tuple[object, ...]) -> None:
-    """Hook the first activation that gets a gradient: when it has one, a boundary is passed."""
+    """Hook the first activation that gets a gradient; the gradient's arrival is the boundary."""
     tensor = next(_activations(values), None)
     if tensor is None:
         return
@@ -330,9 +330,10 @@ def _mark_boundary(slowness: Slowness, key: tuple[int, str], values: tuple[objec
 def _activations(values: tuple[object, ...]) -> Iterator[torch.Tensor]:
     """Yield tensors that get a gradient and live for one microbatch.
 
-    Parameters live on, and a hook on one would stay: modules return their bias next to the output,
-    and under ``no_grad``, in the first pass of recomputed layers, it alone has a gradient. What a
-    stage received is a leaf as a parameter is, but none, and new in each microbatch.
+    Parameters are left out, because a hook on a parameter would stay. Modules return their bias, a
+    parameter, next to the output; under ``no_grad``, in the first pass of recomputed layers, only
+    the bias requires a gradient. The input that a stage receives is a leaf but no parameter, and
+    new in each microbatch.
     """
     for value in values:
         if isinstance(value, torch.Tensor):

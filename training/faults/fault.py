@@ -1,7 +1,7 @@
 """Read and check ``--inject-fault rank=3,kind=compute,factor=1.5,from=20,to=60``.
 
-`write_ground_truth` writes down which faults were planted, for whoever checks a verdict; no
-analysis reads it.
+`write_ground_truth` writes which faults were planted to a file, to check verdicts by; no analysis
+reads the file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class FaultSpec:
     """One fault of one rank.
 
     `factor` (above 1) says how many times as long things take; `delay_ms` adds a fixed time
-    instead. `peer` restricts a link fault to the pair of `rank` and `peer`. The fault acts in the
-    iterations `first_iteration` to `last_iteration`, both included, from 1; None: to the end.
+    instead. `peer` restricts a link fault to the pair of `rank` and `peer`. The fault acts from
+    `first_iteration` (counted from 1) to `last_iteration`, both included; None: to the end.
     """
 
     rank: int
@@ -36,13 +36,13 @@ class FaultSpec:
     last_iteration: int | None = None
 
     def acts_in(self, iteration: int) -> bool:
-        """Tell whether the fault acts in an iteration."""
+        """Return whether the fault acts in an iteration."""
         last = math.inf if self.last_iteration is None else self.last_iteration
         return self.first_iteration <= iteration <= last
 
     @property
     def excess(self) -> float:
-        """Return extra time as a multiple of the normal time."""
+        """Return the extra time as a multiple of the normal time."""
         return 0.0 if self.factor is None else self.factor - 1.0
 
 
@@ -51,7 +51,7 @@ _DELAYED_KINDS = (FaultKind.LINK, FaultKind.LOADER, FaultKind.GC)
 
 
 def parse_faults(texts: Sequence[str], sizes: Sizes) -> tuple[FaultSpec, ...]:
-    """Read the faults of a job and check them against its sizes; raises ConfigError."""
+    """Read the faults of a job and check them against its sizes; ConfigError for a bad fault."""
     faults = tuple(parse_fault(text) for text in texts)
     for text, fault in zip(texts, faults, strict=True):
         _check(text, fault, sizes)
@@ -59,7 +59,7 @@ def parse_faults(texts: Sequence[str], sizes: Sizes) -> tuple[FaultSpec, ...]:
 
 
 def parse_fault(text: str) -> FaultSpec:
-    """Read one fault; raises ConfigError with one sentence."""
+    """Read one fault; ConfigError, one sentence, for a bad fault."""
     values = _split(text)
     for key in ("rank", "kind"):
         if key not in values:
@@ -168,10 +168,10 @@ FILE_NAME = "ground-truth.json"
 def write_ground_truth(
     folder: Path, run_id: str | None, world_size: int, faults: Sequence[FaultSpec]
 ) -> Path:
-    """Write ``ground-truth.json`` next to the rank files; an earlier run's is set aside.
+    """Write ``ground-truth.json`` next to the rank files; set an earlier run's file aside.
 
-    Without faults it says so, so that no earlier run's file is taken for this one's. Raises
-    OutputError when the folder cannot be written.
+    The file is written without faults too, so that an earlier run's file is never taken for this
+    run's. Raises OutputError when the folder cannot be written.
     """
     path = folder / FILE_NAME
     truth = {
@@ -190,7 +190,7 @@ def write_ground_truth(
 
 
 def _record(fault: FaultSpec) -> dict[str, object]:
-    """Return one fault as JSON; what does not apply is left out."""
+    """Return one fault for JSON; fields that do not apply are left out."""
     values: dict[str, object | None] = {
         "rank": fault.rank,
         "kind": str(fault.kind),

@@ -1,13 +1,12 @@
-"""A rank whose host is the trouble: busy, collecting garbage, or late with its data.
+"""A rank whose host is slow: busy, collecting garbage, or late with its data.
 
 `BusyHost` puts the launching thread to sleep before layers (forward and backward) and before the
-optimizer step. It sleeps as if other work had its core: over many stalls, ``factor - 1`` times the
-CPU time that the thread itself has used since the last one, each time a random share of it. No CPU
-time is used, and no operation takes longer: what grows are the gaps between operations, on a GPU
-the time it waits for the next launch.
+optimizer step, as if other work had its core. A stall is a random multiple, ``factor - 1`` on
+average, of the CPU time that the thread has used since the last stall. No CPU time is used and no
+operation takes longer: the gaps between operations grow, on a GPU the waits for the next launch.
 
-`GarbagePressure` gives Python's collector much to look through in every iteration. `SlowLoader`
-delays the data: a slow disk, a busy file server, too few loader processes.
+`GarbagePressure` gives Python's collector many objects to visit in every iteration. `SlowLoader`
+delays the data, like a slow disk, a busy file server or too few loader processes.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from training.faults.fault import FaultSpec
 
 
 class BusyHost:
-    """Puts this thread to sleep now and then."""
+    """Puts the calling thread to sleep at every stall."""
 
     def __init__(self, excess: float, seed: int) -> None:
         self._excess = excess
-        self._random = random.Random(seed)  # of its own: training must draw as without the fault
+        self._random = random.Random(seed)  # separate: training must draw as without the fault
         self._acts = False
-        self._last_ns: dict[int, int] = {}  # by thread: a backward pass on a GPU has its own
+        self._last_ns: dict[int, int] = {}  # by thread: backward passes on a GPU have another one
 
     def begin_iteration(self, *, acts: bool) -> None:
-        """Say whether the fault acts in the iteration that begins."""
+        """Note whether the fault acts in the iteration that begins."""
         self._acts = acts
         self._last_ns.clear()
 
@@ -52,7 +51,7 @@ class BusyHost:
 
 
 def install(host: BusyHost) -> None:
-    """Stall this process where `host` says so, for good."""
+    """Make this process call `host.stall` before layers and optimizer steps, for good."""
     from megatron.core.optimizer import ChainedOptimizer
     from megatron.core.pipeline_parallel import schedules
     from megatron.core.transformer.transformer_layer import TransformerLayer
@@ -90,9 +89,9 @@ _LEAST_ITERATION_S = 0.05
 class GarbagePressure:
     """Keeps a large graph of objects and collects garbage at the begin of each iteration.
 
-    The graph grows until a collection takes as long as was asked: ``delay`` milliseconds, or
-    ``factor - 1`` times the iteration without it. The collections are real ones, so that whoever
-    listens to Python's collector sees them.
+    The graph grows until a collection takes ``delay`` milliseconds, or ``factor - 1`` times the
+    iteration without the collection. Collections are real, so that listeners to Python's collector
+    see them.
     """
 
     def __init__(self, fault: FaultSpec) -> None:
@@ -103,7 +102,7 @@ class GarbagePressure:
         self._pause_s = 0.0
 
     def begin_iteration(self, *, acts: bool) -> None:
-        """Collect garbage, and adjust the graph to how long it took."""
+        """Collect garbage if the fault acts, and adjust the graph to how long that took."""
         now_s = time.perf_counter()
         if self._begun_s is not None:
             self._iteration_s = max(_LEAST_ITERATION_S, now_s - self._begun_s - self._pause_s)
@@ -128,7 +127,7 @@ class GarbagePressure:
         wanted_s = self._fault.excess * self._iteration_s
         if self._fault.delay_ms is not None:
             wanted_s = self._fault.delay_ms * 1e-3
-        # At most tenfold at a time: a first estimate holds what else the process keeps.
+        # At most tenfold at a time: a first collection also visits the process's other objects.
         growth = min(10.0, wanted_s / max(took_s, 1e-6))
         return min(_MOST_OBJECTS, max(1, int(num_objects * growth)))
 
@@ -138,15 +137,15 @@ class GarbagePressure:
         self._graph.extend([None] for _ in range(missing))
 
 
-# Loading tokens from a warm page cache takes so little that no factor of it would be seen.
+# Loading tokens from a warm page cache takes so little time that no multiple of it would show.
 _LEAST_LOADING_S = 0.02
 
 
 class SlowLoader:
     """Delays the loading of each microbatch.
 
-    With ``delay`` by that many milliseconds; with ``factor`` by ``factor - 1`` times what loading
-    took, or times 20 ms if it took less.
+    With ``delay`` it adds that many milliseconds; with ``factor`` it adds ``factor - 1`` times the
+    time of loading, or times 20 ms if loading took less.
     """
 
     def __init__(self, fault: FaultSpec) -> None:
@@ -154,12 +153,12 @@ class SlowLoader:
         self._acts = False
 
     def begin_iteration(self, *, acts: bool) -> None:
-        """Say whether the fault acts in the iteration that begins."""
+        """Note whether the fault acts in the iteration that begins."""
         self._acts = acts
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Surround the loading of one microbatch."""
+        """Surround the loading of one microbatch, and sleep after it if the fault acts."""
         begin_s = time.perf_counter()
         yield
         if self._acts:

@@ -13,21 +13,21 @@ from training.faults.host import GarbagePressure, SlowLoader
 
 
 class ActiveFault(Protocol):
-    """A fault in place, which is told whether it acts."""
+    """An installed fault, which is told for each iteration whether to act."""
 
     def begin_iteration(self, *, acts: bool) -> None:
-        """Say whether the fault acts in the iteration that begins."""
+        """Note whether the fault acts in the iteration that begins."""
 
 
 class FaultCallback(Callback):
-    """Turns faults on and off as iterations begin and end; nothing acts between iterations."""
+    """Turns faults on and off as iterations begin."""
 
     def __init__(self, faults: Sequence[tuple[FaultSpec, ActiveFault]]) -> None:
         self._faults = tuple(faults)
 
     @contextmanager
     def iteration(self, iteration: int) -> Iterator[None]:
-        """Let the faults act that are to act in this iteration."""
+        """Turn on the faults that act in this iteration, and all others off."""
         for spec, fault in self._faults:
             fault.begin_iteration(acts=spec.acts_in(iteration))
         yield
@@ -45,15 +45,15 @@ class FaultCallback(Callback):
 def install_faults(faults: Sequence[FaultSpec], rank: int, seed: int) -> FaultCallback:
     """Put the faults of a rank in place and return what turns them on and off.
 
-    Call it after Megatron-Core's process groups are there and before models are built and tracing
-    starts. Nothing is touched on ranks that have no fault.
+    Call this after Megatron-Core's process groups are made and before models are built and tracing
+    starts. Ranks without a fault are not changed.
     """
     own = [fault for fault in faults if fault.rank == rank]
     return FaultCallback([(fault, _install(fault, seed)) for fault in own])
 
 
 def _install(fault: FaultSpec, seed: int) -> ActiveFault:
-    """Put one fault in place; it does not act yet."""
+    """Put one fault in place, turned off."""
     import torch
 
     from training.faults import compute, host, link

@@ -1,17 +1,17 @@
 """A rank whose link is slow.
 
-What is modelled: every message that the rank receives or sends, and every collective that it takes
-part in, takes longer on this rank by ``(factor - 1) x estimate``, or by a fixed delay. The estimate
-is a fixed latency and the bytes over a fixed bandwidth (below): a fault that is stretched
-by what was measured would be stretched by waiting for others as well. The extra time comes
+Every message that the rank receives or sends, and every collective that it takes part in, takes
+longer on this rank by ``(factor - 1) x estimate``, or by a fixed delay. The estimate is a fixed
+latency plus the bytes over a fixed bandwidth (`GLOO`, `NCCL`). Measured times are not used, because
+they contain waits for other ranks. The extra time comes
 
-- for what is received, and for collectives, after the data are there: the call, or the wait for
-  an asynchronous one, returns later on this rank;
-- for what is sent, before it leaves, so that the receiver gets it later.
+- for a received message, and for a collective, after the data are there: the call, or the wait for
+  an asynchronous call, returns later on this rank;
+- for a sent message, before it leaves, so that the receiver gets it later.
 
-What is not: other members of a collective do not see the slow link inside it, they see this rank
-arrive late at the next; a real slow link slows the whole ring. With ``peer`` only messages
-between the two, and collectives of just these two, are slow.
+A real slow link would slow the whole ring of a collective. Here other members do not see the slow
+link inside the collective; they see this rank arrive late at the next. With ``peer`` only messages
+between the fault's rank and this peer, and collectives of just these two ranks, are slow.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _COLLECTIVES = (
 
 @dataclass(frozen=True, kw_only=True)
 class UsualTransfer:
-    """What a message usually costs."""
+    """Estimate of a transfer's time."""
 
     latency_ms: float
     bytes_per_ms: float
 
     def time_ms(self, num_bytes: int) -> float:
-        """Return latency plus bytes over bandwidth."""
+        """Return the time of a transfer: latency plus bytes over bandwidth."""
         return self.latency_ms + num_bytes / self.bytes_per_ms
 
 
@@ -58,10 +58,10 @@ NCCL = UsualTransfer(latency_ms=0.05, bytes_per_ms=1e8)  # NVLink within a host,
 
 
 class PendingWork(Protocol):
-    """What is known of an asynchronous operation of torch.distributed."""
+    """An asynchronous operation of torch.distributed."""
 
     def wait(self, *arguments: object) -> object:
-        """Wait until it is complete."""
+        """Wait until the operation is complete."""
 
 
 class _Coalesced(Protocol):
@@ -69,7 +69,7 @@ class _Coalesced(Protocol):
 
 
 class SlowLink:
-    """The link of this rank."""
+    """The slow link of this rank: which transfers cross it, and the extra time of each."""
 
     def __init__(self, fault: FaultSpec) -> None:
         self._fault = fault
@@ -80,12 +80,12 @@ class SlowLink:
         self._coalesced_bytes: list[int] = []
 
     def begin_iteration(self, *, acts: bool) -> None:
-        """Say whether the fault acts in the iteration that begins."""
+        """Note whether the fault acts in the iteration that begins."""
         self._acts = acts
         self._coalesced_bytes.clear()
 
     def concerns(self, group: dist.ProcessGroup | None) -> bool:
-        """Tell whether collectives of a group cross the slow link."""
+        """Return whether collectives of a group cross the slow link now."""
         if not self._acts:
             return False
         members = set(dist.get_process_group_ranks(group))
@@ -93,11 +93,11 @@ class SlowLink:
         return len(members) > 1 and (self._fault.peer is None or members == pair)
 
     def concerns_peer(self, peer: int) -> bool:
-        """Tell whether messages from or to a rank cross the slow link."""
+        """Return whether messages from or to a rank cross the slow link now."""
         return self._acts and self._fault.peer in (None, peer)
 
     def take(self, num_bytes: int) -> None:
-        """Take the extra time of a transfer: the host sleeps, or the GPU spins."""
+        """Spend the extra time of a transfer: the host sleeps, or the GPU spins."""
         extra_ms = self._fault.delay_ms
         if extra_ms is None:
             extra_ms = self._fault.excess * self._transfer.time_ms(num_bytes)
@@ -107,7 +107,7 @@ class SlowLink:
             time.sleep(extra_ms * 1e-3)
 
     def note_coalesced(self, num_bytes: int) -> bool:
-        """Note the bytes inside a coalescing manager, which sends later; False elsewhere."""
+        """Note bytes that a coalescing manager will send; return False outside of a manager."""
         if not self._coalesced_bytes:
             return False
         self._coalesced_bytes[-1] += num_bytes
@@ -115,7 +115,7 @@ class SlowLink:
 
     @contextmanager
     def coalescing(self) -> Iterator[Callable[[], int]]:
-        """Surround a coalescing manager; yield a call that tells the bytes noted in it."""
+        """Surround a coalescing manager; yield a callable that returns the bytes noted inside."""
         self._coalesced_bytes.append(0)
         depth = len(self._coalesced_bytes)
         total = 0
@@ -131,9 +131,9 @@ class SlowLink:
 
 
 class SlowWork:
-    """An asynchronous operation that is complete later than it really is.
+    """An asynchronous operation that ends later than the real one.
 
-    It has no future: that would be complete without the delay.
+    There is no `get_future`: a future would end without the delay.
     """
 
     def __init__(self, link: SlowLink, num_bytes: int, work: PendingWork | None) -> None:
@@ -143,7 +143,7 @@ class SlowWork:
         self._is_late = True
 
     def wait(self, *arguments: object) -> object:
-        """Wait for the operation, the first time longer."""
+        """Wait for the operation and, at the first call, for the delay."""
         done = True if self._work is None else self._work.wait(*arguments)
         if self._is_late:
             self._is_late = False
@@ -151,12 +151,12 @@ class SlowWork:
         return done
 
     def is_completed(self) -> bool:
-        """Tell whether it is complete, delay included."""
+        """Return whether the operation and the delay were waited for."""
         return not self._is_late
 
 
 def install(link: SlowLink) -> None:
-    """Slow the communication of this process by `link`, for good."""
+    """Slow all communication of this process by `link`, for good."""
     from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
     for name in _COLLECTIVES:
@@ -184,7 +184,7 @@ def _slow_collective(original: Function, link: SlowLink) -> Function:
 
 
 def _slow_set(original: Function, link: SlowLink) -> Function:
-    """Slow collectives that are launched together: one transfer of all their bytes."""
+    """Slow collectives that are launched together, as one transfer of all their bytes."""
 
     @contextmanager
     def manager(

@@ -1,7 +1,7 @@
-"""Tokens of an answer into text as they come, and the strings that end it.
+"""From the tokens of an answer to text, token by token, and the strings that end the answer.
 
-A token may hold half of a character, and half of a stop string: such text is held back until the
-next token tells. Whoever joins all pieces has the same text, streamed or not.
+A token may hold half of a character or half of a stop string: this text is held back until later
+tokens decide. All pieces joined give the same text, streamed or not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from training.data.tokenizers import Tokenizer
 
 _BROKEN = "\ufffd"
-# A character has at most four bytes: what is broken after so many tokens stays broken.
+# A character has at most four bytes: text still broken after this many tokens stays broken.
 _LONGEST_WAIT = 8
 
 
@@ -21,7 +21,7 @@ class TextStream:
     def __init__(
         self, tokenizer: Tokenizer, *, stops: Sequence[str] = (), before: Sequence[int] = ()
     ) -> None:
-        """Begin after the tokens `before`, whose text is known: blanks may depend on them."""
+        """Begin after the tokens `before`, whose text is not given out: blanks may depend on it."""
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
         self._ids = list(before[-_LONGEST_WAIT:])
@@ -32,14 +32,14 @@ class TextStream:
         """Whether one of the stop strings has come; the text ends before it."""
 
     def add(self, token: int) -> str:
-        """Take one more token; gives the text that is now certain."""
+        """Take one more token; return the text that is now certain."""
         if self.is_stopped:
             return ""
         self._ids.append(token)
         return self._advance(self._decode(is_end=False))
 
     def finish(self) -> str:
-        """Give what was held back; the answer is over."""
+        """End the answer; return the text that was held back."""
         if self.is_stopped:
             return ""
         text = self._advance(self._decode(is_end=True)) + self._held
@@ -47,7 +47,7 @@ class TextStream:
         return text
 
     def _decode(self, *, is_end: bool) -> str:
-        """Return the text that the unread tokens add to those read before."""
+        """Return the text that the unread tokens add; empty while it ends in a broken character."""
         if self._read == len(self._ids):
             return ""
         known = self._tokenizer.detokenize(self._ids[self._start : self._read])
@@ -73,12 +73,12 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return how many characters `stop` begins with stand at the end of `text`."""
+    """Return how many characters of `stop`, from its beginning, stand at the end of `text`."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Return the text of one token; half a character is named by its id: ``token_id:93``."""
+    """Return the text of one token; where it is half a character, its id as ``token_id:93``."""
     text = tokenizer.detokenize([token])
     return f"token_id:{token}" if _BROKEN in text else text

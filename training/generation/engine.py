@@ -2,19 +2,19 @@
 
     commands from rank 0  →  scheduler  →  one step of the model  →  tokens  →  scheduler  →  …
 
-All ranks run the same loop. Where they differ, the difference lies in `Stage` (which layers) and in
-`RankExchange` (who speaks). What watches the loop is a `GenerationCallback`.
+All ranks run the same loop. Ranks differ only in `Stage` (which layers) and in `RankExchange` (who
+speaks). A `GenerationCallback` watches the loop.
 
-**What the ranks tell one another** beside the model's own communication: rank 0 hears the clients
-and tells all ranks which requests have come and which are over. The rank that has the logits, the
-first of the last pipeline stage, tells all which tokens were chosen. Both go over gloo, from memory
-to memory; a rank that waits for the next request, for hours maybe, sleeps in the kernel. Commands
-travel as JSON: nothing that arrives is ever unpickled.
+**What the ranks tell one another**, in addition to the model's own communication: rank 0 hears the
+clients and tells all ranks which requests have come and which are over. The rank that has the
+logits, the first of the last pipeline stage, tells all which tokens were chosen. Both go over gloo,
+from memory to memory; a rank that waits for the next request, for hours maybe, sleeps in the
+kernel. Commands travel as JSON: nothing that arrives is ever unpickled.
 
-**The step in which every row computes one token** is recorded once and replayed (`ReplayedSteps`).
-A GPU computes such a step of a small model faster than Python can start its kernels. They are the
-same every time, so they are recorded as a CUDA graph, which is started as a whole. A recording
-reads and writes fixed memory: the step's numbers are copied into a buffer, and its sizes are
+**A step in which every row computes one token** is recorded once and replayed (`ReplayedSteps`). A
+GPU computes this step of a small model faster than Python can start the kernels. The kernels are
+the same every time, so they are recorded as a CUDA graph, which is started as a whole. A recording
+reads and writes fixed memory: the step's numbers are copied into a buffer, and the step's sizes are
 rounded up. With 5 rows, the longest of 300 tokens, the recording for 6 rows and 384 places is
 replayed; the sixth row computes something that nobody reads.
 """
@@ -55,22 +55,25 @@ _PATIENCE = timedelta(days=365)
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """What has to be known before the next step."""
+    """What all ranks must know before the next step."""
 
     requests: tuple[Request, ...] = ()
     cancelled: tuple[int, ...] = ()
-    """Requests whose clients are gone."""
+    """Identifiers of requests whose clients are gone."""
     is_last: bool = False
-    """The job ends."""
+    """Whether the job ends now."""
     asides: tuple[str, ...] = ()
-    """For the engine's callback."""
+    """Messages for the engine's callback."""
 
 
 NOTHING = Commands()
 
 
 class RankExchange:
-    """The two ways of one job; every rank calls the same methods in the same order."""
+    """Carries bytes and scores between the ranks of one job.
+
+    Every rank calls the same methods in the same order.
+    """
 
     def __init__(self, sampling_rank: int) -> None:
         self._sampling_rank = sampling_rank
@@ -78,7 +81,7 @@ class RankExchange:
         self._group = None if self._is_alone else dist.new_group(backend="gloo", timeout=_PATIENCE)
 
     def share_commands(self, commands: Commands) -> Commands:
-        """Give every rank the commands of rank 0."""
+        """Return rank 0's commands on every rank."""
         if self._is_alone:
             return commands
         is_sender = dist.get_rank() == 0
@@ -88,7 +91,7 @@ class RankExchange:
         return commands if is_sender else _decode(payload)
 
     def share(self, payload: bytes) -> bytes:
-        """Give every rank the bytes of rank 0."""
+        """Return rank 0's bytes on every rank."""
         if self._is_alone:
             return payload
         is_sender = dist.get_rank() == 0
@@ -106,7 +109,7 @@ class RankExchange:
     def share_scores(
         self, scores: torch.Tensor | None, num_targets: int, num_columns: int
     ) -> torch.Tensor:
-        """Give every rank the table `(target, column)` that the sampling rank has, as float64."""
+        """Return on every rank the sampling rank's table `(target, column)`, as float64."""
         if scores is None:
             scores = torch.empty(num_targets, num_columns, dtype=torch.float64)
         if not self._is_alone:
@@ -114,7 +117,7 @@ class RankExchange:
         return scores
 
     def collect(self, content: bytes) -> list[bytes] | None:
-        """Bring the bytes of every rank to rank 0, by rank; None on the others."""
+        """Return the bytes of every rank on rank 0, by rank; None on the other ranks."""
         if self._is_alone:
             return [content]
         own = torch.tensor([len(content)])
@@ -164,22 +167,24 @@ _MOST_RECORDINGS = 64
 
 
 class StepRecorder(Protocol):
-    """Makes something that computes the same again, from and into the same memory."""
+    """Makes callables that repeat a computation, from and into the same memory."""
 
     def record(self, compute: Compute) -> Compute:
-        """Return what repeats `compute`, which neither waits for the device nor decides by it."""
+        """Return what repeats `compute`, which must neither wait for the device nor read from it
+        to decide something.
+        """
 
 
 class CudaGraphs:
     """Records CUDA graphs; what cannot be recorded is computed anew each time."""
 
     def __init__(self) -> None:
-        # Graphs share their memory: no two run at once, and results do not outlive their graph.
+        # Graphs share memory: no two run at once, and no result is used after the next replay.
         self._pool = torch.cuda.graph_pool_handle()
         self._has_failed = False
 
     def record(self, compute: Compute) -> Compute:
-        """Compute once, so that libraries have set themselves up, then record."""
+        """Compute once, so that libraries are set up, then record and return the replay."""
         if self._has_failed:
             return compute
         current = torch.cuda.current_stream()
@@ -189,10 +194,10 @@ class CudaGraphs:
             compute()
         current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use CUDA meanwhile, such as NCCL's, which asks for its events.
+        # Other threads may use CUDA meanwhile: NCCL's thread queries events.
         recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
         try:
-            # A recording that fails leaves its own stream behind as the current one.
+            # A recording that fails leaves its stream current; the outer context restores ours.
             with torch.cuda.stream(current), recording:
                 result = compute()
         except RuntimeError as error:
@@ -211,7 +216,7 @@ class CudaGraphs:
 
 
 class ReplayedSteps:
-    """Computes steps of one token a row by recordings, one for each size that occurs."""
+    """Computes steps of one token a row by replaying recordings, one for each size that occurs."""
 
     def __init__(self, stage: Stage, limits: Limits, recorder: StepRecorder) -> None:
         self._stage = stage
@@ -221,7 +226,7 @@ class ReplayedSteps:
         self._recorded: OrderedDict[tuple[int, int], Compute] = OrderedDict()
 
     def takes(self, step: Step) -> bool:
-        """Return whether a step is of this kind, and no hook wants to see it computed."""
+        """Return whether a step computes one token of each row, and no hook watches the model."""
         shares = step.shares
         return (
             len(step.targets) == len(shares)
@@ -233,7 +238,7 @@ class ReplayedSteps:
 
     @torch.inference_mode()
     def run(self, shares: Sequence[RowTokens]) -> torch.Tensor:
-        """Return the logits `(share, vocabulary)`; they are lost when the next step is run."""
+        """Return the logits `(share, vocabulary)`; the next run overwrites them."""
         limits = self._limits
         num_rows = min(round_up(len(shares)), limits.num_rows)
         longest = max(share.end for share in shares)
@@ -245,12 +250,12 @@ class ReplayedSteps:
             if len(self._recorded) == _MOST_RECORDINGS:
                 self._recorded.popitem(last=False)
             replay = self._recorder.record(lambda: self._compute(num_rows, length))
-        self._recorded[key] = replay  # the last one is the one that was used last
+        self._recorded[key] = replay  # put at the end: the most recently used
         return replay()[: len(shares)]
 
     @property
     def num_recorded(self) -> int:
-        """Return the recordings that are kept."""
+        """Return the number of recordings that are kept."""
         return len(self._recorded)
 
     def forget(self) -> None:
@@ -258,17 +263,17 @@ class ReplayedSteps:
         self._recorded.clear()
 
     def _numbers(self, num_rows: int) -> torch.Tensor:
-        """Return the fixed memory of steps of so many rows.
+        """Return the fixed memory for the numbers of a step of `num_rows` rows.
 
-        `(4, row)`: token, position, place in the cache, number of places that are seen.
+        `(4, row)`: token, position, place in the cache, number of places that the row sees.
         """
         return self._memory[: 4 * num_rows].view(4, num_rows)
 
     def _fill(self, shares: Sequence[RowTokens], num_rows: int) -> torch.Tensor:
         """Return the numbers of a step, on the CPU.
 
-        Rows that only fill up write the last place of their slots. That harms nobody: a row that
-        gets as far writes this place in the very step that first reads it.
+        Rows that only fill up write to the last place of their slots. That does no harm: a real row
+        writes this place in the same step that first reads it.
         """
         max_length = self._limits.max_length
         columns = [
@@ -283,7 +288,7 @@ class ReplayedSteps:
         stage, numbers = self._stage, self._numbers(num_rows)
         places = torch.arange(length, device=stage.device)
         is_seen = places < numbers[3][:, None]
-        # As it is added to the scores: made here once and not in each layer.
+        # In the form that is added to scores, made once here instead of in each layer.
         visible = torch.where(is_seen, 0.0, float("-inf")).to(stage.dtype)[:, None, None]
         layout = StepTokens(
             tokens=numbers[0:1],
@@ -295,19 +300,19 @@ class ReplayedSteps:
             pieces=(),
         )
         logits = stage.run(layout, None)
-        assert logits is not None  # the only stage is the last
+        assert logits is not None  # the only stage is also the last stage
         return logits
 
 
 def round_up(count: int) -> int:
-    """Return the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, …: at most half as much again."""
+    """Return the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, …: less than 1.5 times `count`."""
     power = 1 << (count - 1).bit_length()
     between = power // 4 * 3
     return between if count <= between else power
 
 
 class GenerationCallback:
-    """Moments in the life of an engine; all are told on the thread that computes."""
+    """Moments in the life of an engine; all methods are called on the thread that computes."""
 
     def step(self, step: Step) -> AbstractContextManager[None]:
         """Surround the computation of one step, from the model's input to the chosen tokens."""
@@ -315,28 +320,28 @@ class GenerationCallback:
         return nullcontext()
 
     def answered(self, scheduler: Scheduler, answers: Sequence[Answer]) -> None:
-        """Follow a step: what it has brought, and what the batch holds now."""
+        """Note the answers of a step, and what the batch holds after the step."""
         del scheduler, answers
 
     @property
     def has_work(self) -> bool:
-        """Return whether `work` has something to do, alike on all ranks."""
+        """Return whether `work` has something to do; the same on all ranks."""
         return False
 
     def receive(self, aside: str) -> None:
-        """Take an aside: what a client of the callback's own has sent to all ranks."""
+        """Take an aside: a message from a client of the callback to all ranks."""
         del aside
 
     def work(self) -> None:
-        """Do one step of the callback's own, between two steps of the engine, on all ranks."""
+        """Do one step of the callback's own work, between two steps of the engine, on all ranks."""
 
 
 Inbox = Callable[[bool], Commands]
-"""Gives what has arrived; with True it waits until something has."""
+"""Returns what has arrived since the last call; with True waits until something arrives."""
 
 
 class Engine:
-    """Generates for all requests of a job; one on every rank."""
+    """Generates for all requests of a job; every rank has one engine."""
 
     def __init__(
         self,
@@ -361,7 +366,7 @@ class Engine:
         sampling_rank = dist.get_process_group_ranks(
             parallel_state.get_pipeline_model_parallel_group()
         )[-1]
-        # The first of its tensor-parallel ranks: rank 0's pipeline ends there.
+        # The first tensor-parallel rank of the last stage, where rank 0's pipeline ends.
         sampling_rank -= parallel_state.get_tensor_model_parallel_rank()
         self.is_sampling = dist.get_rank() == sampling_rank
         self.exchange = RankExchange(sampling_rank)
@@ -372,9 +377,9 @@ class Engine:
         return self.stage.cache.num_bytes
 
     def run(self, inbox: Inbox | None = None) -> Iterator[list[Answer]]:
-        """Serve what the inbox of rank 0 brings, step by step, until its last command.
+        """Serve what the inbox of rank 0 brings, step by step, until a command `is_last`.
 
-        Yields the answers of each step, on every rank; other ranks need no inbox.
+        Yield the answers of each step, on every rank. Ranks other than 0 need no inbox.
         """
         while True:
             is_idle = not (self.scheduler.has_work or self._callback.has_work)
@@ -395,16 +400,16 @@ class Engine:
 
     @property
     def num_recorded(self) -> int:
-        """Return of how many sizes steps can be replayed now."""
+        """Return for how many sizes a step can be replayed now."""
         return 0 if self._replay is None else self._replay.num_recorded
 
     def close(self) -> None:
-        """Give back what the job's communicators wait for when they end: graphs that use them."""
+        """Drop recorded graphs; the job's communicators cannot end while graphs use them."""
         if self._replay is not None:
             self._replay.forget()
 
     def generate(self, requests: Iterable[Request]) -> Iterator[list[Answer]]:
-        """Answer a given set of requests; every rank calls it, only rank 0's requests count."""
+        """Answer a given set of requests; every rank calls this, only rank 0's requests count."""
         pending = [Commands(requests=tuple(requests))]
 
         def inbox(waits: bool) -> Commands:
@@ -439,10 +444,12 @@ class Engine:
         return [_score(row, target) for row, target in zip(table.tolist(), targets, strict=True)]
 
     def _run(self, step: Step) -> torch.Tensor | None:
-        """Return the logits `(target, vocabulary)` of any step on the last stage."""
+        """Compute any step; return the logits `(target, vocabulary)` on the last stage, else
+        None.
+        """
         stage = self.stage
         layout = lay_out(step.shares, max_length=self.limits.max_length, device=stage.device)
-        # Without a target the last stage still has to take part: it computes one position.
+        # Without a target the last stage must still take part: it computes one position.
         indices = [target.index for target in step.targets] or [0]
         wanted = None
         if len(indices) < layout.places.shape[0]:
@@ -453,10 +460,10 @@ class Engine:
 def tabulate(
     logits: torch.Tensor, targets: Sequence[Target], num_logprobs: int | None
 ) -> torch.Tensor:
-    """Choose and score all targets: `(target, column)` in float64, on the CPU.
+    """Choose and score all targets; return `(target, column)` in float64, on the CPU.
 
-    Columns: the token, its log probability, then the tokens of the best alternatives and their log
-    probabilities. Without `num_logprobs` only the first.
+    Columns: the token, its log probability, then the tokens of the best alternatives, then the log
+    probabilities of these. Where `num_logprobs` is None, the only column is the token.
     """
     tokens = _tokens(logits, targets)[:, None]
     if num_logprobs is None:
@@ -471,7 +478,7 @@ def tabulate(
 
 
 def _tokens(logits: torch.Tensor, targets: Sequence[Target]) -> torch.Tensor:
-    """Return the token of each target: the given one, or one that is chosen."""
+    """Return the token of each target: the given token, or one chosen from the logits."""
     choices: list[TokenChoice] = [target.choice for target in targets if target.choice is not None]
     if len(choices) == len(targets):
         return choose(logits, choices)

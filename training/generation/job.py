@@ -34,28 +34,28 @@ _PROMPT_TOKENS = {"cpu": 2048, "cuda": 8192}
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where the model comes from: a checkpoint or a Hugging Face folder, one of them given."""
+    """Where the model comes from: either a checkpoint or a Hugging Face folder is given."""
 
     checkpoint: Path | None
     hugging_face: Path | None
     values: dict[str, object]
-    """Of the trainer's settings, by field name."""
+    """Values for the trainer's settings, by field name."""
     dtype: str
-    """torch's name of a number format."""
+    """Torch's name of the number format."""
     window: int | None
-    """Positions that a token may see: in Hugging Face's model the rest slides out of sight."""
+    """Size of the sliding window of Hugging Face's model, in positions; None: no window."""
     end_ids: tuple[int, ...]
     """Tokens that the model's files declare as ends, in addition to the tokenizer's own."""
 
     @property
     def name(self) -> str:
-        """Return what the model is called unless somebody names it."""
+        """Return the model's name unless somebody gives another."""
         folder = self.hugging_face or self.checkpoint
-        assert folder is not None  # one of them is given
+        assert folder is not None  # one of the two is given
         return (folder.parent if folder.name.startswith("iter_") else folder).resolve().name
 
     def check(self) -> None:
-        """Raise InputError for a Hugging Face folder that does not hold what it describes."""
+        """Raise InputError for a Hugging Face folder whose files do not fit its description."""
         if self.hugging_face is not None:
             from training.hf.weights import check_folder
 
@@ -93,7 +93,7 @@ class GenerationJob:
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Be one of the ranks of this job while inside."""
+        """Join the job as one of its ranks, and leave it at the end of the context."""
         try:
             self.join()
             yield
@@ -101,7 +101,7 @@ class GenerationJob:
             finalize()
 
     def join(self) -> None:
-        """Become one of the ranks of this job, for as long as the process lives."""
+        """Join the job as one of its ranks, for as long as the process lives."""
         silence(self.device)
         initialize(self.settings, self.sizes, self.launch, self.device)
 
@@ -112,9 +112,9 @@ class GenerationJob:
         num_extra_slots: int = 0,
         recorder: StepRecorder | None = None,
     ) -> Engine:
-        """Build the engine and fill its model; call it inside `joined`, on every rank.
+        """Build the engine and fill its model; call this inside `joined`, on every rank.
 
-        Without a recorder steps are replayed where `has_graphs` says so.
+        Without a recorder, steps are replayed by CUDA graphs where `has_graphs` is set.
         """
         from training.generation.engine import CudaGraphs, Engine
         from training.generation.stage import Stage
@@ -130,7 +130,7 @@ class GenerationJob:
 
 
 def add_job_arguments(parser: TrainerParser) -> None:
-    """Declare the flags of model, layout and batch, under Megatron-LM's names where it has one."""
+    """Declare the flags of model, layout and batch, with Megatron-LM's names where they exist."""
     group = parser.add_argument_group("model")
     group.add_argument("--load", type=Path, metavar="DIR", help="folder of a checkpoint")
     group.add_argument("--load-hf", type=Path, metavar="DIR", help="Hugging Face folder instead")
@@ -180,7 +180,10 @@ def open_job(arguments: Sequence[str], launch: Launch) -> GenerationJob:
 
 
 def read_job(given: argparse.Namespace, launch: Launch) -> GenerationJob:
-    """Check a parsed command line; raises UsageError, ConfigError or InputError, alike on all."""
+    """Check a parsed command line and return its job.
+
+    Raises UsageError, ConfigError or InputError, the same on all ranks.
+    """
     source, tokens = _source(given)
     choices: dict[str, object] = {
         "tensor_model_parallel_size": given.tensor_model_parallel_size,
@@ -220,7 +223,7 @@ def read_job(given: argparse.Namespace, launch: Launch) -> GenerationJob:
         stop_ids=tuple(dict.fromkeys((tokenizer.eod, *source.end_ids))),
         limits=limits,
         device=device,
-        # Experts are chosen, and stages wait for one another, on the host.
+        # No graphs with experts or several stages: the host chooses experts and waits for stages.
         has_graphs=given.cuda_graph_impl == "local"
         and device.startswith("cuda")
         and sizes.pipeline_size == 1
@@ -229,7 +232,7 @@ def read_job(given: argparse.Namespace, launch: Launch) -> GenerationJob:
 
 
 def _source(given: argparse.Namespace) -> tuple[Source, TokenizerSettings | None]:
-    """Return what is loaded, and the tokenizer that comes with it."""
+    """Return where the model comes from, and the tokenizer that comes with it, if any."""
     if (given.load is None) == (given.load_hf is None):
         raise UsageError("give either --load, a checkpoint, or --load-hf, a Hugging Face folder")
     if given.bf16 and given.fp32:
@@ -257,7 +260,7 @@ def _source(given: argparse.Namespace) -> tuple[Source, TokenizerSettings | None
 
 
 def _dtype_of(config: Mapping[str, object]) -> str:
-    """Return the number format that a Hugging Face folder says its weights have."""
+    """Return the number format of the weights that a Hugging Face folder names."""
     named = config.get("dtype") or config.get("torch_dtype")
     return named if named in ("bfloat16", "float16") else "float32"
 

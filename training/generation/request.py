@@ -1,4 +1,4 @@
-"""What is asked of the engine and what it answers, in token ids."""
+"""What the engine is asked and what it answers, in token ids."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Sampling:
     """How the next token is chosen from the model's probabilities.
 
     Temperature 0 takes the most probable token. Otherwise the logits are divided by the
-    temperature, the `top_k` most probable tokens are kept (0: all), of these the smallest set whose
-    probabilities reach `top_p`, and one is drawn. The penalties are subtracted from the logits of
-    tokens that the row has already generated: `presence_penalty` once, `frequency_penalty` for each
-    time.
+    temperature; the `top_k` most probable tokens are kept (0: all), and among them the smallest set
+    whose probabilities reach `top_p`; from this set one token is drawn. Before that, penalties are
+    subtracted from the logits of tokens that the row has already generated: `presence_penalty`
+    once, `frequency_penalty` as often as the token occurs.
     """
 
     temperature: float = 0.0
@@ -33,7 +33,7 @@ class Sampling:
 
     @property
     def has_penalties(self) -> bool:
-        """Return whether earlier tokens count."""
+        """Return whether tokens that were generated already are penalized."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
@@ -43,16 +43,17 @@ class Request:
 
     identifier: int
     prompt: tuple[int, ...]
-    """One token at least."""
+    """Token ids, at least one."""
     max_tokens: int
-    """Tokens to generate at most; 0 only looks at the prompt."""
+    """Most tokens to generate; with 0 only the prompt is read."""
     sampling: Sampling
     stop_ids: tuple[int, ...] = ()
-    """Tokens that end the row; the last token of the answer is then one of them."""
+    """Tokens that end the row; the one that does is the last token of the answer."""
     num_logprobs: int | None = None
-    """Of how many other tokens log probabilities are wanted, in addition to each token's own."""
+    """How many alternatives to give for each token, next to the log probability of the token
+    itself; None: no log probabilities."""
     scores_prompt: bool = False
-    """The prompt's tokens are to be given log probabilities as well."""
+    """Whether the prompt's tokens get scores too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +63,9 @@ class Limits:
     num_rows: int
     """Rows that generate side by side."""
     max_length: int
-    """Tokens of a row, prompt and answer together."""
+    """Most tokens of a row, prompt and answer together."""
     max_prompt_tokens: int
-    """Prompt tokens of one step."""
+    """Most prompt tokens of one step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class TokenScore:
 
     token: int
     logprob: float | None
-    """None where it was not asked for, and for the first token of a prompt."""
+    """None where no log probability was asked for, and for the first token of a prompt."""
     alternatives: tuple[tuple[int, float], ...] = ()
     """The most probable tokens and their log probabilities, best first."""
 
@@ -84,7 +85,7 @@ class Answer:
 
     identifier: int
     prompt_scores: tuple[TokenScore, ...] = ()
-    """Scores of the next tokens of the prompt, when they were asked for."""
+    """Scores of the prompt's next tokens, in order, where the request asks for them."""
     token: TokenScore | None = None
     """A generated token; None while the prompt is still being read."""
     finish_reason: FinishReason | None = None

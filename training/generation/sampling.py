@@ -2,7 +2,7 @@
 
 A row draws one number between 0 and 1 for each of its tokens, from a generator that nothing else
 uses. The token is the first whose cumulated probability exceeds the number: the same seed gives the
-same text whatever stands beside the row in the batch, and however the model is cut.
+same text whatever other rows are in the batch, and however the model is cut.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import torch
 
 from training.generation.request import Sampling
 
-# Most tokens that the nucleus of top_p is looked for among before all are sorted.
+# The nucleus of top_p is looked for among this many most probable tokens before all are sorted.
 _NUCLEUS_GUESS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenChoice:
-    """How the token at one position is found."""
+    """How the token at one position is chosen."""
 
     sampling: Sampling
     draw: float
     """The row's next number in [0, 1)."""
     generated: Sequence[int] = ()
-    """What the row has generated so far, for the penalties."""
+    """Tokens that the row has generated so far, for the penalties."""
 
 
 def choose(logits: torch.Tensor, choices: Sequence[TokenChoice]) -> torch.Tensor:
-    """Choose a token for each row of `logits` `(row, token)`; gives `(row,)`."""
+    """Choose a token for each row of `logits` `(row, token)`; return `(row,)`."""
     chosen = logits.argmax(dim=-1)
     special = [index for index, choice in enumerate(choices) if _needs_more(choice.sampling)]
     if special:
@@ -44,7 +44,7 @@ def _needs_more(sampling: Sampling) -> bool:
 
 
 def _draw(logits: torch.Tensor, choices: Sequence[TokenChoice]) -> torch.Tensor:
-    """Choose by penalties and temperature; `logits` belong to the caller no more."""
+    """Choose by penalties and temperature; overwrites `logits`."""
     for row, choice in enumerate(choices):
         if choice.sampling.has_penalties and choice.generated:
             _punish(logits[row], choice)
@@ -66,7 +66,7 @@ def _draw(logits: torch.Tensor, choices: Sequence[TokenChoice]) -> torch.Tensor:
 
 
 def _punish(logits: torch.Tensor, choice: TokenChoice) -> None:
-    """Subtract the penalties from one row in place."""
+    """Subtract the penalties from the logits of one row, in place."""
     device = logits.device
     tokens, counts = torch.unique(torch.tensor(choice.generated, device=device), return_counts=True)
     sampling = choice.sampling
@@ -74,7 +74,10 @@ def _punish(logits: torch.Tensor, choice: TokenChoice) -> None:
 
 
 def _keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> None:
-    """Hide what is not among the `top_k` largest of each row, in place; equals are all kept."""
+    """Hide, in place, what is not among the `top_k` largest of each row.
+
+    Logits equal to the smallest that is kept are kept as well.
+    """
     size = logits.shape[-1]
     wanted = [min(count, size) for count in top_k]
     rows = [row for row, count in enumerate(wanted) if 0 < count < size]
@@ -89,8 +92,8 @@ def _keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> None:
 def _keep_nucleus(probabilities: torch.Tensor, top_p: float) -> None:
     """Set to 0, in place, what lies outside the smallest set of tokens that reaches `top_p`.
 
-    With probabilities 0.5, 0.3, 0.2 and `top_p` 0.6 the first two are kept: one reaches 0.5 only.
-    Equals of the last one that is kept stay as well.
+    With probabilities 0.5, 0.3, 0.2 and `top_p` 0.6 the first two are kept: the first alone reaches
+    only 0.5. Probabilities equal to the smallest that is kept are kept as well.
     """
     size = probabilities.shape[-1]
     largest = probabilities.topk(min(_NUCLEUS_GUESS, size)).values

@@ -1,16 +1,16 @@
-"""Which rows a batch holds, what each step computes for them, and where its tokens stand.
+"""Which rows a batch holds, what each step computes for them, and in which order tokens stand.
 
-Requests wait in the order in which they came. One that gets a free slot joins the running batch:
-every step computes one token of each row that generates and, beside them, up to `max_prompt_tokens`
-tokens of prompts, oldest first. So a long prompt delays the others by pieces and starves nobody.
+Requests wait in the order in which they came. A request that gets a free slot joins the running
+batch: every step computes one token of each row that generates and, in addition, up to
+`max_prompt_tokens` tokens of prompts, oldest first. So a long prompt delays other rows only by
+pieces and starves nobody.
 
-Every rank keeps a scheduler of its own, fed with the same requests and the same chosen tokens; all
-decide alike, and nothing but requests and tokens has to travel.
+Every rank has its own scheduler, which gets the same requests and the same chosen tokens; all
+schedulers decide the same, and only requests and tokens must travel.
 
 All tokens of a step go through the linear layers as one stream of shape (token, 1, hidden): first
-one token of every row that is being generated, then pieces of prompts. Only attention has to know
-which token belongs to which row (`StepTokens`). An example with two rows in generation and a new
-prompt of 3:
+one token of every row that generates, then pieces of prompts. Only attention must know which token
+belongs to which row (`StepTokens`). An example with two rows that generate and a new prompt of 3:
 
     stream      a9  b4  c0 c1 c2
     positions    9   4   0  1  2
@@ -35,7 +35,7 @@ from training.generation.sampling import TokenChoice
 
 @dataclass(frozen=True, kw_only=True)
 class RowTokens:
-    """The tokens of one row that a step computes: those from position `start` to `end`."""
+    """The tokens of one row that a step computes, at positions `start` to `end` - 1."""
 
     slot: int
     start: int
@@ -49,20 +49,20 @@ class RowTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """Rows of one token each: `(row,)` slots, and which cached places each may see."""
+    """Rows of one token each: `(row,)` slots, and which cached places each row may see."""
 
     num_rows: int
     slots: slice | torch.Tensor
     length: int
     """Places of the longest row."""
     visible: torch.Tensor | None
-    """`(row, 1, 1, place)`, a truth or what is added to scores; None when all rows see all `length`
-    places."""
+    """Mask `(row, 1, 1, place)`, as booleans or as numbers that are added to scores; None when all
+    rows see all `length` places."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Prompt pieces of equal place and length in neighbouring slots, computed together."""
+    """Prompt pieces of equal start and length in neighbouring slots, computed together."""
 
     first_token: int
     num_rows: int
@@ -71,7 +71,7 @@ class Piece:
     first_slot: int
     start: int
     visible: torch.Tensor | None
-    """`(token, place)`; None where the piece begins its row, and is causal by itself."""
+    """Mask `(token, place)`; None where the piece begins its row, so that a causal mask fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +79,17 @@ class StepTokens:
     """One step's tokens, ready for the model of any stage."""
 
     tokens: torch.Tensor
-    """`(1, token)`"""
+    """Token ids `(1, token)`."""
     positions: torch.Tensor
-    """`(1, token)`"""
+    """Positions within rows `(1, token)`."""
     places: torch.Tensor
-    """`(token,)`, in the cache"""
+    """Places in the cache `(token,)`."""
     decoding: Decoding | None
     pieces: tuple[Piece, ...]
 
 
 def lay_out(shares: Sequence[RowTokens], *, max_length: int, device: str) -> StepTokens:
-    """Arrange the shares of a step, given as they stand in the stream: single tokens first."""
+    """Arrange the rows' tokens of a step, given in the order of the stream: single tokens first."""
     single = [share for share in shares if len(share.tokens) == 1]
     pieces = shares[len(single) :]
     numbers = torch.from_numpy(_numbers(single, pieces, max_length)).to(device)
@@ -103,7 +103,7 @@ def lay_out(shares: Sequence[RowTokens], *, max_length: int, device: str) -> Ste
 
 
 def _numbers(single: Sequence[RowTokens], pieces: Sequence[RowTokens], max_length: int) -> Integers:
-    """Return tokens, positions and places `(3, token)`, of prompts as many as a step may have."""
+    """Return tokens, positions and places in the cache `(3, token)`, single tokens first."""
     first = len(single)
     numbers = np.empty((3, first + sum(len(piece.tokens) for piece in pieces)), dtype=np.int64)
     numbers[0, :first] = [share.tokens[0] for share in single]
@@ -137,7 +137,7 @@ def _decoding(shares: Sequence[RowTokens], device: str) -> Decoding:
 
 
 def _pieces(shares: Sequence[RowTokens], first_token: int, device: str) -> list[Piece]:
-    """Join neighbours of equal start, length and consecutive slots."""
+    """Join neighbouring shares of equal start and length in consecutive slots into pieces."""
     made = []
     numbered = enumerate(shares)
     for _, run in groupby(
@@ -160,9 +160,9 @@ def _pieces(shares: Sequence[RowTokens], first_token: int, device: str) -> list[
 
 
 def _visible(share: RowTokens, device: str) -> torch.Tensor:
-    """Return which places `(token, place)` the tokens of a piece see that does not begin its row.
+    """Return a mask `(token, place)` for the tokens of a piece that does not begin its row.
 
-    On GPUs by the name of the pattern: where heads share keys, torch's kernels that go without a
+    On GPUs the mask is torch's named pattern: where heads share keys, torch's kernels that need no
     table of all scores take no other mask.
     """
     if device != "cpu":
@@ -177,33 +177,33 @@ class Row:
 
     request: Request
     tokens: list[int]
-    """Prompt and what was generated."""
+    """Tokens of the prompt, then the generated tokens."""
     random: np.random.Generator
     num_cached: int = 0
-    """Tokens whose keys and values are in the cache."""
+    """Number of tokens whose keys and values are in the cache."""
 
     @property
     def num_generated(self) -> int:
-        """Return the number of tokens of the answer so far."""
+        """Return the number of tokens generated so far."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def generated(self) -> list[int]:
-        """Return the answer so far."""
+        """Return the tokens generated so far."""
         return self.tokens[len(self.request.prompt) :]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A position of the stream whose logits are needed, and what for."""
+    """A token of the stream whose logits are needed, to choose the next token or to score it."""
 
     row: Row
     index: int
-    """In the stream."""
+    """Index of the token in the stream."""
     given: int | None
     """The prompt's next token, which is only scored; None where a token is to be chosen."""
     choice: TokenChoice | None
-    """How it is chosen; None where it is given."""
+    """How the next token is chosen; None where it is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,15 +213,15 @@ class Step:
     shares: tuple[RowTokens, ...]
     targets: tuple[Target, ...]
     num_logprobs: int | None
-    """Alternatives that are wanted for each target; None: not even its own log probability."""
+    """Number of alternatives to give for each target; None: no log probabilities at all."""
     num_prompt_tokens: int
 
 
 @dataclass
 class Scheduler:
-    """The rows of a batch, those that wait, and the next step.
+    """The rows of a batch, the requests that wait, and the next step.
 
-    `move` copies a slot's first places over another's: `move(source, target, length)`.
+    `move(source, target, length)` copies the first `length` places of a slot to another slot.
     """
 
     num_slots: int
@@ -241,12 +241,12 @@ class Scheduler:
         self.waiting.append(request)
 
     def cancel(self, identifiers: set[int]) -> None:
-        """Forget requests, in whatever state they are; unknown ones are over already."""
+        """Forget requests, whether they wait or run; ignore those that are over already."""
         self.waiting = deque(one for one in self.waiting if one.identifier not in identifiers)
         self._free([one for one in self.rows if one.request.identifier in identifiers])
 
     def plan(self) -> Step:
-        """Give free slots to those that wait, and say what the next step computes."""
+        """Give free slots to requests that wait, and return what the next step computes."""
         while self.waiting and len(self.rows) < self.num_slots:
             request = self.waiting.popleft()
             generator = np.random.default_rng(request.sampling.seed)
@@ -286,7 +286,7 @@ class Scheduler:
         )
 
     def record(self, step: Step, scores: Sequence[TokenScore]) -> list[Answer]:
-        """Take in what came of the targets of a step; rows that are over free their slots."""
+        """Take in the scores of a step's targets; free the slots of rows that are over."""
         for share in step.shares:
             self.rows[share.slot].num_cached = share.end
         scored: dict[int, list[TokenScore]] = {}
@@ -321,7 +321,7 @@ class Scheduler:
         return answers
 
     def _free(self, ended: Sequence[Row]) -> None:
-        """Take rows out; rows behind the slots that are still needed move into the gaps."""
+        """Take rows out, and move the last rows into the gaps, so that slots stay contiguous."""
         is_over = [any(row is one for one in ended) for row in self.rows]
         num_left = is_over.count(False)
         gaps = [slot for slot in range(num_left) if is_over[slot]]
@@ -333,11 +333,11 @@ class Scheduler:
 
 
 def _targets(row: Row, first: int, end: int) -> list[Target]:
-    """Return the positions of a row's share whose logits are needed; `first` is its place in the
-    stream.
+    """Return the targets of a row's tokens up to position `end`; `first` is the stream index of the
+    row's first token in this step.
 
-    Logits at a position tell the next token: those at the last one choose, those before it, in a
-    prompt that is to be scored, belong to tokens that are known.
+    Logits at a position are for the next token. Logits at the last known token choose a token;
+    logits at earlier tokens score the prompt, where that is asked for.
     """
     request, known = row.request, len(row.tokens)
     targets = []

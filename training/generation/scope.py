@@ -1,4 +1,4 @@
-"""MegaScope in the server: what it borrows of the engine, and the page next to the endpoints."""
+"""MegaScope in the server: the model that the engine lends to it, and its page."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class Lent:
-    """One rank's model as `megascope.session.LentModel` wants it; rows of others go on meanwhile.
+    """One rank's model as `megascope.session.LentModel` wants it, while the batch goes on.
 
-    Its tokens have a slot of the cache that no row of the batch ever gets.
+    MegaScope's tokens have a slot of the cache that no row of the batch ever gets.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -51,7 +51,7 @@ class Lent:
     def compute(
         self, tokens: Sequence[int], start: int, *, temperature: float, draw: float
     ) -> NextToken:
-        """Compute tokens from a position on; all ranks get the next token and its alternatives."""
+        """Compute tokens from position `start` on; return the next token, the same on all ranks."""
         engine, stage = self._engine, self._engine.stage
         share = RowTokens(slot=engine.limits.num_rows, start=start, tokens=tuple(tokens))
         layout = lay_out([share], max_length=self.max_length, device=stage.device)
@@ -81,11 +81,11 @@ class Lent:
         )
 
     def unembed(self, states: torch.Tensor) -> torch.Tensor:
-        """Return logits of hidden states."""
+        """Return the logits of hidden states, on the last stage."""
         return self._engine.stage.unembed(states)
 
     def collect(self, content: bytes) -> list[bytes] | None:
-        """Bring every rank's bytes to rank 0."""
+        """Return every rank's bytes on rank 0, by rank; None on the others."""
         return self._engine.exchange.collect(content)
 
     def share(self, content: bytes) -> bytes:
@@ -94,7 +94,7 @@ class Lent:
 
 
 class Looking(GenerationCallback):
-    """Looks between the engine's steps; what else follows the engine is told as ever."""
+    """Lets MegaScope work between the engine's steps; passes all calls on to an inner callback."""
 
     def __init__(self, job: GenerationJob, inner: GenerationCallback) -> None:
         self._job = job
@@ -103,7 +103,7 @@ class Looking(GenerationCallback):
         self._page: ModelPage | None = None
 
     def attach(self, engine: Engine) -> None:
-        """Begin, the engine being built; on every rank."""
+        """Begin when the engine is built; called on every rank."""
         tokenizer = self._job.tokenizer
 
         def text_of(token: int) -> str:
@@ -135,31 +135,31 @@ class Looking(GenerationCallback):
         return build_app(self._page, token=token)
 
     def address(self, listening: socket.socket, token: str) -> str:
-        """Return where the page is."""
+        """Return the address of the page, token included."""
         return address_of(listening, token)
 
     @property
     def has_work(self) -> bool:
-        """Tell whether a command waits or a run is under way."""
+        """Return whether a command waits or a run is under way."""
         return self._session is not None and self._session.has_work
 
     def receive(self, aside: str) -> None:
-        """Take a command of the page, as every rank does."""
+        """Take a command of the page; called on every rank."""
         if self._session is not None:
             self._session.receive(json.loads(aside))
 
     @torch.inference_mode()
     def work(self) -> None:
-        """Compute one token of what is looked at, or answer a question."""
+        """Compute one token of the run that is looked at, or answer a question."""
         if self._session is not None:
             self._session.work()
 
     def step(self, step: Step) -> AbstractContextManager[None]:
-        """Look away while others are served; tell the inner callback."""
+        """Take MegaScope's hooks out for a step of the engine; tell the inner callback."""
         if self._session is not None:
             self._session.look_away()
         return self._inner.step(step)
 
     def answered(self, scheduler: Scheduler, answers: Sequence[Answer]) -> None:
-        """Tell the inner callback."""
+        """Pass answers on to the inner callback."""
         self._inner.answered(scheduler, answers)

@@ -1,9 +1,9 @@
-"""Between the clients' event loop and the thread that computes, and what is counted there.
+"""The link between the clients' event loop and the thread that computes, and the server's metrics.
 
-Clients' handlers submit rows and await their answers; the engine, in another thread, asks `inbox`
-for what has come and hands each step's answers to `deliver`. A handler that ends early, because its
+Clients' handlers submit rows and await answers; the engine, in another thread, asks `inbox` for
+what has come and hands each step's answers to `deliver`. A handler that ends early, because its
 client is gone or has its stop string, cancels its rows: they leave the batch before the next step.
-`Metrics` counts requests and tokens, and is the server's text for Prometheus.
+`Metrics` counts requests and tokens, and writes them as text for Prometheus.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Histogram:
         self._sum_s += duration_s
 
     def lines(self, name: str) -> Iterator[str]:
-        """Return the lines of Prometheus' text format: cumulated buckets, sum and number."""
+        """Yield the lines of Prometheus' text format: cumulated buckets, sum and number."""
         total = 0
         for bound, count in zip((*map(str, _BOUNDS_S), "+Inf"), self._counts, strict=True):
             total += count
@@ -59,7 +59,7 @@ class Histogram:
 
 
 class Metrics(GenerationCallback):
-    """Counters of one engine; steps are told by the engine, requests by the service."""
+    """Counters of one engine; the engine reports steps, the service reports requests."""
 
     def __init__(self, *, num_slots: int) -> None:
         self.first_token_s = Histogram()
@@ -88,7 +88,7 @@ class Metrics(GenerationCallback):
         self._num_prompt_tokens += step.num_prompt_tokens
 
     def answered(self, scheduler: Scheduler, answers: Sequence[Answer]) -> None:
-        """Count tokens, and what is there now."""
+        """Count generated tokens, and note how many rows run and wait."""
         self._num_generated_tokens += sum(answer.token is not None for answer in answers)
         self._set("rows_running", len(scheduler.rows))
         self._set("rows_waiting", len(scheduler.waiting))
@@ -101,7 +101,7 @@ class Metrics(GenerationCallback):
         self._gauges[name] = (self._gauges[name][0], value)
 
     def text(self) -> str:
-        """Return all of it in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
@@ -175,7 +175,7 @@ class Submission:
             yield index, answer
 
     def cancel(self, index: int) -> None:
-        """Stop one row, whose rest nobody wants."""
+        """Stop one row whose further tokens nobody wants."""
         identifier = self._open.pop(index, None)
         if identifier is not None:
             self._service.cancel([identifier])
@@ -188,7 +188,7 @@ class Submission:
 
 
 class Service:
-    """One engine's clients."""
+    """Passes requests of clients to one engine, and answers back."""
 
     def __init__(self, metrics: Metrics, *, max_waiting: int) -> None:
         self.metrics = metrics
@@ -205,10 +205,9 @@ class Service:
         return self._is_ended
 
     def submit(self, requests: Sequence[Request]) -> Submission:
-        """Hand rows to the engine; their identifiers are given here.
+        """Give rows identifiers and hand them to the engine; called on the event loop.
 
-        Raises BusyError when too many rows are open already and EndedError after the end. Called
-        on the event loop.
+        Raises BusyError when too many rows are open already, and EndedError after the end.
         """
         if self._is_ended:
             raise EndedError
@@ -225,22 +224,25 @@ class Service:
         return submission
 
     def cancel(self, identifiers: Sequence[int]) -> None:
-        """Let rows leave the batch; called on the event loop."""
+        """Have rows leave the batch; called on the event loop."""
         for identifier in identifiers:
             if self._places.pop(identifier, None) is not None:
                 self.metrics.count_request(RequestOutcome.CANCELLED)
                 self._incoming.put(identifier)
 
     def tell(self, aside: str) -> None:
-        """Hand an aside to the callbacks of all ranks."""
+        """Send an aside (a message) to the engine callbacks of all ranks."""
         self._incoming.put(aside)
 
     def stop(self) -> None:
-        """Let the engine end before its next step; may be called from a signal's handler."""
+        """Have the engine end before its next step; may be called from a signal's handler."""
         self._incoming.put(None)
 
     def inbox(self, waits: bool) -> Commands:
-        """Give the engine what has come since it asked last."""
+        """Return to the engine what has come since its last call; with `waits` wait for something.
+
+        Called on the engine's thread.
+        """
         items = []
         if waits:
             items.append(self._incoming.get())
@@ -259,9 +261,9 @@ class Service:
         )
 
     def deliver(self, answers: Sequence[Answer]) -> None:
-        """Pass on what a step has brought; called on the engine's thread."""
+        """Pass the answers of a step on to clients; called on the engine's thread."""
         if answers and self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody is there any more
+            with suppress(RuntimeError):  # the loop is closed: no client is left
                 self._loop.call_soon_threadsafe(self._spread, tuple(answers), time.monotonic())
 
     def end(self) -> None:

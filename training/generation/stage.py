@@ -1,17 +1,18 @@
 """One pipeline stage of a model that generates: built without an optimizer, run step by step.
 
 **Keys and values** of all tokens that rows have seen are kept. Megatron-Core's inference needs all
-rows of a batch to be equally long, keeps keys unrotated and rotates all of them again for every
-token. Here a layer's `core_attention` is ours: it rotates the new queries and keys by their own
-positions, writes the cache, and lets each row see its own places. Everything else of a layer stays
-Megatron-Core's, hooks included. In the cache every row has a slot of `max_length` places in one
-tensor a layer, of shape (slot, place, group, channel). Memory is taken once and never grows.
+rows of a batch to be equally long, and keeps keys unrotated, to rotate all of them again for every
+token. Here a layer's `core_attention` is replaced: ours rotates the new queries and keys by their
+positions, writes them to the cache, and lets each row see only its own places. Everything else of a
+layer stays Megatron-Core's, hooks included. In the cache every row has a slot of `max_length`
+places in one tensor a layer, of shape (slot, place, group, channel). Memory is taken once and never
+grows.
 
-**Light forward passes** (`lighten`) leave out what only training needs. Megatron-Core's own go
-through autograd functions, contexts and checks, which for one token of a small model take longer
-than the products. These compute the same from the same weights. What a module needs is looked up
-once, when its light forward pass is made; a module that has hooks is called as torch calls it, so
-hooks see what they see in training: layers, attention, MLP, linear layers.
+**Light forward passes** (`lighten`) leave out what only training needs. Megatron-Core's forward
+passes go through autograd functions, contexts and checks, which for one token of a small model take
+longer than the matrix products. Light ones compute the same from the same weights. What a module
+needs is looked up once, when its light forward pass is made. Hooks of a module are called as torch
+calls them, so they see what they see in training: layers, attention, MLP, linear layers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
 
 _Forward = Callable[..., Any]
-# Of a step, from which on a product cut in two costs no more than the whole.
+# From this many tokens of a step on, a product cut in two costs no more than the whole.
 _MANY_TOKENS = 512
 _Output = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -57,10 +58,10 @@ def lighten(model: torch.nn.Module) -> None:
 
 
 def caller(module: torch.nn.Module) -> _Forward:
-    """Call a module with those hooks that change or show values, as torch calls them.
+    """Return a function that calls a module with its forward and forward-pre hooks, as torch does.
 
-    Torch's own way, and that of Megatron-Core's layers around it, looks for much else: for one
-    token it takes longer than the hooks.
+    Torch's own call, and that of Megatron-Core's layers around it, checks for much else, which for
+    one token takes longer than the hooks.
     """
     before, after = module._forward_pre_hooks, module._forward_hooks
     is_special = module._forward_pre_hooks_with_kwargs, module._forward_hooks_with_kwargs
@@ -84,7 +85,7 @@ def caller(module: torch.nn.Module) -> _Forward:
 
 
 def _block(block: Any) -> _Forward:
-    """Run all layers of a stage and, on the last one, the norm behind them."""
+    """Return a forward that runs all layers of a stage and, on the last stage, the norm behind."""
     layers = [caller(layer) for layer in block.layers]
     normalize = None if block.final_layernorm is None else caller(block.final_layernorm)
 
@@ -99,7 +100,7 @@ def _block(block: Any) -> _Forward:
 
 
 def _layer(layer: Any) -> _Forward:
-    """Run attention and MLP, each behind its norm and added to what came in."""
+    """Return a forward that runs attention and MLP, each behind a norm and added to its input."""
     normalize_first, normalize_second = map(
         caller, (layer.input_layernorm, layer.pre_mlp_layernorm)
     )
@@ -117,7 +118,7 @@ def _layer(layer: Any) -> _Forward:
 
 
 def _attention(attention: Any) -> _Forward:
-    """Compute queries, keys and values, the attention to our cache, and the projection."""
+    """Return a forward of queries, keys and values, attention to our cache, and projection."""
     shares_groups = attention.config.num_query_groups < attention.world_size
     heads = attention.get_query_key_value_tensors if shares_groups else _heads(attention)
     attend, project = caller(attention.core_attention), caller(attention.linear_proj)
@@ -130,7 +131,10 @@ def _attention(attention: Any) -> _Forward:
 
 
 def _heads(attention: Any) -> _Forward:
-    """Return queries `(token, 1, head, channel)`, keys and values `(token, 1, group, channel)`."""
+    """Return a function from hidden states to queries, keys and values.
+
+    Queries are `(token, 1, head, channel)`, keys and values `(token, 1, group, channel)`.
+    """
     mix = caller(attention.linear_qkv)
     groups = attention.num_query_groups_per_partition
     channels = attention.hidden_size_per_attention_head
@@ -152,7 +156,7 @@ def _heads(attention: Any) -> _Forward:
 
 
 def _mlp(mlp: Any) -> _Forward:
-    """Run the two linear layers with the activation, gated or not, between them."""
+    """Return a forward of two linear layers with the activation, gated or not, between them."""
     widen, narrow = caller(mlp.linear_fc1), caller(mlp.linear_fc2)
     activate, is_gated = mlp.activation_func, mlp.config.gated_linear_unit
     first = mlp.linear_fc1
@@ -164,8 +168,10 @@ def _mlp(mlp: Any) -> _Forward:
         return inner if bias is None else inner + bias
 
     def halves(hidden_states: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Compute gate and values; of many tokens in two products, which leave each in one piece,
-        so that the activation runs at the memory's speed.
+        """Compute gate and values.
+
+        For many tokens this takes two products: each result is contiguous, so that the activation
+        runs at the memory's speed.
         """
         if hidden_states.shape[0] < _MANY_TOKENS or first.bias is not None or any(hooks):
             return widened(hidden_states).chunk(2, dim=-1)
@@ -177,7 +183,7 @@ def _mlp(mlp: Any) -> _Forward:
         **_: object,
     ) -> _Output:
         output: _Output
-        if per_token_scale is not None:  # an expert, whose tokens are weighted
+        if per_token_scale is not None:  # this MLP is an expert, whose tokens are weighted
             output = MLP.forward(mlp, hidden_states, per_token_scale)
             return output
         gate, up = halves(hidden_states) if is_gated else (widened(hidden_states), None)
@@ -189,8 +195,8 @@ def _mlp(mlp: Any) -> _Forward:
 
 
 def _column(layer: Any) -> _Forward:
-    """Return features cut over the tensor-parallel ranks, or gathered when the caller wants them
-    all.
+    """Return the forward of a column-parallel layer: each tensor-parallel rank computes a part of
+    the output features, which are gathered where the layer or its caller says so.
     """
     own, group, gathers = layer.weight, layer.tp_group, layer.gather_output
     added, given = (None, layer.bias) if layer.skip_bias_add else (layer.bias, None)
@@ -209,7 +215,7 @@ def _column(layer: Any) -> _Forward:
 
 
 def _gather(output: torch.Tensor, group: Any) -> torch.Tensor:
-    """Join the features of all ranks along the last dimension."""
+    """Join the features of all ranks of a group along the last dimension."""
     if group.size() == 1:
         return output
     parts = [torch.empty_like(output) for _ in range(group.size())]
@@ -218,7 +224,9 @@ def _gather(output: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def _row(layer: Any) -> _Forward:
-    """Return a sum over the tensor-parallel ranks, each of which has a part of the features."""
+    """Return the forward of a row-parallel layer: each tensor-parallel rank has a part of the input
+    features, and the products are summed over the ranks.
+    """
     weight, bias, group = layer.weight, layer.bias, layer.tp_group
     sums = group.size() > 1 and not layer.explicit_expert_comm
     added, given = (None, bias) if layer.skip_bias_add else (bias, None)
@@ -233,10 +241,11 @@ def _row(layer: Any) -> _Forward:
 
 
 def _rms_norm(norm: Any) -> _Forward:
-    """Divide features by the root of their mean square, and multiply by the weight.
+    """Return a forward that divides features by the root of their mean square and multiplies by the
+    weight.
 
-    On the CPU torch computes it in twice as many operations; GPUs have one for all, and in two
-    bytes the mean is not exact enough.
+    Only for float32 on the CPU, where torch takes twice as many operations. Elsewhere the norm's
+    own forward is returned: GPUs do all in one kernel, and in 16 bits the mean is too inexact.
     """
     weight = norm.weight
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or norm.eps is None:
@@ -283,13 +292,13 @@ class KeyValueCache:
         self._dtype, self._device = dtype, device
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._places: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """The same memory as `(place, group, channel)`."""
+        """Views of the memory in `_layers` as `(place, group, channel)`."""
 
     def add_layer(self, layer_number: int) -> None:
         """Take the memory of a layer.
 
-        It begins as zeros: a place that was never written is hidden by a weight of 0, and 0 times
-        whatever lay there before may be NaN.
+        The memory is set to 0: a place that was never written is hidden by a weight of 0, and 0
+        times an arbitrary old value may be NaN.
         """
         keys = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
         values = torch.zeros_like(keys)
@@ -308,7 +317,7 @@ class KeyValueCache:
         keys, values = self._layers[layer_number]
         if isinstance(slots, torch.Tensor):
             return keys[slots, :length].transpose(1, 2), values[slots, :length].transpose(1, 2)
-        # One view instead of three: for one token of one row these are a good part of the time.
+        # One view instead of three: for one token of one row, views are a good part of the time.
         _, max_length, groups, channels = self._shape
         size = (slots.stop - slots.start, groups, length, channels)
         strides = (max_length * groups * channels, channels, groups * channels, 1)
@@ -318,16 +327,16 @@ class KeyValueCache:
     def write(
         self, layer_number: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Put new keys and values `(token, group, channel)` where `places` say.
+        """Write new keys and values `(token, group, channel)` at `places` `(token,)`.
 
-        A place counts over all slots: slot * `max_length` + position.
+        Places are counted over all slots: slot * `max_length` + position.
         """
         kept_keys, kept_values = self._places[layer_number]
         kept_keys.index_copy_(0, places, keys)
         kept_values.index_copy_(0, places, values)
 
     def move(self, *, source: int, target: int, length: int) -> None:
-        """Copy the first `length` places of a slot over those of another."""
+        """Copy the first `length` places of slot `source` to slot `target`."""
         for pair in self._layers.values():
             for kept in pair:
                 kept[target, :length] = kept[source, :length]
@@ -344,18 +353,21 @@ class Rotation:
         positions = torch.arange(max_length, dtype=torch.float32, device=frequencies.device)
         angles = torch.outer(positions, frequencies.float())
         cosines = torch.cat((angles.cos(), angles.cos()), dim=-1)
-        # The sign that the first of a pair has is put into the table.
+        # The table holds the minus sign of the first half.
         sines = torch.cat((-angles.sin(), angles.sin()), dim=-1)
         self._table = torch.stack((cosines, sines)).to(dtype)
 
     def at(self, positions: torch.Tensor) -> Turns:
-        """Return cosines and sines, `(token, 1, channel)` each, of the positions `(token,)`."""
+        """Return cosines and sines, each `(token, 1, channel)`, of positions `(token,)`."""
         cosines, sines = self._table[:, positions, None]
         return cosines, sines
 
 
 def rotate(states: torch.Tensor, turns: Turns) -> torch.Tensor:
-    """Turn the first channels of `states` `(token, head, channel)`, each pair half a head apart."""
+    """Turn the first channels of `states` `(token, head, channel)`.
+
+    Of n turned channels, i and i + n / 2 are a pair.
+    """
     cosines, sines = turns
     num_turned = cosines.shape[-1]
     if num_turned < states.shape[-1]:
@@ -370,15 +382,15 @@ def rotate(states: torch.Tensor, turns: Turns) -> torch.Tensor:
 
 
 class StepState:
-    """What the attention modules of one rank share: the cache, and the step that is under way."""
+    """What the attention modules of one rank share: the cache, and the step under way."""
 
     def __init__(self) -> None:
         self.cache: KeyValueCache
         self.layout: StepTokens
         self.turns: Turns | None = None
-        """Of this step's tokens; None without rotary embedding."""
+        """Cosines and sines for this step's tokens; None without rotary embedding."""
         self.wanted: torch.Tensor | None = None
-        """The only tokens that are needed behind the last layer's attention; None: all."""
+        """Indices of the tokens that are needed behind the last layer's attention; None: all."""
 
 
 def attend(
@@ -390,14 +402,14 @@ def attend(
     is_causal: bool,
     scale: float,
 ) -> torch.Tensor:
-    """Return the context `(row, head, token, channel)` of queries of that shape.
+    """Return the context `(row, head, token, channel)` of queries of the same shape.
 
-    Keys and values are `(row, group, place, channel)`. `visible` says which places are seen (None:
-    all, or causally when the row begins here).
+    Keys and values are `(row, group, place, channel)`. `visible` says which places are seen; where
+    it is None, `is_causal` says whether tokens see only earlier places.
     """
     shares_keys = queries.shape[1] != keys.shape[1]
     if queries.shape[2] == 1 and shares_keys:
-        # The heads of a group as if they were tokens: no key is read twice.
+        # Treat the heads of a group as tokens, so that no key is read twice.
         rows, heads, _, channels = queries.shape
         grouped = queries.view(rows, keys.shape[1], -1, channels)
         context = scaled_dot_product_attention(
@@ -411,21 +423,21 @@ def attend(
 
 
 class Heads(torch.nn.Module):
-    """Queries, keys and values of a step's tokens as they are used: normalized and rotated.
+    """Passes on a step's queries, keys and values as attention uses them: normalized and rotated.
 
-    A module of its own so that hooks see them, `(token, head, channel)`, and may change them before
-    they go into the cache.
+    This is a module so that hooks see the three tensors, `(token, head, channel)`, and may change
+    them before keys and values go into the cache.
     """
 
     def forward(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Give back what is given."""
+        """Return the inputs unchanged."""
         return queries, keys, values
 
 
 class CachedAttention(torch.nn.Module):
-    """The attention of one layer to the cache, in the place of its `core_attention`."""
+    """The attention of one layer to the cache; takes the place of the layer's `core_attention`."""
 
     def __init__(
         self, state: StepState, *, layer_number: int, num_channels: int, is_last: bool
@@ -465,7 +477,7 @@ class CachedAttention(torch.nn.Module):
         return context.reshape(context.shape[0], 1, -1)
 
     def select(self, states: torch.Tensor) -> torch.Tensor:
-        """Keep of `states` `(token, …)` what is needed behind this layer's attention."""
+        """Return the part of `states` `(token, …)` that is needed behind this layer's attention."""
         wanted = self._state.wanted if self._is_last else None
         return states if wanted is None else states.index_select(0, wanted)
 
@@ -484,7 +496,7 @@ class CachedAttention(torch.nn.Module):
         return context[:, :, 0]
 
     def _read(self, queries: torch.Tensor, piece: Piece) -> torch.Tensor:
-        """Attend with pieces of prompts; return `(token, head, channel)`."""
+        """Attend with the tokens of prompt pieces; return `(token, head, channel)`."""
         slots = slice(piece.first_slot, piece.first_slot + piece.num_rows)
         length = piece.start + piece.num_tokens
         keys, values = self._state.cache.read(self._layer_number, slots, length)
@@ -515,9 +527,7 @@ class Stage:
         *,
         num_extra_slots: int = 0,
     ) -> None:
-        """Make a stage; `num_extra_slots` of the cache lie behind those of the limits' rows, for
-        others' use.
-        """
+        """Make a stage; the cache gets `num_extra_slots` slots behind those of the batch's rows."""
         self.device = device
         self.vocab_size = vocab_size
         self._state = StepState()
@@ -544,17 +554,17 @@ class Stage:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number format of weights and states."""
+        """Return the number format of weights and states."""
         dtype: torch.dtype = self.model.config.params_dtype
         return dtype
 
     @property
     def is_watched(self) -> bool:
-        """Tell whether hooks of others look at any module, or change what it computes."""
+        """Return whether any module has hooks other than ours, which look at it or change it."""
         return sum(map(len, self._hooks)) != self._num_own_hooks
 
     def _build(self, settings: Settings, sizes: Sizes, vocab_size: int) -> GPTModel:
-        """Return Megatron-Core's model, with attention of ours in its layers."""
+        """Return Megatron-Core's model with our attention in its layers."""
         (model,) = build_bare_model(settings, sizes, vocab_size, self.device)
         for layer in model.decoder.layers:
             layer.self_attention.core_attention = CachedAttention(
@@ -579,7 +589,7 @@ class Stage:
         try:
             for layer in layers:
                 cache.add_layer(layer.layer_number)
-        except RuntimeError as error:  # torch's only word for memory that is not there
+        except RuntimeError as error:  # torch has no other error for too little memory
             raise ConfigError(
                 f"there is no memory for the keys and values of {num_slots} rows of "
                 f"{limits.max_length} tokens ({str(error).splitlines()[0][:120]}); lower "
@@ -589,7 +599,7 @@ class Stage:
         return cache
 
     def _take_rotation(self, max_length: int) -> Rotation:
-        """Take the rotation over from the model, whose attention gets its tokens unrotated."""
+        """Return the model's rotation, and switch it off in the model itself."""
         frequencies = self.model.rotary_pos_emb.inv_freq.to(self.device)
         factor = self.model.rotary_pos_emb.seq_len_interpolation_factor
         if factor is not None:
@@ -600,17 +610,17 @@ class Stage:
     def _select(
         self, layer: torch.nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Let only those tokens reach the output layer whose logits are needed."""
+        """Pass only the tokens whose logits are needed to the output layer."""
         del layer
-        if self._wanted is None or self._state.wanted is not None:  # all, or left out before
+        if self._wanted is None or self._state.wanted is not None:  # all, or selected before
             return inputs, options
         return (inputs[0].index_select(0, self._wanted), *inputs[1:]), options
 
     @torch.inference_mode()
     def run(self, layout: StepTokens, wanted: torch.Tensor | None) -> torch.Tensor | None:
-        """Compute a step; gives the logits `(wanted, vocabulary)` on the last stage, else None.
+        """Compute a step; return the logits `(wanted, vocabulary)` on the last stage, else None.
 
-        `wanted` are places in the stream; None: all of it.
+        `wanted` are indices of tokens in the stream; None: all tokens.
         """
         self._state.layout = layout
         positions = layout.positions
@@ -631,8 +641,9 @@ class Stage:
 
     @torch.inference_mode()
     def unembed(self, states: torch.Tensor) -> torch.Tensor:
-        """Return logits `(state, vocabulary)` of hidden states `(state, 1, feature)`, as if they
-        were the last layer's; on the last stage.
+        """Return logits `(state, vocabulary)` of hidden states `(state, 1, feature)`.
+
+        The states are treated as the output of the last layer. Call this on the last stage only.
         """
         model = self.model
         states = states.to(device=self.device, dtype=model.config.params_dtype)
@@ -656,7 +667,5 @@ class Stage:
         return states
 
     def _is_observed(self) -> bool:
-        """Return whether hooks look at the last layer, and are to see all tokens of a step
-        there.
-        """
+        """Return whether the last layer or the final norm has hooks, which must see all tokens."""
         return any(one._forward_hooks or one._forward_pre_hooks for one in self._end)

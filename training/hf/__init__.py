@@ -5,7 +5,7 @@ which of Megatron-Core's. Fed by `training.convert` and ``--load-hf``; works on 
 one rank in any parallel layout. Start reading at families.py, then rules.py.
 
     families.py  GPT-2, Llama, Mistral, Qwen, Mixtral: config.json, key by key, to flags and back
-    rules.py     the one table of tensors: theirs, ours, and how one becomes the other
+    rules.py     the table of tensors: Hugging Face's, Megatron-Core's, and how to convert them
     weights.py   in: files of tensors, mapped for reading, into the model chunks of this rank, layer
                  by layer; files written one tensor at a time
     saving.py    out: a checkpoint as a folder; `convert --check`, the same text through both models

@@ -1,19 +1,18 @@
-"""Families of Hugging Face models: what their configuration means in the trainer's flags, and back.
+"""Families of Hugging Face models: their configurations translated to the trainer's flags and back.
 
-A family is a function from a configuration to the values of flags, and one from values to a
-configuration. Both use the names of the trainer's settings (``hidden_size``, ``rotary_base``). Keys
-that are unknown, or that ask for what Megatron-Core's GPT cannot compute, are refused:
-`ConfigReader` remembers which keys of a ``config.json`` were asked for, and whatever is left at the
-end is either known to say nothing about the weights or the computation, or ends in an InputError
-that names it. A key that is dropped silently is how converted models come to compute something
-else.
+A family has a function from a configuration to the values of flags, and one from values to a
+configuration. Values have the names of the trainer's settings (``hidden_size``, ``rotary_base``).
+Keys that are unknown, or that ask for what Megatron-Core's GPT cannot compute, are refused:
+`ConfigReader` remembers which keys of a ``config.json`` were read. Every other key must be known to
+say nothing about weights or computation; if not, an InputError names it. A key that is dropped
+silently would make a converted model compute something else.
 
-A model that came from a folder goes back with that folder's configuration, as long as it is still
-the same model. For any other every family is tried (`config_of`): its configuration is written,
-read again as any folder's would be, and taken when it describes exactly this model.
+A model that came from a folder is written with that folder's configuration, as long as it is still
+the same model. For other models every family is tried (`config_of`): a configuration is written,
+read again like that of any folder, and taken when it describes exactly this model.
 
-GPT-2 stands alone. Llama, Mistral, Qwen2 (and 2.5), Qwen3 and Mixtral are one description with a
-few switches and different defaults.
+GPT-2 has its own functions. Llama, Mistral, Qwen2 (and 2.5), Qwen3 and Mixtral share functions with
+a few switches and different defaults.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from training.data.tokenizers import build_tokenizer
 
 Value = TypeVar("Value", bound=bool | int | float | str)
 
-# What every configuration may carry without saying anything about the computation.
+# Keys that a configuration may have and that say nothing about the computation.
 _SILENT_KEYS = frozenset(
     {
         "architectures", "model_type", "transformers_version", "_name_or_path", "_commit_hash",
@@ -46,7 +45,7 @@ _SILENT_KEYS = frozenset(
         "transformers.js_config",
     }
 )  # fmt: skip
-# Of a kind that changes the computation, with the only values that leave it alone.
+# Keys that may change the computation, with the only values that do not.
 _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
@@ -62,7 +61,7 @@ _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
 
 
 class ConfigReader:
-    """The keys of one configuration, with the defaults of its family, each asked for once."""
+    """Reads the keys of one configuration, and remembers which keys were read."""
 
     def __init__(self, file: Path, config: Mapping[str, object]) -> None:
         self.file = file
@@ -70,7 +69,7 @@ class ConfigReader:
         self._asked: set[str] = set()
 
     def get(self, name: str, default: Value) -> Value:
-        """Return the value of a key, of the type of `default`, or `default` where it is missing."""
+        """Return the value of a key, of the type of `default`; `default` where it is missing."""
         found = self.optional(name, type(default))
         return default if found is None else found
 
@@ -88,11 +87,11 @@ class ConfigReader:
         return value
 
     def has(self, name: str) -> bool:
-        """Say whether the key is there, be it null."""
+        """Return whether a key is there, even if its value is null."""
         return name in self._config
 
     def raw(self, name: str) -> object:
-        """Return the value of a key as it stands there; None where it is missing."""
+        """Return the unchecked value of a key; None where it is missing."""
         self._asked.add(name)
         return self._config.get(name)
 
@@ -103,13 +102,13 @@ class ConfigReader:
             self.refuse(name, value, "which Megatron-Core's GPT cannot compute")
 
     def refuse(self, name: str, value: object, reason: str) -> NoReturn:
-        """Raise the InputError that says why a key cannot be followed."""
+        """Raise an InputError that says why the value of a key cannot be followed."""
         raise InputError(
             f"{self.file} has {name} {json.dumps(value)}, {reason}; this model cannot be taken over"
         )
 
     def finish(self) -> None:
-        """Raise InputError for a key that nobody has asked for and that may mean something."""
+        """Raise InputError for a key that was not read and that may change the computation."""
         for name, allowed in _NEUTRAL_VALUES.items():
             if name in self._config and name not in self._asked:
                 self.require(name, allowed, allowed[0])
@@ -129,8 +128,8 @@ def read_config(folder: Path) -> dict[str, object]:
 def end_ids(folder: Path, config: Mapping[str, object]) -> tuple[int, ...]:
     """Return the tokens at which transformers' ``generate`` ends a text of this model.
 
-    Its ``generation_config.json`` in `folder` says them, where there is one: a chat model has
-    several. Without it the model's own configuration does.
+    ``generation_config.json`` in `folder` names them (a chat model has several); where that file is
+    missing, the model's configuration `config` does.
     """
     file = folder / "generation_config.json"
     if file.is_file():
@@ -163,7 +162,7 @@ Values = dict[str, object]
 """Values of the trainer's settings by field name."""
 
 _TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-# The constants that Megatron-Core has built in, and those that a folder must therefore have.
+# Constants that are built into Megatron-Core, so a folder must have the same.
 _LLAMA_3_ROTATION = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -171,7 +170,7 @@ _LLAMA_3_ROTATION = {
 }
 
 
-# What a model has not, unless its family says so.
+# Values of features that a model does not have, unless its family sets them.
 _PLAIN: Values = {
     "rotary_seq_len_interpolation_factor": None,
     "use_rope_scaling": False,
@@ -186,9 +185,9 @@ _PLAIN: Values = {
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One ``model_type``: how its configuration is read, and what it assumes when a key is missing.
+    """One ``model_type``: how its configuration is read, and values for keys that are missing.
 
-    `defaults` are those of the family's configuration class in transformers.
+    `defaults` are the defaults of the family's configuration class in transformers.
     """
 
     name: str
@@ -201,7 +200,7 @@ class Family:
 
 
 def read_family(folder: Path) -> Values:
-    """Return what a Hugging Face folder says of its model, as values of the trainer's settings.
+    """Return the model of a Hugging Face folder as values of the trainer's settings.
 
     Raises InputError for a family or a key that cannot be followed.
     """
@@ -219,7 +218,7 @@ def family_of(file: Path, config: Mapping[str, object]) -> Family:
 
 
 def describe(file: Path, config: Mapping[str, object]) -> Values:
-    """Return the values of the trainer's settings that a configuration stands for."""
+    """Return a configuration's model as values of the trainer's settings."""
     family = family_of(file, config)
     reader = ConfigReader(file, config)
     values = {**_PLAIN, **family.read(reader, family)}
@@ -228,7 +227,7 @@ def describe(file: Path, config: Mapping[str, object]) -> Values:
 
 
 def sliding_window(file: Path, config: Mapping[str, object]) -> int | None:
-    """Return how many positions a token sees where that is limited; None: all before it."""
+    """Return how many positions a token sees where a sliding window limits it; None: no limit."""
     return _window(ConfigReader(file, config), family_of(file, config))
 
 
@@ -302,7 +301,7 @@ def _read_llama(reader: ConfigReader, family: Family) -> Values:
 
 
 def _skip(reader: ConfigReader, *names: str) -> None:
-    """Return keys that say nothing about weights or computation, only of this family."""
+    """Mark keys of a family as read that say nothing about weights or computation."""
     for name in names:
         reader.raw(name)
 
@@ -314,7 +313,7 @@ def _whole_share(reader: ConfigReader, name: str, size: int, heads: int) -> int:
 
 
 def _has_biases(reader: ConfigReader, family: Family) -> bool:
-    """Return whether all linear layers have a bias; Megatron-Core has it in all or in none."""
+    """Return whether all linear layers have a bias; Megatron-Core has biases in all or in none."""
     if family.name == "qwen3":
         reader.require("attention_bias", (False,), False)
     if family.name != "llama":
@@ -327,10 +326,10 @@ def _has_biases(reader: ConfigReader, family: Family) -> bool:
 
 
 def _longest(reader: ConfigReader, family: Family) -> int:
-    """Return the longest sequence; a sliding window limits it, because within one window nothing
-    slides.
+    """Return the longest sequence, at most the size of a sliding window.
 
-    Megatron-Core's own attention sees all positions, as a window does up to its size.
+    Megatron-Core's own attention sees all positions, as sliding attention does for sequences up to
+    the size of the window.
     """
     longest = reader.get("max_position_embeddings", int(family.defaults["max_position_embeddings"]))
     return min(longest, _window(reader, family) or longest)
@@ -354,7 +353,11 @@ def _window(reader: ConfigReader, family: Family) -> int | None:
 
 
 def _rotation(reader: ConfigReader, assumed_base: float) -> Values:
-    """Return rotary embedding; transformers 5 writes ``rope_parameters``, 4 two keys of its own."""
+    """Return the values of rotary embedding.
+
+    transformers 5 writes one key ``rope_parameters``, transformers 4 writes ``rope_theta`` and
+    ``rope_scaling``.
+    """
     old = reader.raw("rope_scaling") or {}
     new = reader.raw("rope_parameters") or {}
     if not isinstance(old, dict) or not isinstance(new, dict):
@@ -404,7 +407,7 @@ def _number(rotation: Mapping[str, object], reader: ConfigReader) -> float:
 
 
 def _is_positive(value: object) -> TypeGuard[int | float]:
-    """Say whether a value of a file is a number above 0: JSON as Python reads it knows NaN, too."""
+    """Return whether a value is a finite number above 0 (Python reads NaN from JSON, too)."""
     return type(value) in (int, float) and 0 < cast(float, value) < math.inf
 
 
@@ -510,7 +513,7 @@ _FILE = Path("config.json")
 
 
 def config_of(saved: SavedSettings) -> dict[str, object]:
-    """Return the configuration of a checkpoint's model; InputError when no family has one."""
+    """Return the configuration of a checkpoint's model; InputError when no family fits."""
     original = dict(saved.hf_config or {})
     if original and _describes(original, saved.model):
         name = "dtype" if "dtype" in original else "torch_dtype"
@@ -541,12 +544,12 @@ def _describes(config: Mapping[str, object], model: Mapping[str, object]) -> boo
     except InputError:
         return False
     if window is not None and cast(int, model["max_position_embeddings"]) > window:
-        return False  # trained on since then, on longer texts, all of which it sees
+        return False  # trained since then on longer texts, whose positions it sees all
     return not list(differences(model, there))
 
 
 def _token_ids(saved: SavedSettings, original: Mapping[str, object]) -> dict[str, object]:
-    """Return ids of special tokens: the original's, else the tokenizer's end."""
+    """Return the ids of special tokens: the original configuration's, else the tokenizer's end."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     known = {name: original[name] for name in names if name in original}
     if known or saved.tokenizer is None:
@@ -620,7 +623,7 @@ def _write_rotation(model: Mapping[str, object]) -> dict[str, object] | None:
 
 
 def _character(model: Mapping[str, object]) -> str:
-    """Return the choices that tell families apart, for a message."""
+    """Return, for a message, the values that tell families apart."""
     names = (
         "normalization", "position_embedding_type", "swiglu", "openai_gelu", "add_bias_linear",
         "add_qkv_bias", "qk_layernorm", "num_experts", "rotary_percent",

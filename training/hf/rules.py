@@ -1,21 +1,20 @@
-"""The one table that says which tensors of a Hugging Face folder make which of Megatron-Core's.
+"""The table that says which tensors of a Hugging Face folder make which parameter of Megatron-Core.
 
-A rule names a parameter of Megatron-Core, the tensors of the folder it is made of, and how it is
+A rule names a parameter of Megatron-Core, the folder's tensors that it is made of, and how it is
 put together and cut over the tensor-parallel ranks:
 
-    QKV     rows go by query group: the group's queries, its key, its value; a rank has whole
+    QKV     rows are ordered by query group: the group's queries, key and value; a rank has whole
             groups, or an equal part of all rows where there are fewer groups than ranks
     GATED   rows are the gate's, then the up projection's; a rank has its part of each
     ROWS, COLUMNS   a rank has its part of the rows, or of the columns
     VOCABULARY      ROWS, with rows of zeros up to the padded size
-    WHOLE   every rank has all of it
+    WHOLE   every rank has the whole parameter
 
-Example: 4 heads of 1 channel in 2 groups give rows q0 q1 k0 v0 | q2 q3 k1 v1, and of two ranks the
-first has those before the bar.
+Example: 4 heads of 1 channel in 2 groups give rows q0 q1 k0 v0 | q2 q3 k1 v1; of two ranks the
+first has the rows before the bar.
 
-`share` puts a rank's own part together and never more than that; `parts` takes a full tensor apart
-again. Both work on views where they can, so that of a file in memory only the pages that are
-needed are read.
+`share` puts together only a rank's own part; `parts` takes a full tensor apart again. Both work on
+views where they can, so that only the needed pages of a mapped file are read.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from torch.nn import functional
 
 
 class Form(StrEnum):
-    """How a parameter is made of the folder's tensors and cut over ranks."""
+    """How a parameter is made of a folder's tensors and cut over tensor-parallel ranks."""
 
     WHOLE = "whole"
     ROWS = "rows"
@@ -40,7 +39,7 @@ class Form(StrEnum):
 
 
 class ModelPart(StrEnum):
-    """Which part of the model has a parameter."""
+    """The part of a model to which a parameter belongs."""
 
     FIRST = "first"
     LAYER = "layer"
@@ -50,7 +49,10 @@ class ModelPart(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One parameter: `name` within its place, `sources` in the folder with {layer} and {expert}."""
+    """One parameter: `name` within its part of the model, and names of the folder's tensors.
+
+    `sources` may contain {layer} and {expert}.
+    """
 
     place: ModelPart
     name: str
@@ -59,7 +61,7 @@ class Rule:
     is_transposed: bool = False
 
     def sources_of(self, layer: int = 0, expert: int = 0) -> list[str]:
-        """Return the folder's tensors for a layer and expert, counted from 0 over the model."""
+        """Return the names of the folder's tensors for a layer and expert, counted from 0."""
         return [source.format(layer=layer, expert=expert) for source in self.sources]
 
 
@@ -80,13 +82,13 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRank:
-    """Which of how many tensor-parallel ranks."""
+    """A tensor-parallel rank, and how many there are."""
 
     rank: int = 0
     size: int = 1
 
     def cut(self, tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        """Return this rank's part of a dimension that all of them divide; a view."""
+        """Return this rank's equal part of a dimension, as a view."""
         length = tensor.shape[dim] // self.size
         return tensor.narrow(dim, self.rank * length, length)
 
@@ -94,7 +96,7 @@ class TensorRank:
 def share(
     rule: Rule, tensors: Sequence[torch.Tensor], attention: Attention, own: TensorRank, rows: int
 ) -> torch.Tensor:
-    """Make this rank's part of a parameter that has `rows` rows here of the folder's tensors."""
+    """Return this rank's part of a parameter, made of the folder's tensors; it has `rows` rows."""
     if rule.is_transposed:
         tensors = [tensor.t() for tensor in tensors]
     match rule.form:
@@ -117,7 +119,7 @@ def share(
 def _interleave(
     tensors: Sequence[torch.Tensor], attention: Attention, own: TensorRank
 ) -> torch.Tensor:
-    if len(tensors) == 1:  # GPT-2 has them one after the other in one tensor
+    if len(tensors) == 1:  # GPT-2 has queries, keys and values in one tensor
         tensors = torch.split(tensors[0], list(attention.rows))
     grouped = [_by_group(tensor, attention) for tensor in tensors]
     if attention.num_groups % own.size:  # fewer groups than ranks
@@ -150,12 +152,12 @@ def _separate(tensor: torch.Tensor, attention: Attention) -> list[torch.Tensor]:
 
 
 def _by_group(tensor: torch.Tensor, attention: Attention) -> torch.Tensor:
-    """Return rows as (group, row of the group); a view."""
+    """Return rows as (group, row of the group, …), as a view."""
     groups = attention.num_groups
     return tensor.view(groups, tensor.shape[0] // groups, *tensor.shape[1:])
 
 
-# Transformer Engine joins a norm to the linear layer that follows it; checkpoints have its names.
+# Transformer Engine joins a norm to the linear layer that follows; checkpoints use its names.
 _JOINED_NORMS = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
@@ -163,7 +165,7 @@ _JOINED_NORMS = {
 
 
 def join_norms(name: str) -> str:
-    """Return the name that a norm has within the linear layer behind it; others as they are."""
+    """Return the name of a norm within the linear layer behind it, and other names unchanged."""
     for norm, joined in _JOINED_NORMS.items():
         name = name.replace(norm, joined)
     return name
@@ -177,8 +179,8 @@ def rules_of(model_type: str, values: Mapping[str, object]) -> tuple[Rule, ...]:
 
 
 def _output_rules(model_type: str, untied: bool) -> Iterator[Rule]:
-    """Return the rules of the output layer: weights of its own, or the embedding's where a last
-    stage has a copy.
+    """Yield the rule of the output layer: its own weights, or the embedding's if the two are tied
+    (a last stage has a copy).
     """
     embedding = "transformer.wte.weight" if model_type == "gpt2" else "model.embed_tokens.weight"
     source = "lm_head.weight" if untied else embedding
@@ -250,7 +252,7 @@ def _llama_rules(values: Mapping[str, object]) -> Iterator[Rule]:
 def _layer(
     name: str, sources: Sequence[str], of_weight: Form, of_bias: Form | None = None
 ) -> Iterator[Rule]:
-    """Return the rules for the weight of a module of a layer, and for its bias if it has one."""
+    """Yield the rules for the weight of a layer's module, and for its bias if it has one."""
     for suffix, form in (("weight", of_weight), ("bias", of_bias)):
         if form is not None:
             where = tuple(f"model.layers.{{layer}}.{source}.{suffix}" for source in sources)

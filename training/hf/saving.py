@@ -1,8 +1,8 @@
 """A checkpoint as a Hugging Face folder, and the check that both compute the same.
 
 The weights are read from the checkpoint layer by layer, whatever layout it was saved in, and
-written as they come: in memory there is one layer. `compare` runs one text through Megatron-Core's
-model of the checkpoint and transformers' of the folder.
+written as they come, so only one layer is in memory. `compare` runs the same tokens through
+Megatron-Core's model of the checkpoint and through transformers' model of the folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEFAULT_MAX_FILE_BYTES = 5 * 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class _Piece:
-    """One parameter of one layer and expert: where it lies in the checkpoint, what it becomes."""
+    """One parameter of one layer and expert: place in the checkpoint, and names in the folder."""
 
     rule: Rule
     wanted: Wanted
@@ -46,7 +46,7 @@ class _Piece:
 def write_hf(
     saved: SavedSettings, folder: Path, max_file_bytes: int = DEFAULT_MAX_FILE_BYTES
 ) -> None:
-    """Write the model of a checkpoint as a Hugging Face folder; raises InputError when damaged."""
+    """Write a checkpoint's model as a Hugging Face folder; InputError for a damaged checkpoint."""
     config = config_of(saved)
     export = _Export(saved, str(config["model_type"]))
     blank = {name: tensor for piece in export.pieces() for name, tensor in export.blank(piece)}
@@ -60,10 +60,10 @@ def write_hf(
 
 
 def _write_tokenizer(saved: SavedSettings, folder: Path) -> None:
-    """Copy the tokenizer's files into a Hugging Face folder, and add what is missing there.
+    """Copy the tokenizer's files into a Hugging Face folder, and add files that are missing there.
 
-    Of tokenizers that have no files (bytes, plain numbers) transformers knows nothing: none is
-    written.
+    Nothing is written for tokenizers without files (bytes, plain numbers), which transformers does
+    not know.
     """
     copy_tokenizer_files(saved.folder / TOKENIZER_FOLDER, folder)
     tokenizer = None if saved.tokenizer is None else build_tokenizer(saved.tokenizer)
@@ -79,7 +79,7 @@ def _write_tokenizer(saved: SavedSettings, folder: Path) -> None:
 
 
 def _key(rule: Rule) -> str:
-    """Return the name of a layer's parameter in a checkpoint, where it is one of all layers."""
+    """Return the key of a layer's parameter in a checkpoint, where all layers are one tensor."""
     if rule.place is ModelPart.EXPERT:
         return f"decoder.layers.mlp.experts.experts.{rule.name}"
     return f"decoder.layers.{join_norms(rule.name)}"
@@ -103,7 +103,7 @@ class _Export:
         )
 
     def _check_counts(self) -> None:
-        """Raise InputError where the tensors are of more or fewer layers than the settings say."""
+        """Raise InputError where tensors have other numbers of layers or experts than settings."""
         for rule in self._rules:
             counts = {
                 ModelPart.LAYER: (self._num_layers,),
@@ -118,12 +118,12 @@ class _Export:
                 )
 
     def pieces(self) -> Iterator[_Piece]:
-        """Return all parameters in the order in which they are written."""
+        """Yield all parameters in the order in which they are written."""
         for group in self.layers():
             yield from group
 
     def layers(self) -> Iterator[list[_Piece]]:
-        """Return what is read together: before the layers, each layer, behind them."""
+        """Yield the parameters that are read together: before the layers, of each layer, behind."""
         yield [self._top(rule) for rule in self._rules if rule.place is ModelPart.FIRST]
         for layer in range(self._num_layers):
             yield list(self._of_layer(layer))
@@ -148,12 +148,12 @@ class _Export:
                     yield _Piece(rule=rule, wanted=wanted, names=rule.sources_of(layer, expert))
 
     def blank(self, piece: _Piece) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return the folder's tensors of a parameter, without contents."""
+        """Return name and tensor (without contents) of each of a parameter's tensors."""
         shape = self._tensors.shape(piece.wanted)
         return self._parts(piece, torch.empty(shape, dtype=self._dtype, device="meta"))
 
     def real(self, pieces: Sequence[_Piece]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return the folder's tensors of some parameters, read from the checkpoint together."""
+        """Yield name and tensor of each of some parameters' tensors, read at once."""
         read = self._tensors.read([piece.wanted for piece in pieces], self._dtype)
         for piece, tensor in zip(pieces, read, strict=True):
             yield from self._parts(piece, tensor)
@@ -164,7 +164,7 @@ class _Export:
 
 
 _NUM_TEXTS, _NUM_TOKENS = 2, 48
-# Both compute in float32, in another order of additions.
+# Both models compute in float32, but add up in different orders.
 _TOLERANCE_RATIO = 1e-5
 
 
@@ -178,7 +178,7 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Return whether they are equal but for the order of additions."""
+        """Return whether the logits are equal up to the order of additions."""
         return self.largest_difference <= _TOLERANCE_RATIO * max(1.0, self.largest_logit)
 
 

@@ -1,16 +1,16 @@
 """The weights of a Hugging Face folder: its files, and a rank's model chunks filled from them.
 
 **Reading**: safetensors or torch's own format, in one file or several, mapped into memory. A tensor
-costs what is used of it, and nothing any more when it is let go, so that the pages of earlier
-layers do not add up.
+takes memory only for the pages that are used, and none after it is dropped, so that earlier layers
+do not add up.
 
 **Filling** (`load_hf`): layer by layer, each rank its own share, whatever the layout: tensor,
 pipeline, interleaved and expert parallelism, layers of Megatron-Core or of Transformer Engine.
 
 **Writing**: safetensors files, one tensor after the other, so that only one is in memory. The
 format is a table of names, number formats, shapes and places, and then the bytes. The table comes
-first, so shapes must be known before any tensor is: give `plan` tensors without contents (torch's
-device ``meta``), then write the real ones in the same order.
+first, so shapes must be known before any tensor is made: give `plan` tensors without contents
+(torch's device ``meta``), then write the real tensors in the same order.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ INDEX_SUFFIX = ".index.json"
 CONFIG = "config.json"
 _SHARDS = "model-[0-9]*-of-[0-9]*.safetensors"
 MODEL_FILES = (CONFIG, SAFETENSORS, f"{SAFETENSORS}{INDEX_SUFFIX}", _SHARDS)
-"""Patterns of the files that a folder is read by, the first of them before the others."""
+"""Patterns of the files by which a model's folder is known and read; config.json is read first."""
 _DTYPES = ("float32", "bfloat16", "float16")
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _FORMATS = {getattr(torch, dtype): name for name, dtype in _SAFETENSORS_DTYPES.items()}
@@ -58,13 +58,13 @@ _NO_WEIGHTS = {"BOOL", "U8", "I8", "I32", "I64"}
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Which file of a folder has which tensor."""
+    """The tensors of a folder: `file_of` is the file of each tensor, by name."""
 
     folder: Path
     file_of: Mapping[str, str]
 
     def name_here(self, name: str) -> str:
-        """Return a tensor's name in this folder: a model saved without its head has no prefix."""
+        """Return a tensor's name in this folder, without prefix if it was saved without a head."""
         bare = name.partition(".")[2]
         return bare if name not in self.file_of and bare in self.file_of else name
 
@@ -79,7 +79,7 @@ class Weights:
         return here
 
     def dtype(self) -> str:
-        """Return the one number format that holds all weights as they are, by torch's name."""
+        """Return torch's name of a number format that holds all weights exactly."""
         found: set[str] = set()
         for file in sorted(set(self.file_of.values())):
             found |= _dtypes(self.folder / file)
@@ -92,7 +92,7 @@ class Weights:
         return found.pop() if len(found) == 1 else "float32"
 
     def read(self, names: Iterable[str]) -> list[torch.Tensor]:
-        """Return some tensors, mapped as long as they are kept; InputError for a missing one."""
+        """Return some tensors, mapped as long as they are kept; InputError for a missing tensor."""
         by_file: dict[str, list[str]] = {}
         wanted = [self.require(name) for name in names]
         for name in wanted:
@@ -104,7 +104,7 @@ class Weights:
 
 
 def open_weights(folder: Path) -> Weights:
-    """Find the weights of a folder; safetensors before torch's format when it has both."""
+    """Find the weights of a folder; prefer safetensors when it also has torch's format."""
     for name in (SAFETENSORS, TORCH):
         index = folder / f"{name}{INDEX_SUFFIX}"
         if index.is_file():
@@ -141,7 +141,7 @@ def _names(file: Path) -> list[str]:
 
 
 def _dtypes(file: Path) -> set[str]:
-    """Return the number formats of a file's weights; constants (masks) are of no interest."""
+    """Return the number formats of a file's weights, leaving out constants such as masks."""
     if file.suffix == ".bin":
         tensors = _load_torch(file).values()
         return {str(one.dtype).removeprefix("torch.") for one in tensors if one.is_floating_point()}
@@ -198,7 +198,7 @@ def _damages_of(file: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightFile:
-    """One file to be written: its name and its tensors without contents, in order."""
+    """A file to write: its name, and its tensors without contents, in order."""
 
     name: str
     tensors: Mapping[str, torch.Tensor]
@@ -207,7 +207,8 @@ class WeightFile:
 def plan(tensors: Mapping[str, torch.Tensor], max_file_bytes: int) -> list[WeightFile]:
     """Divide tensors (without contents) over files of at most `max_file_bytes`, in their order.
 
-    A tensor larger than that has a file of its own. One file is named as Hugging Face names one.
+    A tensor larger than that gets its own file. A single file is named ``model.safetensors``,
+    several as Hugging Face numbers them.
     """
     groups: list[dict[str, torch.Tensor]] = [{}]
     size_bytes = 0
@@ -284,10 +285,10 @@ def writing(folder: Path, files: list[WeightFile]) -> Iterator[WeightWriter]:
 
 
 def publish_model(made: Path, folder: Path) -> None:
-    """Move a finished model's files to their place; config.json, by which it is known, comes last.
+    """Move a finished model's files to `folder`; config.json, by which it is known, comes last.
 
-    Weights of an earlier model there are removed first: an index of theirs would be read before the
-    new ones.
+    Weights of an earlier model in `folder` are removed first: an old index would be read instead of
+    the new weights.
     """
     for old in [file for pattern in MODEL_FILES for file in folder.glob(pattern)]:
         old.unlink()
@@ -296,7 +297,7 @@ def publish_model(made: Path, folder: Path) -> None:
 
 
 def _table(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Return the head of a file: the size of the table in eight bytes, and the table."""
+    """Return the beginning of a file: the size of the table in eight bytes, and the table."""
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, tensor in tensors.items():
@@ -307,7 +308,7 @@ def _table(tensors: Mapping[str, torch.Tensor]) -> bytes:
         }
         start += tensor.nbytes
     text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # readers map the bytes behind it
+    text += b" " * (-len(text) % 8)  # align the tensors behind it, which readers map
     return len(text).to_bytes(8, "little") + text
 
 
@@ -316,9 +317,9 @@ _CONSTANTS = re.compile(r"\.(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 
 
 def load_hf(folder: Path, chunks: Sequence[torch.nn.Module]) -> None:
-    """Fill the chunks of this rank's model in place; each rank calls it for itself.
+    """Fill the chunks of this rank's model in place; each rank calls this by itself.
 
-    Raises InputError when the folder is damaged or its model is not the one that was built.
+    Raises InputError when the folder is damaged or holds another model than was built.
     """
     for fill in fillings(folder, chunks).values():
         fill()
@@ -327,10 +328,10 @@ def load_hf(folder: Path, chunks: Sequence[torch.nn.Module]) -> None:
 def fillings(
     folder: Path, chunks: Sequence[torch.nn.Module]
 ) -> dict[torch.Tensor, Callable[[], None]]:
-    """Return what fills each parameter of this rank in place, in the order of the layers.
+    """Return, by parameter of this rank, a callable that fills it in place; layer by layer.
 
-    Raises InputError when the folder's model is not the one that was built; filling raises one when
-    a tensor is damaged.
+    Raises InputError when the folder holds another model than was built. A callable raises
+    InputError when a tensor is damaged.
     """
     from megatron.core.utils import unwrap_model
 
@@ -344,8 +345,8 @@ def fillings(
 def check_folder(folder: Path) -> tuple[Weights, tuple[Rule, ...], Mapping[str, object]]:
     """Return a folder's weights, the rules of its family and the values of its configuration.
 
-    Raises InputError where its tensors are not those of the model that its config.json describes.
-    Called before the model is built: with a wrong number of layers that would end with the memory.
+    Raises InputError where the folder's tensors are not those of the model in its config.json. Call
+    this before the model is built: a wrong number of layers could take all memory.
     """
     config = read_config(folder)
     values = describe(folder / "config.json", config)
@@ -363,8 +364,8 @@ def check_folder(folder: Path) -> tuple[Weights, tuple[Rule, ...], Mapping[str, 
 
 
 def check_names(weights: Weights, rules: Sequence[Rule], values: Mapping[str, object]) -> None:
-    """Raise InputError for a tensor that is missing, and for one that no rule reads: the model
-    would be another without it.
+    """Raise InputError for a missing tensor, and for a tensor that no rule reads: without it the
+    model would be another one.
     """
     known = {
         weights.require(source)
@@ -373,7 +374,7 @@ def check_names(weights: Weights, rules: Sequence[Rule], values: Mapping[str, ob
         for source in rule.sources_of(layer, expert)
     }
     extra = {name for name in weights.file_of if not _CONSTANTS.search("." + name)} - known
-    if "lm_head.weight" in extra:  # tied, and saved a second time
+    if "lm_head.weight" in extra:  # tied to the embedding, but saved a second time
         embedding = next(rule for rule in rules if rule.name == "output_layer.weight").sources
         head, tied = weights.read(["lm_head.weight", *embedding])
         if not torch.equal(head, tied):
@@ -404,7 +405,7 @@ def _places(rule: Rule, values: Mapping[str, object]) -> Iterator[tuple[int, int
 def read_sources(
     weights: Weights, rule: Rule, sources: Sequence[str], vocab_size: int
 ) -> list[torch.Tensor]:
-    """Read what a parameter is made of; InputError when it is for another vocabulary."""
+    """Read the tensors that a parameter is made of; InputError for another vocabulary size."""
     tensors = weights.read(sources)
     num_rows = tensors[0].shape[0] if tensors[0].dim() else 0
     if rule.form is Form.VOCABULARY and num_rows != vocab_size:
@@ -417,7 +418,7 @@ def read_sources(
 
 @dataclass(frozen=True, kw_only=True)
 class _Filling:
-    """One parameter of this rank, and how it is made of the folder's tensors."""
+    """Fills one parameter of this rank from the folder's tensors."""
 
     weights: Weights
     rule: Rule
@@ -430,7 +431,7 @@ class _Filling:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Fill the parameter in place; raises InputError where the folder has another shape."""
+        """Fill the parameter in place; InputError where the folder has another shape or type."""
         folder, parameter = self.weights.folder, self.parameter
         tensors = read_sources(self.weights, self.rule, self.sources, self.vocab_size)
         try:
@@ -457,7 +458,7 @@ class _Filling:
 def _fillings_of(
     chunk: GPTModel, weights: Weights, rules: Sequence[Rule], vocab_size: int
 ) -> Iterator[tuple[torch.Tensor, _Filling]]:
-    """Return what fills the parameters of a chunk; each must be made by exactly one rule."""
+    """Yield each parameter of a chunk with what fills it; exactly one rule must make each."""
     from megatron.core import parallel_state
 
     dense = TensorRank(
@@ -477,7 +478,7 @@ def _fillings_of(
     for rule, name, sources in _targets(chunk, rules):
         parameter = left.pop(name_in_memory(name, left), None)
         if parameter is None:
-            if rule.name == "output_layer.weight":  # the embedding itself, on the same rank
+            if rule.name == "output_layer.weight":  # tied to the embedding on the same rank
                 continue
             raise InputError(
                 f"this run's model has no {name}, which {weights.folder} has weights for"
@@ -503,7 +504,7 @@ def _fillings_of(
 
 
 def _targets(chunk: GPTModel, rules: Sequence[Rule]) -> Iterator[tuple[Rule, str, Sequence[str]]]:
-    """Return the parameters of a chunk, layer by layer: rule, name, and the folder's tensors."""
+    """Yield rule, name and the folder's tensor names for each parameter of a chunk, by layer."""
     for rule in rules:
         is_here = (rule.place is ModelPart.FIRST and chunk.pre_process) or (
             rule.place is ModelPart.LAST and chunk.post_process
@@ -522,12 +523,12 @@ def _targets(chunk: GPTModel, rules: Sequence[Rule]) -> Iterator[tuple[Rule, str
 
 
 def _experts_of(layer: TransformerLayer) -> Iterable[int]:
-    """Return the experts of a layer that this rank has, counted over all ranks."""
+    """Return the numbers, over all ranks, of the experts of a layer that this rank has."""
     return cast(Iterable[int], layer.mlp.local_expert_indices)
 
 
 def name_in_memory(name: str, parameters: Mapping[str, object]) -> str:
-    """Return the name of a parameter in Megatron-Core's layers, or that in Transformer Engine's."""
+    """Return `name` if `parameters` have it, else its name in Transformer Engine's layers."""
     if name in parameters:
         return name
     # All experts of a rank in one module: experts.local_experts.3.linear_fc1.weight

@@ -1,16 +1,16 @@
 """Messages between pipeline stages: one process group a channel, one way, in the sender's order.
 
-Two ranks of a pipeline that hand tensors to each other have up to four channels: outputs forward
-and gradients backward, either way where several chunks make the pipeline a ring. Each channel is a
-process group of its own, so that no message waits for one of another channel, and the receiver
-knows the order of its messages because it knows its sender's list of actions. What the hosts say
-to each other beside it goes over a group of the whole pipeline on the CPU, by a tag a channel.
+Two ranks of a pipeline that hand tensors to each other have up to four channels: one for outputs
+and one for gradients, both in either direction where several chunks make the pipeline a ring. Each
+channel is a process group of its own, so that no message waits for a message of another channel.
+The receiver knows the order of messages because it knows the sender's list of actions. Headers and
+tokens of all channels go over CPU groups of the whole pipeline, where each channel has a tag.
 
 Sends return at once. On the CPU receives are posted ahead, a few a channel, and waited for when
 they are used. Between GPUs of one host copy engines carry messages (`copies.py`). Between hosts a
-channel is an NCCL communicator of few thread blocks; a receive is a kernel that occupies them until
-the message has come, so it is launched behind the compute that comes before it. Waiting holds up
-the compute stream of a GPU, not the host.
+channel is an NCCL communicator of few thread blocks. An NCCL receive is a kernel that occupies
+these thread blocks until the message has come, so it is launched behind earlier compute. Waiting
+holds up the compute stream of a GPU, not the host.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from training.pipeline.plan import (
 )
 
 RECEIVES_AHEAD = 2
-"""Receives posted on a channel at a time: one that is under way, one that is to follow."""
+"""Receives posted on a channel at a time: the message under way and the next one."""
 
 MAX_THREAD_BLOCKS = 4
-"""Thread blocks of a channel's NCCL kernels: a receive that waits occupies so many."""
+"""Thread blocks of a channel's NCCL kernels; a receive that waits occupies all of them."""
 
 
 class MessageEnd(StrEnum):
@@ -57,7 +57,7 @@ class MessageEnd(StrEnum):
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class Link:
-    """One way between two pipeline ranks; outputs (`forward`) and gradients go separate ways."""
+    """A direction between two ranks of a pipeline, for outputs (`forward`) or for gradients."""
 
     sender: int
     receiver: int
@@ -66,7 +66,7 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """One end of a message: what it is, with whom, and to which of this rank's work it belongs."""
+    """One end of a message: send or receive, the peer, and the work of this rank it belongs to."""
 
     operation: MessageEnd
     direction: str
@@ -75,17 +75,17 @@ class Transfer:
     """Global rank of the other end."""
     microbatch: int
     chunk: int
-    """This rank's chunk that made or needs it."""
+    """The chunk of this rank that made or needs the message."""
 
 
 class Handle(Protocol):
     """A message under way."""
 
     def wait(self) -> object:
-        """Wait for its end: the host on the CPU, the current stream on a GPU."""
+        """Wait until the message is through: the host on the CPU, the current stream on a GPU."""
 
     def is_completed(self) -> bool:
-        """Tell whether it has ended."""
+        """Return whether the message is through."""
 
 
 class Way(Protocol):
@@ -94,41 +94,41 @@ class Way(Protocol):
     receives_ahead: int
     """How many receives are begun before they are used."""
     waits_for_sender: bool
-    """Whether to begin a receive waits for its sender, so that it must not begin early."""
+    """Whether `receive` blocks until the sender is there, so that it must not be called early."""
 
     def receiving(self) -> AbstractContextManager[object]:
-        """Return the stream on which receives begin and their memory is taken."""
+        """Return a context in which to take memory for a receive and begin it."""
 
     def reserve(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> None:
-        """Have room for so many messages under way; both ends call it alike, between steps."""
+        """Make room for `number` messages under way; both ends call this alike, between steps."""
 
     def send(self, tensor: torch.Tensor) -> Handle:
-        """Begin to send what the current stream makes."""
+        """Begin to send a tensor that the current stream makes."""
 
     def receive(self, tensor: torch.Tensor) -> Handle:
         """Begin to receive on the current stream."""
 
     def end_step(self) -> None:
-        """Note that all messages of a step were received; both ends call it, the receiver first."""
+        """Note that all messages of a step were received; both ends call this, receivers first."""
 
     def close(self) -> None:
-        """Let go of what the other end has opened; nothing is sent any more."""
+        """Release memory that is shared with the other end; nothing is sent any more."""
 
 
 class GroupWay:
-    """Messages of a process group of two."""
+    """Messages between two ranks by a process group of these two."""
 
     waits_for_sender = False
 
     def __init__(self, group: dist.ProcessGroup, peer: int, device: str) -> None:
         self._group = group
         self._peer = peer
-        # On a GPU a posted receive is a kernel that spins: loading another kernel for the first
-        # time waits for it, and with it the work that the sender is waiting for.
+        # On a GPU a posted receive is a kernel that spins. The first launch of any other kernel
+        # waits for the spinning one, and the sender may be waiting for that launch.
         self.receives_ahead = RECEIVES_AHEAD if device == "cpu" else 0
 
     def receiving(self) -> AbstractContextManager[object]:
-        """Return no context: receives begin behind what the current stream has been given."""
+        """Return an empty context: receives begin on the current stream."""
         return nullcontext()
 
     def reserve(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> None:
@@ -154,12 +154,12 @@ class GroupWay:
 
 
 def start(transfer: Transfer, tensor: torch.Tensor, way: Way) -> Handle:
-    """Begin one end of a message; every message of a plan goes through here."""
+    """Begin one end of a message; every message of a plan goes through this function."""
     return way.send(tensor) if transfer.operation is MessageEnd.SEND else way.receive(tensor)
 
 
 def link_of(shape: PipelineShape, message: Message) -> Link:
-    """Return the link that a message takes; sender and receiver are one where it stays at home."""
+    """Return the link of a message; sender and receiver are equal where it stays on one rank."""
     forward = message.kind is ActionKind.FORWARD
     source = message.stage - 1 if forward else message.stage + 1
     return Link(
@@ -186,15 +186,15 @@ class Channel:
     way: Way
     peer: int
     headers: Line | None = None
-    """Says what comes next; only where the order is chosen at run time."""
+    """Carries headers that name the next message; None where the order is known beforehand."""
 
 
 class Channels:
     """The channels of this rank's pipeline; made once, by all ranks of the job together.
 
-    `ranks` are the global ranks of this rank's pipeline, of which it is number `rank`; `device` is
-    where its tensors lie. With `announces` each channel gets a line for headers. Who waits for a
-    message longer than `timeout` ends the job.
+    `ranks` are the global ranks of this rank's pipeline; attribute `rank` is its place among them.
+    Tensors lie on `device`. With `announces` each channel gets a line for headers. A rank that
+    waits for a message longer than `timeout` ends the job.
     """
 
     def __init__(
@@ -216,8 +216,9 @@ class Channels:
         headers = cpu_group_of(ranks, timeout) if announces else None
         for pipeline in all_groups(ranks):
             for tag, link in enumerate(links_of(shape)):
-                # Collective over the world, in one order: with `use_local_synchronization` ranks
-                # that belong to different numbers of groups would wait for each other for ever.
+                # All ranks of the job make every group, in one order: with
+                # `use_local_synchronization` ranks that belong to different numbers of groups would
+                # wait for each other for ever.
                 pair = [pipeline[link.sender], pipeline[link.receiver]]
                 group = _new_group(pair, device, timeout)
                 if dist.get_rank() not in pair:
@@ -236,20 +237,20 @@ class Channels:
                 )
 
     def outgoing(self) -> Iterator[Channel]:
-        """Return channels on which this rank sends."""
+        """Return the channels on which this rank sends."""
         return (channel for channel in self.own if channel.link.sender == self.rank)
 
     def incoming(self) -> Iterator[Channel]:
-        """Return channels on which this rank receives."""
+        """Return the channels on which this rank receives."""
         return (channel for channel in self.own if channel.link.receiver == self.rank)
 
     def close(self) -> None:
-        """Let go of the other ranks' memory; the job has ended."""
+        """Release the other ranks' memory; the job has ended."""
         for channel in self.own:
             channel.way.close()
 
     def _way(self, link: Link, group: dist.ProcessGroup, line: Line | None, peer: int) -> Way:
-        """Return how messages go; both ends choose alike."""
+        """Return how messages travel on a link; both ends choose the same."""
         sends = link.sender == self.rank
         if line is not None and self._open_device is not None:
             way = CopyWay(line, self._open_device(), sends=sends)
@@ -270,10 +271,10 @@ class Channels:
         return GroupWay(group, peer, self.device)
 
     def _connect(self, group: dist.ProcessGroup, peer: int, *, sends: bool) -> None:
-        """Exchange one element.
+        """Exchange one element, so that NCCL connects the two ranks now.
 
-        NCCL connects two ranks when they first talk; ranks that do so in different orders while
-        training can wait for each other for ever. Here it is one order.
+        NCCL connects two ranks when they first talk. While training, ranks talk in different orders
+        and could wait for each other for ever; here all ranks connect in one order.
         """
         element = torch.zeros(1, device=self.device)
         if sends:
@@ -284,7 +285,7 @@ class Channels:
 
 
 def _hosts() -> list[object]:
-    """Return what tells the hosts of all ranks apart."""
+    """Return, by global rank, a key of the rank's host (its name and boot id)."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     own = (platform.node(), boot.read_text(encoding="ascii") if boot.exists() else "")
     everyone: list[object] = [None] * dist.get_world_size()
@@ -293,8 +294,9 @@ def _hosts() -> list[object]:
 
 
 def all_groups(ranks: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return every rank's `ranks` (those of its pipeline, say), once each, in one order on all
-    ranks.
+    """Return the different `ranks` that the ranks of the job pass (their pipelines, say), sorted.
+
+    All ranks of the job call this together and get the same list.
     """
     everyone: list[tuple[int, ...] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, tuple(ranks))
@@ -302,14 +304,15 @@ def all_groups(ranks: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def cpu_group_of(ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
-    """Return a group on the CPU of this rank's `ranks`; all ranks of the job call this together,
-    and each belongs to one group.
+    """Return a CPU group of this rank's `ranks`; all ranks of the job call this together, and each
+    rank belongs to one group.
 
-    Only such groups can stand beside NCCL's. Where a job is bound to GPUs, torch lets ranks outside
-    of a new group, even of one on the CPU, take part in a split of NCCL's communicator, but not
-    those inside. NCCL waits until all ranks have come to as many splits. Here all of them are
-    outside of as many groups; with a group for every two neighbours of a pipeline of three, its
-    ends would be outside of more than its middle, and the job would stand still.
+    Next to NCCL only groups that divide the ranks like this work. Where a job is bound to GPUs,
+    torch lets ranks outside of a new group, even of a CPU group, take part in a split of NCCL's
+    communicator, but not ranks inside. NCCL waits until all ranks have come to equally many splits.
+    Here every rank is outside of equally many groups. With a group for every two neighbours of a
+    pipeline of three, its end ranks would be outside of more groups than its middle rank, and the
+    job would hang.
     """
     found: dist.ProcessGroup | None = None
     for members in all_groups(ranks):
@@ -339,7 +342,7 @@ class SendQueue:
         self._under_way: dict[Message, tuple[Handle, torch.Tensor]] = {}
 
     def send(self, message: Message, chunk: int, tensor: torch.Tensor) -> None:
-        """Begin to send; `chunk` is this rank's that made the tensor."""
+        """Begin to send a tensor that this rank's `chunk` made."""
         for oldest, (work, _) in [*self._under_way.items()]:
             if not work.is_completed():
                 break
@@ -349,7 +352,7 @@ class SendQueue:
         self._under_way[message] = start(transfer, tensor, self.channel.way), tensor
 
     def settle(self, message: Message) -> None:
-        """Let go of a message that has come, as another one shows; gloo alone does not say so."""
+        """Release a sent message whose arrival another message proves; gloo does not report it."""
         sent = self._under_way.pop(message, None)
         if sent is not None:
             sent[0].wait()
@@ -362,7 +365,7 @@ class SendQueue:
 
 
 class Inbox:
-    """Receives on one channel, in the order that `expect` was told."""
+    """Receives on one channel, in the order given to `expect`."""
 
     def __init__(
         self, channel: Channel, shape: Sequence[int], dtype: torch.dtype, device: str
@@ -377,26 +380,26 @@ class Inbox:
         self._arrived: dict[Message, torch.Tensor] = {}
 
     def expect(self, messages: Iterable[tuple[Message, int]], *, post: bool = True) -> None:
-        """Say what comes, each message with this rank's chunk that needs it.
+        """Learn what comes: messages in order, each with the chunk of this rank that needs it.
 
-        With `post` receives are posted ahead by themselves (on the CPU), otherwise when `post` is
-        called or the message is taken.
+        With `post` the next receives are posted ahead (on the CPU); otherwise a receive is posted
+        when method `post` is called or the message is taken.
         """
         self._expected.extend(messages)
         self._ahead = self.channel.way.receives_ahead if post else 0
         self._post_up_to(self._ahead)
 
     def post(self, message: Message) -> None:
-        """Post receives until that of `message` is posted."""
+        """Post receives up to and including the receive of `message`."""
         if self.channel.way.waits_for_sender:
             return
         while self._expected and message not in self._known():
             self._post_next()
 
     def take(self, message: Message) -> torch.Tensor:
-        """Wait for a message and hand it over; those before it are kept until they are asked for.
+        """Wait for a message and return its tensor; keep earlier messages until they are asked for.
 
-        On a GPU it is the current stream that waits.
+        On a GPU the current stream waits, not the host.
         """
         while message not in self._arrived:
             if not self._posted:
@@ -426,7 +429,7 @@ class Inbox:
 
 
 def transfer_of(operation: MessageEnd, channel: Channel, message: Message, chunk: int) -> Transfer:
-    """Return one end of a message of a channel."""
+    """Return this rank's end of a message on a channel."""
     return Transfer(
         operation=operation,
         direction="forward" if message.kind is ActionKind.FORWARD else "backward",
@@ -438,12 +441,12 @@ def transfer_of(operation: MessageEnd, channel: Channel, message: Message, chunk
 
 @lru_cache(maxsize=64)
 def proved_by(plan: Plan, rank: int) -> dict[Message, list[Message]]:
-    """Return what a rank has sent that must have come, by the message to it that proves so.
+    """Return, by message that a rank receives, the sent messages whose arrival it proves.
 
-    Every rank works its list off in order, so who sends something has had what its work up to there
-    needed. Rank 1 of 1F1B with P=3 does F0 F1 B0 F2 B1 …: gradient 0 proves to rank 0 that outputs
-    0 and 1 came, output 2 proves to rank 2 that gradient 0 did. Each message stands once, with the
-    first proof.
+    Every rank works through its list in order, so a rank that sends a message has received all that
+    its work up to there needed. Rank 1 of 1F1B with P=3 does F0 F1 B0 F2 B1 …: gradient 0 proves to
+    rank 0 that outputs 0 and 1 came, output 2 proves to rank 2 that gradient 0 came. Each sent
+    message is listed once, with the first proof.
     """
     shape = plan.shape
     found: dict[Message, list[Message]] = {}
@@ -460,10 +463,10 @@ def proved_by(plan: Plan, rank: int) -> dict[Message, list[Message]]:
 
 @lru_cache(maxsize=64)
 def most_under_way(plan: Plan, link: Link) -> int:
-    """Return how many messages of a link are sent at most before one proves that they came.
+    """Return the most messages of a link that are sent and not yet proved to have come.
 
-    Rank 0 of 1F1B with P=2 does F0 F1 B0 F2 B1 …: gradient 0 proves that output 0 came, so two
-    outputs are under way at most. Sends that a plan puts later make it no more.
+    Rank 0 of 1F1B with P=2 does F0 F1 B0 F2 B1 …: gradient 0 proves that output 0 came, so at most
+    two outputs are under way. A plan that names later sends does not raise the number.
     """
     proofs = proved_by(plan, link.sender)
     under_way: set[Message] = set()
@@ -481,8 +484,8 @@ def most_under_way(plan: Plan, link: Link) -> int:
 class Mail:
     """All messages of this rank in one step whose order is known beforehand.
 
-    `shape` and `dtype` are those of every message. What a stage hands to another one of the same
-    rank (the turn of a V) stays here.
+    Every message has `shape` and `dtype`. A message between two stages of the same rank (the turn
+    of a V) is kept here and not sent.
     """
 
     def __init__(self, channels: Channels, shape: Sequence[int], dtype: torch.dtype) -> None:
@@ -497,7 +500,7 @@ class Mail:
         self._proved: dict[Message, list[Message]] = {}
 
     def expect(self, plan: Plan) -> None:
-        """Learn a step's messages; where the plan names its receives, they wait for `post`."""
+        """Learn a step's messages; where the plan names receives, each waits for `post`."""
         place = self._place = plan.shape
         self._proved = dict(proved_by(plan, self._channels.rank))
         for channel in self._channels.own:
@@ -508,7 +511,7 @@ class Mail:
             inbox.expect(known, post=not plan.names_transfers)
 
     def send(self, link: Link, message: Message, chunk: int, tensor: torch.Tensor) -> None:
-        """Begin to send what this rank's `chunk` made."""
+        """Begin to send a tensor that this rank's `chunk` made."""
         if link.sender == link.receiver:
             self._at_home[message] = tensor.detach()
         else:
@@ -519,7 +522,7 @@ class Mail:
         self._inboxes[link].post(message)
 
     def take(self, link: Link, message: Message) -> torch.Tensor:
-        """Wait for a message and hand it over."""
+        """Wait for a message and return its tensor."""
         if link.sender == link.receiver:
             return self._at_home.pop(message)
         tensor = self._inboxes[link].take(message)
@@ -528,7 +531,7 @@ class Mail:
         return tensor
 
     def drain(self) -> None:
-        """Wait until everything has left."""
+        """Wait until all messages have left, then end the step on all ways."""
         for outbox in self._outboxes.values():
             outbox.drain()
         end_step(self._channels)
@@ -538,7 +541,7 @@ class Mail:
 
 
 def end_step(channels: Channels) -> None:
-    """Tell all ways that this rank has received everything, then hear it of the others."""
+    """Tell all senders that this rank has received everything; then hear so from receivers."""
     for channel in channels.incoming():
         channel.way.end_step()
     for channel in channels.outgoing():

@@ -1,20 +1,20 @@
 """Messages between two GPUs of one host by copy engines.
 
 A receive of NCCL occupies multiprocessors from its launch until the message has come, and slows
-whatever computes beside it. With copy engines nothing but events waits. The receiver has slots of
+all other compute meanwhile. With copy engines nothing but events waits. The receiver has slots of
 memory that the sender's process writes to:
 
     sender      wait until the slot is free ── copy into it ── record "there"   → token on the CPU
     receiver    token came ── wait for "there" ── copy out of it ── record "free"
 
-All of that is launched on streams beside the compute. Waiting for an event that was never recorded
-is waiting for nothing, so each end must know what the other one has launched. The receiver knows it
-by the token; the sender by the plan, which says how many messages are under way at most before
-another message proves that they were taken (`channels.most_under_way`). There are as many slots,
-and a step ends with a token from the receiver: it has taken everything.
+All copies are launched on streams other than the compute stream. To wait for an event that was
+never recorded is to wait for nothing, so each end must know what the other end has launched. The
+receiver knows it by the token. The sender knows it by the plan, which says how many messages can be
+under way before another message proves that they were taken (`channels.most_under_way`). There are
+as many slots, and at the end of a step the receiver sends a token: it has taken everything.
 
-So nothing can stand still: a host waits for launches of the other host, never for a GPU, and what a
-GPU waits for has been launched.
+So nothing can hang: a host waits for launches of the other host, never for a GPU, and what a GPU
+waits for has been launched.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class CopyEvent(Protocol):
     """A moment on a device that both processes know."""
 
     def record(self) -> None:
-        """Set it to where the current stream is."""
+        """Set the event to where the current stream is."""
 
     def wait(self) -> None:
-        """Let the current stream wait for it."""
+        """Let the current stream wait for the event."""
 
     def query(self) -> bool:
-        """Tell whether it has come."""
+        """Return whether the event has come."""
 
 
 class CopyDevice(Protocol):
     """Memory and events that another process of the host can open."""
 
     def slots(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return memory for so many messages."""
+        """Return memory for `number` messages."""
 
     def event(self) -> CopyEvent:
         """Return an event that both processes can wait for."""
@@ -56,20 +56,20 @@ class CopyDevice(Protocol):
         """Return an event of this process."""
 
     def settle(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait until the device is idle."""
 
     def offer(self, slots: torch.Tensor | None, events: Sequence[CopyEvent]) -> bytes:
-        """Return what another process needs to open them."""
+        """Return what another process needs to open these slots and events."""
 
     def accept(self, offer: bytes) -> tuple[torch.Tensor | None, list[CopyEvent]]:
-        """Open what another process offers."""
+        """Open slots and events that another process offers."""
 
     def aside(self, reads: torch.Tensor | None = None) -> AbstractContextManager[object]:
-        """Surround what runs on a second stream, once the current one has made `reads`."""
+        """Run what is inside on a second stream, once the current stream has made `reads`."""
 
 
 class CopyError(Exception):
-    """These two processes cannot open each other's memory."""
+    """Two processes cannot open each other's memory."""
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,18 @@ class Copied:
     event: CopyEvent
 
     def wait(self) -> None:
-        """Let the current stream wait for it."""
+        """Let the current stream wait for the copy."""
         self.event.wait()
 
     def is_completed(self) -> bool:
-        """Tell whether it is done."""
+        """Return whether the copy is done."""
         return self.event.query()
 
 
 class Line:
-    """Words from one process to another on the CPU, in order; each of the two makes one.
+    """One end of an ordered line between two processes on the CPU; each process makes its end.
 
-    `tag` tells them from those of other lines of the same group.
+    `tag` keeps lines of the same group apart.
     """
 
     def __init__(self, group: dist.ProcessGroup, peer: int, tag: int) -> None:
@@ -99,23 +99,23 @@ class Line:
         self._tag = tag
 
     def send(self, tensor: torch.Tensor) -> dist.Work:
-        """Begin to send; the tensor must stay until it has left."""
+        """Begin to send; keep the tensor until the returned work is done."""
         work = dist.isend(tensor, self._peer, group=self._group, tag=self._tag)
         assert work is not None
         return work
 
     def receive(self, tensor: torch.Tensor) -> None:
-        """Wait for a tensor."""
+        """Wait for a tensor and write it into `tensor`."""
         dist.recv(tensor, self._peer, group=self._group, tag=self._tag)
 
     def tell(self, said: bytes) -> None:
-        """Send bytes of any number, and wait until they have left."""
+        """Send any number of bytes, and wait until they have left."""
         self.send(torch.tensor([len(said)])).wait()
         if said:
             self.send(torch.frombuffer(bytearray(said), dtype=torch.uint8)).wait()
 
     def hear(self) -> bytes:
-        """Wait for bytes."""
+        """Wait for bytes that the other end tells, and return them."""
         size = torch.empty(1, dtype=torch.int64)
         self.receive(size)
         content = torch.empty(int(size), dtype=torch.uint8)
@@ -125,9 +125,9 @@ class Line:
 
 
 class CopyWay:
-    """One way between two GPUs; the processes at its ends make one each.
+    """One end of a way from one GPU to another; each of the two processes makes its end.
 
-    They talk on `line`, which nothing else uses.
+    The two ends talk on `line`, which nothing else uses.
     """
 
     receives_ahead = 0
@@ -144,13 +144,13 @@ class CopyWay:
         self._told: list[tuple[dist.Work, torch.Tensor]] = []
 
     def reserve(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> None:
-        """Have slots for so many messages; both ends call it alike, between steps.
+        """Make slots for `number` messages; both ends call this alike, between steps.
 
         Raises CopyError on both ends where one cannot open the other's memory.
         """
         if self._slots is not None and len(self._slots) >= number and self._fits(shape, dtype):
             return
-        self._device.settle()  # the slots that go may still be in use
+        self._device.settle()  # the old slots may still be in use
         if self._sends:
             self._there = [self._device.event() for _ in range(number)]
             self._slots, self._free = self._accept()
@@ -164,7 +164,7 @@ class CopyWay:
             self._line.tell(_OPENED)
 
     def receiving(self) -> AbstractContextManager[object]:
-        """Return the stream on which receives begin and their memory is taken."""
+        """Return a context that runs on the second stream, for receives and their memory."""
         return self._device.aside()
 
     def send(self, tensor: torch.Tensor) -> Copied:
@@ -190,7 +190,10 @@ class CopyWay:
         return Copied(self._device.own_event())
 
     def end_step(self) -> None:
-        """Have everything that was sent taken; the receiving end first, where a rank has both."""
+        """Wait, on the sending end, until everything was taken; on the receiving end say so.
+
+        A rank that receives and sends calls this on receiving ends first.
+        """
         if self._sends:
             self._line.receive(_token())
         for work, _ in self._told:
@@ -201,7 +204,7 @@ class CopyWay:
         self._count = 0
 
     def close(self) -> None:
-        """Let go of the other end's memory and events; nothing is sent any more."""
+        """Release the other end's memory and events; nothing is sent any more."""
         self._slots, self._there, self._free = None, [], []
 
     def _fits(self, shape: Sequence[int], dtype: torch.dtype) -> bool:
@@ -214,7 +217,7 @@ class CopyWay:
         return (self._count - 1) % len(self._slots)
 
     def _offer(self, slots: torch.Tensor | None, events: Sequence[CopyEvent]) -> None:
-        """Tell the other end of memory and events; or of failure, and raise it here."""
+        """Offer slots and events to the other end; on failure tell it and raise CopyError."""
         try:
             offer = self._device.offer(slots, events)
         except Exception as error:
@@ -223,7 +226,7 @@ class CopyWay:
         self._line.tell(offer)
 
     def _accept(self) -> tuple[torch.Tensor | None, list[CopyEvent]]:
-        """Open what the other end offers; or tell it of failure, and raise it here."""
+        """Open what the other end offers; on failure tell it and raise CopyError."""
         offer = self._line.hear()
         self._agree(offer)
         try:
@@ -256,7 +259,7 @@ class Gpu:
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def slots(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return memory for so many messages."""
+        """Return memory for `number` messages."""
         return torch.empty((number, *shape), dtype=dtype, device=self._device)
 
     def event(self) -> CopyEvent:
@@ -272,18 +275,18 @@ class Gpu:
         return event
 
     def settle(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait until the GPU is idle."""
         torch.cuda.synchronize(self._device)
 
     def offer(self, slots: torch.Tensor | None, events: Sequence[CopyEvent]) -> bytes:
-        """Return what another process needs to open them."""
+        """Return what another process needs to open these slots and events."""
         self.settle()  # an event must have been recorded before it is opened
         arguments = None if slots is None else reductions.reduce_tensor(slots)[1]  # type: ignore[no-untyped-call]
         handles = [cast(Any, event).ipc_handle() for event in events]
         return pickle.dumps((arguments, handles))
 
     def accept(self, offer: bytes) -> tuple[torch.Tensor | None, list[CopyEvent]]:
-        """Open what another process offers, for the streams of this GPU."""
+        """Open slots and events that another process offers, for the streams of this GPU."""
         arguments, handles = pickle.loads(offer)
         slots = None
         if arguments is not None:
@@ -295,7 +298,7 @@ class Gpu:
 
     @contextmanager
     def aside(self, reads: torch.Tensor | None = None) -> Iterator[None]:
-        """Surround what runs on a second stream, once the current one has made `reads`."""
+        """Run what is inside on a second stream, once the current stream has made `reads`."""
         if reads is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -305,9 +308,9 @@ class Gpu:
 
 
 def device_for(device: str) -> Callable[[], CopyDevice] | None:
-    """Return what opens this process's device for copies; None where a process group does."""
+    """Return what opens this process's device for copies; None on the CPU."""
     return None if device == "cpu" else Gpu
 
 
 _DEVICE = 6
-"""Which argument of `rebuild_cuda_tensor` is the GPU whose streams are to use the memory."""
+"""Position of the argument of `rebuild_cuda_tensor` that names the GPU to use the memory."""

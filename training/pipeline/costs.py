@@ -1,15 +1,15 @@
 """What the work of a step costs: seconds by stage, by microbatch, by message; and memory.
 
-`Costs` is what is known of a job, from a trace or assumed. `WorkTable` is the same written out for
-every action, as the simulator and the planner take it; disturbances are put into a table.
+`Costs` is what is known of a job, from a trace or assumed. `WorkTable` holds these costs for every
+single action, as the simulator and the planner take them; disturbances are put into a table.
 
     even stages of one second forward, split backward, two chunks a rank:
     even_costs(shape, forward_s=1.0)  →  F 0.5  I 0.525  W 0.475  for each of the stages
 
-`ActivationMemory` is what a plan holds: its peak by pipeline rank, in bytes or in microbatches. A
-forward stores its stage's activations. A whole backward frees them; the gradient of the input frees
-all but what the weight gradients need, and these free the rest. Where a forward is repeated (R),
-the first one keeps nothing but its input, and R stores the activations.
+`ActivationMemory` says what a plan holds, and so its peak by pipeline rank, in bytes or in
+microbatches. A forward stores its stage's activations. A whole backward frees them; the gradient of
+the input frees all but what the weight gradients need, and weight gradients free the rest. Where a
+forward is repeated (R), the first forward keeps only its input, and R stores the activations.
 
     rank 0 of 1F1B, P=2:    F0 +1 → 1    F1 +1 → 2    B0 -1 → 1    …    peak 2
     rank 1 of ZB-H1, P=2:   F0 +1 → 1    I0 -0.06 → 0.94   F1 → 1.94   …  peak 1.94
@@ -25,10 +25,11 @@ from megascan.errors import ConfigError
 from training.pipeline.plan import Action, ActionKind, Message, PipelineShape, Plan
 
 INPUT_GRADIENT_RATIO = 1.05
-"""Time of the gradient of inputs over that of a forward, where none was measured: one product of
-matrices as in the forward, and the backward of attention, norms and activations."""
+"""Time of the gradient of inputs over the time of a forward, where none was measured: matrix
+products as in the forward, and the backward of attention, norms and activations."""
 WEIGHT_GRADIENT_RATIO = 0.95
-"""The same for gradients of weights: the products of matrices alone."""
+"""Time of the gradient of weights over the time of a forward, where none was measured: matrix
+products alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,8 @@ class StageCost:
     """Seconds that one microbatch takes on one stage.
 
     `recompute_s` is the part of the backward that repeats the forward (activation checkpointing):
-    an action of its own in plans with R, otherwise part of B or I. `input_gradient_s` is without.
+    an action of its own in plans with R, otherwise part of B or I. `input_gradient_s` does not
+    include it.
     """
 
     forward_s: float
@@ -46,7 +48,7 @@ class StageCost:
 
     @property
     def total_s(self) -> float:
-        """Return all work of one microbatch."""
+        """Return the seconds of all work of one microbatch."""
         backward_s = self.input_gradient_s + self.weight_gradient_s + self.recompute_s
         return self.forward_s + backward_s
 
@@ -69,7 +71,7 @@ class StageCost:
 
 
 def assumed_cost(forward_s: float, *, recomputes: bool = False) -> StageCost:
-    """Return the cost of a stage of which the forward alone is known."""
+    """Return the cost of a stage of which only the forward is known."""
     return StageCost(
         forward_s=forward_s,
         input_gradient_s=forward_s * INPUT_GRADIENT_RATIO,
@@ -80,11 +82,12 @@ def assumed_cost(forward_s: float, *, recomputes: bool = False) -> StageCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds by stage, (stage), and how microbatches differ, (microbatch); none: all alike.
+    """Costs by stage, (stage), and how microbatches differ, (microbatch); empty: all alike.
 
-    `message_s` is by boundary, stage b to b + 1 and back. A message takes its time times the
-    microbatch's size, work its time times the microbatch's scale: attention grows faster than
-    length. `overhead_s` is lost on each action: launching, looking for what is next.
+    `message_s[b]` is for the boundary between stages b and b + 1, both ways. A message takes
+    `message_s` times the microbatch's size; work takes its cost times the microbatch's scale,
+    because attention grows faster than length. `overhead_s` is lost on each action: to launch it
+    and to look for the next.
     """
 
     stages: tuple[StageCost, ...]
@@ -125,7 +128,7 @@ class Costs:
         )
 
     def slowed(self, shape: PipelineShape, rank: int, ratio: float) -> Costs:
-        """Return the costs when one pipeline rank takes `ratio` times as long."""
+        """Return the costs with one pipeline rank that takes `ratio` times as long."""
         stages = tuple(
             cost.scaled(ratio) if shape.rank_of(stage) == rank else cost
             for stage, cost in enumerate(self.stages)
@@ -143,8 +146,8 @@ class Costs:
 class WorkTable:
     """Seconds of every piece of work, kind → [stage][microbatch], and of every message.
 
-    `forward_message_s[b][j]` is the output of stage b, `backward_message_s[b][j]` the gradient that
-    comes back to it. The lists may be changed to put in disturbances.
+    `forward_message_s[b][j]` is for the output of stage b, `backward_message_s[b][j]` for the
+    gradient that comes back to stage b. The lists may be changed to put in disturbances.
     """
 
     work_s: dict[ActionKind, list[list[float]]]
@@ -177,7 +180,7 @@ class WorkTable:
         return self.backward_message_s[message.stage][message.microbatch]
 
     def busiest_rank_s(self, shape: PipelineShape) -> float:
-        """Return the work of the rank that has most of it: no plan is faster."""
+        """Return the seconds of work of the rank that has most: no plan is faster."""
         by_rank = [0.0] * shape.num_ranks
         for by_stage in self.work_s.values():
             for stage, by_microbatch in enumerate(by_stage):
@@ -192,19 +195,19 @@ def even_costs(
     message_s: float = 0.02,
     recomputes: bool = False,
 ) -> Costs:
-    """Return the costs of equal stages; `forward_s` is that of a rank's chunks together."""
+    """Return the costs of equal stages; the forwards of a rank's chunks take `forward_s` in all."""
     cost = assumed_cost(forward_s / shape.num_chunks, recomputes=recomputes)
     return Costs(stages=(cost,) * shape.num_stages, message_s=(message_s,) * (shape.num_stages - 1))
 
 
 _LEAST_RATIO = 0.3
-"""A disturbed piece of work takes at least this part of its time."""
+"""A disturbed piece of work takes at least this part of its undisturbed time."""
 
 
 def disturbed(table: WorkTable, spread_ratio: float, *, seed: int) -> WorkTable:
-    """Return a table in which every piece of work takes a random time around its own.
+    """Return a table in which every piece of work takes a random time around the time in `table`.
 
-    `spread_ratio` is the standard deviation, relative to the time.
+    `spread_ratio` is the standard deviation, relative to that time.
     """
     draw = random.Random(seed)
     work_s = {
@@ -219,15 +222,16 @@ def disturbed(table: WorkTable, spread_ratio: float, *, seed: int) -> WorkTable:
 
 KEPT_FOR_WEIGHTS_RATIO = 0.94
 """Share of a stage's activations that weight gradients need: 32 of 34·s·b·h bytes a layer with
-fused attention. Unfused attention keeps its probabilities too, of which weight gradients need
-nothing (0.40 at s=512, h=1024, 16 heads); the larger share is the careful one."""
+fused attention. Unfused attention keeps its probabilities too, which weight gradients do not need
+(0.40 at s=512, h=1024, 16 heads); the larger share is on the safe side."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationMemory:
-    """Activations by stage and microbatch, in any one unit.
+    """Activations by stage and microbatch, in any unit.
 
-    `by_stage` is that of a microbatch of size 1; `sizes` are the microbatches' sizes (none: all 1).
+    `by_stage` holds those of a microbatch of size 1; `sizes` are the microbatches' sizes (empty:
+    all 1).
     """
 
     by_stage: tuple[float, ...]
@@ -236,13 +240,14 @@ class ActivationMemory:
     kept_for_recompute_ratio: float = 0.0
 
     def held(self, stage: int, microbatch: int) -> float:
-        """Return activations of one microbatch between forward and backward."""
+        """Return the activations of one microbatch between its forward and its backward."""
         size = self.sizes[microbatch] if self.sizes else 1.0
         return self.by_stage[stage] * size
 
     def change(self, action: Action, *, recomputes: bool) -> float:
-        """Return how much more is held after an action; `recomputes` says that this stage repeats
-        it.
+        """Return how much more is held after an action than before.
+
+        `recomputes` says that the plan repeats the forward of this stage and microbatch (R).
         """
         held = self.held(action.stage, action.microbatch)
         if action.kind is ActionKind.FORWARD:
@@ -259,7 +264,7 @@ class ActivationMemory:
 
 
 def even_memory(shape: PipelineShape) -> ActivationMemory:
-    """Return memory counted in microbatches: a rank's chunks together hold 1 for each."""
+    """Return memory counted in microbatches: a rank's chunks together hold 1 per microbatch."""
     return ActivationMemory(by_stage=(1.0 / shape.num_chunks,) * shape.num_stages)
 
 
@@ -273,7 +278,10 @@ def memory_over_time(plan: Plan, rank: int, memory: ActivationMemory) -> Iterato
 
 
 def peak_memory(plan: Plan, memory: ActivationMemory | None = None) -> tuple[float, ...]:
-    """Return the most that each pipeline rank holds, in the unit of `memory` (microbatches)."""
+    """Return the most that each pipeline rank holds, in the unit of `memory`.
+
+    Without `memory` the unit is microbatches.
+    """
     memory = memory or even_memory(plan.shape)
     ranks = range(plan.shape.num_ranks)
     return tuple(max(memory_over_time(plan, rank, memory), default=0.0) for rank in ranks)

@@ -1,24 +1,25 @@
-"""MegaFBD on paper: forwards on helpers, outside the pipeline; the plan that follows, its time.
+"""MegaFBD on paper: forwards on helpers outside the pipeline, the plan that follows, and its time.
 
 With full recomputation a stage runs each microbatch forward twice: once to feed the next stage and
-once more, with its graph, before the backward. A helper takes the first of them over for a share of
-the microbatches and hands each stage its input, so the stage runs forward only once, when its
-backward is near. The last stage's first forward feeds nobody and is left out.
+once more, with its graph, before the backward. A helper takes over the first forward for a share of
+the microbatches and hands each stage its input, so the stage runs forward only once, when the
+backward is near. The last stage's first forward feeds no stage and is left out.
 
     a stage and microbatch:   alone    F R I W      with a helper    F I W
 
-The plan of such a step is a plan like any other: each output still goes to the next stage, later
-than the helper's copy of it. So a step whose helper dies in the middle ends as well, slower.
+A step with helpers has an ordinary plan: each output still goes to the next stage, later than the
+helper's copy of the output. So a step whose helper dies on the way still ends, only later.
 
     rank 1 of 2 and a helper   rank 0   F0 ·· B0 F1 ·· B1      helper   0F0 0F1
                                rank 1   ·· F0 B0 ·· F1 B1 (its inputs come from the helper)
 
-Ranks and helpers each do, of what can begin, what the backward needs first. Each helper holds the
-weights of all stages but the last one and runs whole microbatches. A job that does not recompute
-would have to run forward twice because of the helper: it loses, and the figures say so.
+Each rank and each helper does the work that can begin and that the backward needs first. Each
+helper holds the weights of all stages but the last and runs whole microbatches. A job that does not
+recompute would have to run forward twice because of the helper: it loses, as the predicted times
+say.
 
-Among equal GPUs a helper is better used as a pipeline rank. It pays where it is spare, slower, of
-little memory or may be taken away.
+A GPU equal to the pipeline's is better used as one more pipeline rank. A helper pays where its GPU
+is spare, slower, of little memory or may be taken away.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ NAME = "fbd"
 """Name of the plans made here."""
 
 _NUM_SHARES = 8
-"""Shares of the microbatches that are tried: eighths."""
+"""Shares of the microbatches that are tried, in steps of an eighth."""
 MOST_AHEAD = 2
-"""Microbatches whose activations a rank holds: one in its backward, one recomputed ahead."""
+"""Microbatches whose activations a rank holds at most: one in backward, one recomputed ahead."""
 _NANOSECOND = 1e-9
 
 
@@ -48,7 +49,7 @@ _NANOSECOND = 1e-9
 class Disaggregation:
     """A step with helpers: its plan, who runs which microbatch forward, and the predicted time.
 
-    `helper_of` has an entry for each microbatch: the number of its helper, None for the pipeline.
+    `helper_of` holds, by microbatch, the number of the helper that runs it; None: the pipeline.
     """
 
     plan: Plan
@@ -61,7 +62,7 @@ class Disaggregation:
         return sum(helper is not None for helper in self.helper_of) / len(self.helper_of)
 
     def microbatches_of(self, helper: int) -> tuple[int, ...]:
-        """Return what a helper runs forward, in order."""
+        """Return the microbatches that a helper runs forward, in order."""
         return tuple(m for m, number in enumerate(self.helper_of) if number == helper)
 
 
@@ -74,8 +75,9 @@ def best_share(
 ) -> Disaggregation:
     """Return the share of forwards that helpers should take, and the step that follows.
 
-    `speeds` has one entry a helper: its speed over that of a pipeline rank. Share 0 is the job
-    alone, with forwards repeated ahead of their gradients. Raises ConfigError for no stage to help.
+    `speeds` has one entry a helper: its speed over the speed of a pipeline rank. Share 0 is the job
+    alone, with forwards repeated ahead of their gradients. Raises ConfigError without helpers, for
+    a speed of 0 or less and for fewer than 2 stages.
     """
     if len(stages) < 2 or not speeds or min(speeds) <= 0:
         named = ", ".join(f"{speed:g}" for speed in speeds) or "none"
@@ -98,7 +100,9 @@ def best_share(
 
 
 def _dealt(num_microbatches: int, share: float, speeds: Sequence[float]) -> tuple[int | None, ...]:
-    """Deal microbatches to helpers as evenly as the share allows, each to who is done first."""
+    """Return the helper of each microbatch: the share is spread evenly over the step, and each
+    microbatch goes to the helper that ends it first; None: the pipeline.
+    """
     ends = [0.0] * len(speeds)
     helper_of: list[int | None] = []
     for microbatch in range(num_microbatches):
@@ -113,7 +117,7 @@ def _dealt(num_microbatches: int, share: float, speeds: Sequence[float]) -> tupl
 
 
 def _ends_without_helpers(plan: Plan) -> bool:
-    """Return whether all work can be done where each input comes from the stage before."""
+    """Return whether a plan can be carried out with all inputs from the stage before."""
     try:
         order_of_completion(plan)
     except ConfigError:
@@ -122,7 +126,9 @@ def _ends_without_helpers(plan: Plan) -> bool:
 
 
 class _Name(NamedTuple):
-    """Which work: ``feed`` hands the next stage its input, ``graph`` is what backward needs."""
+    """A piece of work. `what` is ``feed`` (forward for the next stage), ``graph`` (forward for the
+    backward), ``input`` or ``weights`` (the gradients).
+    """
 
     what: str
     stage: int
@@ -130,7 +136,10 @@ class _Name(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """One thing to do: who does it, how long, after what; the smallest priority goes first."""
+    """A piece of work: who does it, how long it takes, and what comes before.
+
+    Of the work that can begin, the smallest `priority` goes first.
+    """
 
     doer: int
     seconds: float
@@ -140,7 +149,7 @@ class _Work(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """A step with helpers; stages run on doers 0 … P-1, helpers are those after them."""
+    """A step with helpers; doers 0 … P-1 are the pipeline ranks, later doers the helpers."""
 
     stages: tuple[StageCost, ...]
     helper_of: tuple[int | None, ...]
@@ -148,7 +157,7 @@ class _Step:
     splits_backward: bool
 
     def played(self) -> Disaggregation:
-        """Run the step on paper, everybody doing what is most urgent of what can begin."""
+        """Run the step on paper; everybody does the most urgent work that can begin."""
         seconds, orders = _play(dict(self._work()))
         shape = PipelineShape(num_ranks=len(self.stages), num_microbatches=len(self.helper_of))
         rows = tuple(
@@ -158,8 +167,10 @@ class _Step:
         return Disaggregation(plan=plan, helper_of=self.helper_of, pipeline_s=seconds)
 
     def _action(self, name: _Name) -> Action:
-        """Return what a rank's work is in a plan; of a helped microbatch only the forward with
-        graph.
+        """Return a rank's work as an action of a plan.
+
+        The only forward of a microbatch on a stage is F, also the forward with graph of a helped
+        microbatch; a second forward is R.
         """
         if name.what == "graph":
             is_first = self._is_helped(name.microbatch) or self._is_last(name.stage)
@@ -171,7 +182,7 @@ class _Step:
         return Action(kind, name.stage, name.microbatch)
 
     def _work(self) -> Iterator[tuple[_Name, _Work]]:
-        """Yield all work of a step by its name."""
+        """Yield all work of a step, each with its name."""
         for microbatch in range(len(self.helper_of)):
             for stage in range(len(self.stages)):
                 if not self._is_last(stage):
@@ -227,7 +238,10 @@ class _Step:
 
 
 def _play(works: dict[_Name, _Work]) -> tuple[float, dict[int, list[_Name]]]:
-    """Return when all work is done, and each doer's order: the most urgent of what can begin."""
+    """Return when all work is done, and each doer's order of work.
+
+    A free doer does the most urgent work that can begin.
+    """
     missing = {name: len(work.after) for name, work in works.items()}
     followers: defaultdict[_Name, list[_Name]] = defaultdict(list)
     for name, work in works.items():

@@ -1,4 +1,4 @@
-"""A predicted step as a picture: lines of text, or a timeline for Perfetto; advice as text, JSON.
+"""A predicted step as lines of text or as a timeline for Perfetto; advice as text or JSON.
 
 rank 0  F0   F1   ·····     B0        B1
 rank 1       F0   B0        F1   B1
@@ -33,12 +33,12 @@ _SPANS = {
     ActionKind.INPUT_GRADIENT: (BACKWARD, Phase.BACKWARD),
     ActionKind.WEIGHT_GRADIENT: (BACKWARD_WEIGHTS, Phase.BACKWARD),
 }
-"""Names as the tracer gives them to the same work."""
+"""Span name and phase that the tracer gives to each kind of work."""
 _NS_PER_S = 1e9
 
 
 def describe(plan: Plan) -> str:
-    """Return a plan as text, with even costs: its picture, time, memory, and order of sums."""
+    """Describe a plan for even costs as text: picture, time, memory, and order of sums."""
     shape = plan.shape
     table = even_costs(shape).table(shape)
     prediction = predict(plan, table)
@@ -64,10 +64,9 @@ def describe(plan: Plan) -> str:
 
 
 def draw_text(prediction: Prediction, shape: PipelineShape, *, width: int = 100) -> str:
-    """Return one line a rank, as wide as asked for; dots where it waits.
+    """Draw one line a rank, `width` characters wide, with dots where the rank waits.
 
-    An action is its letter and microbatch; with several chunks, chunk 1's letters are lower case,
-    and so on in turn.
+    An action is drawn as its letter and microbatch, in lower case on chunks of odd number.
     """
     lines = []
     for rank, row in enumerate(prediction.timeline):
@@ -145,7 +144,7 @@ def _headers(layout: Layout, name: str) -> dict[int, RankHeader]:
 _MS = 1e3
 _MOST_ROWS = 14
 _DOUBTFUL_RATIO = 0.05
-"""Where the model misses the traced pipeline by more, the text says so."""
+"""Where the model misses the traced pipeline time by more than this share, the text says so."""
 
 
 def render_text(advice: Advice, model: Predictor) -> str:
@@ -224,18 +223,18 @@ def _verdict(advice: Advice) -> Iterator[str]:
 
 
 def _quoted(flags: tuple[str, ...]) -> Iterator[str]:
-    """Return flags as they are typed in a shell: layouts hold pipe signs."""
+    """Return flags as typed in a shell: layouts are quoted, as they hold pipe signs."""
     return (f"'{flag}'" if "|" in flag else flag for flag in flags)
 
 
 def flags_text(remedy: Remedy, plan_path: Path | None) -> str:
-    """Return the trainer's flags of a remedy, on one line, with the plan's own path."""
+    """Return the trainer's flags of a remedy on one line, with `plan_path` for ``plan.csv``."""
     flags = tuple(str(plan_path) if flag == "plan.csv" else flag for flag in remedy.flags)
     return " ".join(_quoted(flags))
 
 
 def to_json(advice: Advice, model: Predictor) -> dict[str, Json]:
-    """Return everything as JSON; times in seconds."""
+    """Return advice and measured job as JSON; times in seconds."""
     job = model.job
     return {
         "schema": 1,
@@ -265,7 +264,7 @@ def _remedy_json(remedy: Remedy) -> dict[str, Json]:
 
 
 def compare(path: Path, job: MeasuredJob) -> str:
-    """Return one line: what `--write` predicted, and what this trace measures.
+    """Return one line: what `--write` predicted, and what the trace of `job` measures.
 
     Raises InputError for a file that --write did not make.
     """

@@ -1,15 +1,15 @@
 """MegaDPP: a step whose order is chosen while it runs.
 
-A rank follows its plan and leaves it where its next work has no input and none is about to come
-(`guided` holds the rule). What comes is told beforehand: when a rank begins the work for a message,
-a header of three numbers goes ahead of it on the CPU.
+A rank follows its plan and leaves it where the next action has no input and none is about to come
+(`guided` holds the rule). Messages are announced: when a rank begins the work for a message, a
+header of three numbers goes ahead on the CPU.
 
     sender     header ──┐   |── forward 1F3 ──| ── tensor ──┐
     receiver            └→ "2F3 is announced"               └→ "2F3 is there"
 
-One thread a channel takes headers and tensors in. Of the ranks that compute one stage together
-(tensor and context parallel) the first one chooses and tells the others over the CPU; it waits for
-nobody.
+One thread a channel receives headers and tensors. Where several ranks compute one stage together
+(tensor and context parallel), the first rank chooses and tells the other ranks over the CPU. The
+first rank does not wait for the others.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from training.pipeline.plan import (
 )
 
 SOON_S = 1e-6
-"""What an announced message is said to be away: when it will be there is not known."""
+"""Seconds until an announced message, as `Outlook` gives them: the real time is not known."""
 
 _KINDS = tuple(ActionKind)
 _POLL_S = 20e-6
-"""Between two looks at a receive on a GPU."""
+"""Pause between two looks at a receive on a GPU."""
 
 
 class Arrivals:
-    """What has been announced and what has come, filled by one thread a channel."""
+    """Messages that were announced and messages that have come, filled by one thread a channel."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -72,13 +72,13 @@ class Arrivals:
         return SOON_S if message in self._announced else None
 
     def announce(self, message: Message) -> None:
-        """Note a header."""
+        """Note that the header of a message has come."""
         with self.changed:
             self._announced.add(message)
             self.changed.notify_all()
 
     def arrive(self, message: Message, tensor: torch.Tensor) -> None:
-        """Note a message."""
+        """Note that a message has come."""
         with self.changed:
             self._arrived[message] = tensor
             self.changed.notify_all()
@@ -90,7 +90,7 @@ class Arrivals:
             self.changed.notify_all()
 
     def take(self, message: Message) -> torch.Tensor:
-        """Wait for a message and hand it over."""
+        """Wait for a message and return its tensor."""
         with self.changed:
             while message not in self._arrived:
                 self.check()
@@ -99,7 +99,7 @@ class Arrivals:
             return self._arrived.pop(message)
 
     def check(self) -> None:
-        """Raise what broke a channel."""
+        """Raise the error that broke a channel, if any."""
         if self._error is not None:
             raise self._error
 
@@ -114,7 +114,10 @@ class Arrivals:
 
 
 class _Receiver:
-    """The thread that takes one channel's headers and tensors in; tensors are `like` one."""
+    """The thread that receives one channel's headers and tensors.
+
+    Each tensor has the shape, number format and device of `like`.
+    """
 
     def __init__(
         self,
@@ -131,7 +134,7 @@ class _Receiver:
         threading.Thread(target=self._run, daemon=True, name="pipeline-receiver").start()
 
     def expect(self, number: int) -> None:
-        """Expect so many messages in this step."""
+        """Expect `number` messages in this step."""
         self._due.release(number)
 
     def _run(self) -> None:
@@ -168,7 +171,7 @@ class _Receiver:
 
 
 class AnnouncedMail:
-    """Messages of a step whose order nobody knows beforehand."""
+    """Messages of a step whose order is not known beforehand; each is announced by a header."""
 
     def __init__(
         self,
@@ -191,7 +194,7 @@ class AnnouncedMail:
         }
 
     def expect(self, plan: Plan) -> None:
-        """Learn how many messages a step brings; all of them may be under way at a time."""
+        """Learn how many messages a step brings; all of them may be under way at once."""
         for channel in self._channels.own:
             link = channel.link
             number = len(plan.messages(link.sender, link.receiver, forward=link.forward))
@@ -200,21 +203,24 @@ class AnnouncedMail:
                 self._receivers[link].expect(number)
 
     def announce(self, link: Link, message: Message) -> None:
-        """Say that the work for a message begins."""
+        """Tell the receiver that the work for a message begins."""
         channel = self._outboxes[link].channel
         assert channel.headers is not None
         header = torch.tensor([_KINDS.index(message.kind), message.stage, message.microbatch])
         self._headers.append((channel.headers.send(header), header))
 
     def send(self, link: Link, message: Message, chunk: int, tensor: torch.Tensor) -> None:
-        """Begin to send what this rank's `chunk` made."""
+        """Begin to send a tensor that this rank's `chunk` made."""
         self._outboxes[link].send(message, chunk, tensor)
 
     def post(self, link: Link, message: Message) -> None:
         """Do nothing: a receive is posted when its header comes."""
 
     def take(self, link: Link, message: Message) -> torch.Tensor:
-        """Wait for a message and hand it over; who sent a gradient has had the output."""
+        """Wait for a message and return its tensor.
+
+        A gradient proves that its sender has received the output of this stage.
+        """
         del link
         tensor = self.arrivals.take(message)
         if message.kind is not ActionKind.FORWARD:
@@ -225,7 +231,7 @@ class AnnouncedMail:
         return tensor
 
     def drain(self) -> None:
-        """Wait until everything has left."""
+        """Wait until all headers and messages have left, then end the step on all ways."""
         for work, _ in self._headers:
             work.wait()
         self._headers.clear()
@@ -237,8 +243,8 @@ class AnnouncedMail:
 class _OrderedProgress(PlanProgress):
     """Progress that keeps the order in which the stages' gradients become final.
 
-    Replicas reduce the gradients of a stage as soon as they are final, so all of them must finish
-    their stages in one order, that of the plan.
+    Replicas reduce the gradients of a stage as soon as they are final, so all replicas must finish
+    their stages in the order of the plan.
     """
 
     def __init__(self, plan: Plan, rank: int, *, slack: float, final: frozenset[Action]) -> None:
@@ -248,7 +254,7 @@ class _OrderedProgress(PlanProgress):
         self._next = 0
 
     def startable(self, action: Action) -> bool:
-        """Return what the base class does, but of final actions only the next one."""
+        """Return whether this rank may begin an action; final actions keep the plan's order."""
         return self._number.get(action, self._next) == self._next and super().startable(action)
 
     def take(self, action: Action) -> None:
@@ -258,7 +264,7 @@ class _OrderedProgress(PlanProgress):
 
 
 class Decisions:
-    """Tells the ranks that compute a stage together what the first of them has chosen."""
+    """Tells the ranks that compute a stage together what the first rank has chosen."""
 
     def __init__(self, timeout: timedelta) -> None:
         own = dist.get_process_group_ranks(parallel_state.get_tensor_and_context_parallel_group())
@@ -268,7 +274,7 @@ class Decisions:
         self._under_way: list[tuple[dist.Work, torch.Tensor]] = []
 
     def tell(self, action: Action) -> None:
-        """Say what comes next; the first rank does."""
+        """Tell the other ranks the next action; called on the first rank."""
         if self._group is None:
             return
         said = torch.tensor([_KINDS.index(action.kind), action.stage, action.microbatch])
@@ -278,27 +284,27 @@ class Decisions:
             self._under_way.append((work, said))
 
     def hear(self) -> Action:
-        """Learn it on the other ranks."""
+        """Wait for the next action from the first rank; called on the other ranks."""
         said = torch.empty(3, dtype=torch.int64)
         dist.recv(said, self._members[0], group=self._group)
         kind, stage, microbatch = map(int, said.tolist())
         return Action(_KINDS[kind], stage, microbatch)
 
     def drain(self) -> None:
-        """Wait until everything has left."""
+        """Wait until all that was told has left."""
         for work, _ in self._under_way:
             work.wait()
         self._under_way.clear()
 
 
 _UNTIMED = Patience(announced_s=threading.TIMEOUT_MAX / 2, unannounced_s=threading.TIMEOUT_MAX / 2)
-"""Before a forward has been timed: wait for the plan's next input, however long."""
+"""Patience before any forward has been timed: wait for the plan's next input without limit."""
 
 
 class GuidedDriver:
-    """Runs steps by guided choice; the first one by its plan, to learn what a forward takes.
+    """Runs steps by guided choice; the first step follows the plan, to time forwards.
 
-    `slack` is by how many microbatches' activations a rank may exceed its plan's own peak.
+    A rank may exceed the plan's own peak by the activations of `slack` microbatches.
     """
 
     def __init__(self, channels: Channels, *, slack: float) -> None:
@@ -310,7 +316,7 @@ class GuidedDriver:
         self._progress: PlanProgress | None = None
 
     def mail(self, place: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> AnnouncedMail:
-        """Return the messages of this rank; made once."""
+        """Return what sends and receives this rank's messages; made at the first call."""
         if self._mail is None:
             self._mail = AnnouncedMail(self._channels, place, shape, dtype)
         return self._mail
@@ -337,7 +343,7 @@ class GuidedDriver:
         self._decisions.drain()
 
     def describe(self) -> str:
-        """Return where the step stands."""
+        """Return where the step stands: the next action, inputs there, what is held."""
         assert self._mail is not None
         progress = self._progress
         if progress is None or progress.head is None:

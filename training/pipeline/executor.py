@@ -3,13 +3,13 @@
 `Executor` takes the place of the function that `get_forward_backward_func` returns: the same
 keywords, the same reports, the same gradients to the last bit. It runs this rank's list of actions
 by Megatron-Core's own `forward_step` and `backward_step`; the data-parallel reduction, the loss
-scale and the end of the step (`finalize_model_grads_func`) are as its schedules have them.
+scale and the end of the step (`finalize_model_grads_func`) are as in Megatron-Core's schedules.
 
     plan, rank 1 of 2:   1F0 1I0 1F1 1I1 1W0 1W1
     messages:            ← output of stage 0 for each F    → gradient after each I
 
-`Stopwatch` and `ActionClock` say how long this rank's own work takes, on the CPU by its clock, on a
-GPU by events; `Watchdog` says when it has stood still for too long.
+`Stopwatch` and `ActionClock` time this rank's own work, on the CPU by the clock, on a GPU by
+events. `Watchdog` reports a rank that has begun no action for too long.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class Stopwatch:
-    """Times the work of this rank; waiting for messages is left out because it is not enclosed.
+    """Times the work of this rank inside `timing`; waits for messages lie outside of it.
 
     On a GPU pairs of events are read when the step is over.
     """
@@ -68,7 +68,7 @@ class Stopwatch:
 
     @contextmanager
     def timing(self) -> Iterator[None]:
-        """Surround work."""
+        """Time what is inside."""
         if self._on_gpu:
             begin = recorded_event()
             yield
@@ -79,7 +79,7 @@ class Stopwatch:
             self._busy_s += time.perf_counter() - began_s
 
     def read_s(self) -> float:
-        """Return the seconds since the last call; waits for the work that was timed."""
+        """Wait for the timed work to end and return its seconds since the last call."""
         busy_s, self._busy_s = self._busy_s, 0.0
         for begin, end in self._events:
             end.synchronize()
@@ -89,14 +89,14 @@ class Stopwatch:
 
 
 def recorded_event() -> torch.cuda.Event:
-    """Return an event that lies where the current stream is now."""
+    """Return an event recorded on the current stream now."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 class ActionClock:
-    """How long forwards take; on a GPU also keeps the host from choosing far ahead of it."""
+    """Times forwards; on a GPU also keeps the host from choosing far ahead of the GPU."""
 
     def __init__(self, device: str) -> None:
         self._on_gpu = device != "cpu"
@@ -104,8 +104,8 @@ class ActionClock:
         self._events: deque[tuple[Action, torch.cuda.Event, torch.cuda.Event]] = deque()
 
     def patience(self) -> Patience | None:
-        """Return how long to wait for an input, by the forwards since the last call; None if there
-        were none.
+        """Return how long to wait for an input, from the forwards timed since the last call; None
+        where none were timed.
         """
         if not self._forwards_s:
             return None
@@ -122,7 +122,7 @@ class ActionClock:
 
     @contextmanager
     def timing(self, action: Action) -> Iterator[None]:
-        """Surround an action."""
+        """Time an action that is carried out inside."""
         if self._on_gpu:
             begin = recorded_event()
             yield
@@ -138,14 +138,14 @@ class ActionClock:
 
 
 STALL_S = 60.0
-"""Without an action for so long a rank says where it stands. Actions take milliseconds to seconds;
-the process groups' own timeout, after which the job ends, is 10 minutes by default."""
+"""A rank that begins no action for this long says where it stands. Actions take milliseconds to
+seconds; the timeout of process groups, after which the job ends, is 10 minutes by default."""
 
 
 class Watchdog:
-    """Says once a step where this rank stands when no action has begun for long.
+    """Prints, once a step, where this rank stands when no action has begun for `stall_s`.
 
-    A context around a step; `beat` is called with every action. `describe` says what the rank
+    A context around a step; call `beat` as each action begins. `describe` returns what the rank
     does next, which inputs it has, and what it holds.
     """
 
@@ -194,21 +194,21 @@ class Post(Protocol):
     """Where a step's messages go and come from."""
 
     def send(self, link: Link, message: Message, chunk: int, tensor: torch.Tensor) -> None:
-        """Begin to send what this rank's `chunk` made."""
+        """Begin to send a tensor that this rank's `chunk` made."""
 
     def post(self, link: Link, message: Message) -> None:
         """Post the receive of a message."""
 
     def take(self, link: Link, message: Message) -> torch.Tensor:
-        """Wait for a message and hand it over."""
+        """Wait for a message and return its tensor."""
 
     def drain(self) -> None:
-        """Wait until everything has left."""
+        """Wait until all messages have left."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """What a step is carried out on: the arguments of a schedule, sorted."""
+    """What a step works on: the arguments of a schedule function, arranged by chunk."""
 
     forward_step: ForwardStep
     streams: Sequence[Stream | None]
@@ -217,15 +217,15 @@ class StepWork:
     config: TransformerConfig
     groups: ProcessGroupCollection
     divisor: int
-    """What each microbatch's loss is divided by: the microbatches of an even share."""
+    """What each microbatch's loss is divided by: the number of microbatches of an even share."""
     weight_gradients: Sequence[WeightGradients]
-    """By chunk; empty where backward passes are whole."""
+    """Weight gradients by chunk; empty where backward passes are whole."""
     stopwatch: Stopwatch | None = None
-    """Times what this rank computes."""
+    """Times what this rank computes, where that is wanted."""
 
 
 class Step:
-    """One iteration on this rank: what is held between actions, and how each is done."""
+    """One iteration on this rank: what is held between actions, and how each action is done."""
 
     def __init__(self, work: StepWork, plan: Plan, rank: int, post: Post) -> None:
         self.reports: list[Report] = []
@@ -241,7 +241,7 @@ class Step:
         self._made: dict[Message, torch.Tensor] = {}
 
     def batch(self, microbatch: int) -> object:
-        """Return the data of a microbatch for this rank's first chunk, before its forward."""
+        """Return the data of a microbatch for this rank's first chunk; loads them when needed."""
         return self._batches[0].loaded(microbatch)
 
     def do(self, action: Action) -> None:
@@ -261,7 +261,7 @@ class Step:
                     self._backward(action)
 
     def _reduction(self, action: Action) -> AbstractContextManager[object]:
-        """Let gradients count as ready for their reduction only where they are final."""
+        """Return a context in which gradients are reduced only after final actions."""
         sync = self._work.config.no_sync_func
         if sync is None or action.kind is ActionKind.FORWARD or action in self.final:
             return nullcontext()
@@ -325,7 +325,7 @@ class Step:
         return cast(torch.Tensor, output)
 
     def _backward(self, action: Action) -> None:
-        """Do both halves of a backward pass, or the first."""
+        """Do both halves of a backward pass, or only the first (the gradient of the input)."""
         work, chunk = self._work, self._place.chunk_of(action.stage)
         held = self._held.pop(action[1:])
         assert held.output is not None
@@ -359,7 +359,7 @@ class Step:
         return self._post.take(link_of(self._place, message), message)
 
     def _hand_on(self, action: Action, tensor: torch.Tensor) -> None:
-        """Send what an action made, or keep it until the plan says so."""
+        """Send what an action made; keep it where the plan names the send as an action."""
         message = message_made(self._place, action)
         if message is None:
             return
@@ -389,7 +389,7 @@ class _Held:
 
 
 class _Batches:
-    """Data of a chunk by microbatch, loaded in order whatever the order of forwards."""
+    """Data of a chunk by microbatch, loaded in the order of microbatches, not of forwards."""
 
     def __init__(self, stream: Stream | None) -> None:
         self._stream = stream
@@ -397,14 +397,14 @@ class _Batches:
         self._num_loaded = 0
 
     def stream(self, microbatch: int) -> Stream | None:
-        """Return an iterator that yields the data of this microbatch."""
+        """Return an iterator over the data of one microbatch; None where the chunk needs none."""
         return None if self._stream is None else self._one(microbatch)
 
     def _one(self, microbatch: int) -> Stream:
         yield self.loaded(microbatch)
 
     def loaded(self, microbatch: int) -> object:
-        """Return the data of this microbatch."""
+        """Return the data of one microbatch."""
         assert self._stream is not None
         while self._num_loaded <= microbatch:
             self._loaded[self._num_loaded] = next(self._stream)
@@ -412,15 +412,16 @@ class _Batches:
         return self._loaded[microbatch]
 
     def forget(self, microbatch: int) -> None:
-        """Drop the data of a microbatch, which is needed no more."""
+        """Drop the data of a microbatch that is needed no more."""
         self._loaded.pop(microbatch, None)
 
 
 def _final_actions(actions: Sequence[Action]) -> Iterator[Action]:
-    """Return of each stage the last action that gives input gradients, the last that gives
-    weights'.
+    """Yield for each stage the last action that gives input gradients, and the last that gives
+    weight gradients.
 
-    The parameters outside linear layers are final after the first, all after the second.
+    The gradients of parameters outside linear layers are final after the first of these actions,
+    all gradients after the second.
     """
     weights = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
     for kinds in (GIVES_INPUT_GRADIENT, weights):
@@ -431,24 +432,24 @@ class Driver(Protocol):
     """Decides in which order a rank's list is carried out, and how messages travel."""
 
     def mail(self, place: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> DriverPost:
-        """Return the messages of this rank; `shape` and `dtype` are those of each."""
+        """Return what sends and receives this rank's messages, each of `shape` and `dtype`."""
 
     def run(self, step: Step, plan: Plan, rank: int, beat: Callable[[], None]) -> None:
-        """Carry out a step; `beat` is called as each action begins."""
+        """Carry out a step; call `beat` as each action begins."""
 
     def describe(self) -> str:
-        """Return where the step stands: what is next, what is there, what is held."""
+        """Return where the step stands: the next action, the inputs there, what is held."""
 
 
 class DriverPost(Post, Protocol):
-    """Messages that a driver learns of beforehand."""
+    """A step's messages, learnt from the plan before the step begins."""
 
     def expect(self, plan: Plan) -> None:
-        """Learn what a step brings."""
+        """Learn which messages a step brings."""
 
 
 class ListDriver:
-    """Carries a list out as it stands."""
+    """Carries out a rank's list of actions in its order."""
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
@@ -456,7 +457,7 @@ class ListDriver:
         self._next: Action | None = None
 
     def mail(self, place: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> Mail:
-        """Return the messages of this rank; made once."""
+        """Return what sends and receives this rank's messages; made at the first call."""
         del place
         if self._mail is None:
             self._mail = Mail(self._channels, shape, dtype)
@@ -477,7 +478,7 @@ class ListDriver:
 class Executor:
     """A schedule function that carries out plans.
 
-    `plan_for` gives the plan of the step that begins, for a number of microbatches.
+    `plan_for` returns the plan of the step that begins, for a number of microbatches.
     """
 
     def __init__(
@@ -503,10 +504,10 @@ class Executor:
         micro_batch_size: int,
         own_microbatches: int | None = None,
     ) -> list[Report]:
-        """Run a step forward and backward; returns the reports of the loss function.
+        """Run a step forward and backward; return the reports of the loss function.
 
-        `own_microbatches` is what this replica runs where that is another number than what the loss
-        is divided by.
+        The loss is divided by `num_microbatches`. `own_microbatches` is how many this replica runs,
+        where that is another number.
         """
         chunks = model if isinstance(model, list) else [model]
         config = get_model_config(chunks[0])
@@ -550,7 +551,7 @@ def message_shape(
     seq_length: int,
     micro_batch_size: int,
 ) -> tuple[int, int, int]:
-    """Return the shape of what one stage hands to another, (position, sample, hidden)."""
+    """Return the shape of what one stage hands to the next, (position, sample, hidden)."""
     length = seq_length // groups.cp.size()
     if config.sequence_parallel:
         length //= groups.tp.size()
@@ -558,8 +559,8 @@ def message_shape(
 
 
 def process_groups() -> ProcessGroupCollection:
-    """Return the groups that the end of a step reduces over, as Megatron-Core's schedules collect
-    them.
+    """Return the process groups that the end of a step reduces over, as Megatron-Core's schedules
+    do.
     """
     groups = ProcessGroupCollection()
     groups.tp = parallel_state.get_tensor_model_parallel_group()

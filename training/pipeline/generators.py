@@ -2,23 +2,23 @@
 
     1F1B            as many forwards as stages follow, then one forward, one backward in turn
     depth-first     Megatron-Core's interleaved order: groups of P microbatches through all chunks
-    breadth-first   the same with one group: all microbatches through a chunk before the next
-    ZB-H1           1F1B with weight gradients split off and put where the rank would wait; the
-                    later the rank, the longer they are put off, so that no rank holds more
-                    activations than rank 0 of 1F1B
+    breadth-first   interleaved with one group: all microbatches through a chunk before the next
+    ZB-H1           1F1B with weight gradients split off and put where the rank would wait; later
+                    ranks put them off longer, so that no rank holds more activations than rank 0
+                    of 1F1B
 
 Sources: megatron.core.pipeline_parallel.schedules; Narayanan et al. 2021 (interleaving);
 Lamy-Poirier 2023 (breadth-first); Qi et al. 2023 (zero bubble, handcrafted schedule H1).
 
 `recompute_ahead` repeats forwards as actions of the plan, while a rank waits for a gradient. With
 Megatron-Core's recomputation the forward is repeated inside the backward pass, when the gradient
-has come. As an action of its own it needs no gradient and fills the wait for it:
+has come. As an action of its own the repeated forward needs no gradient and fills the wait:
 
     1F1B, stage 1 of 4   F0 F1 F2 · · · B0 F3 · B1 …     a backward repeats its forward: 3 times F
     ahead                F0 F1 F2 R0 · B0 F3 R1 B1 …     the same work, the wait is shorter
 
-A forward then keeps its input and its random states alone, and one microbatch at a time holds its
-activations. The last stage runs each forward right before its backward and repeats none.
+The first forward then keeps only its input and its random states, and only one microbatch at a time
+holds activations. The last stage runs each forward right before its backward and repeats none.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def one_forward_one_backward(shape: PipelineShape) -> Plan:
 def depth_first(shape: PipelineShape, *, group_size: int | None = None) -> Plan:
     """Return Megatron-Core's interleaved order.
 
-    `group_size` is its `microbatch_group_size_per_vp_stage` (default: the number of ranks). Numbers
-    of microbatches that Megatron-Core refuses, no multiple of the ranks, make a last group larger,
-    and all ranks begin with so many forwards more.
+    `group_size` is Megatron-Core's `microbatch_group_size_per_vp_stage` (default: the number of
+    ranks). A number of microbatches that is no multiple of the ranks, which Megatron-Core refuses,
+    may make the last group larger; then all ranks begin with more forwards.
     """
     if shape.placement is not Placement.LOOP:
         raise ConfigError("the interleaved order needs stages in a loop, got a V")
@@ -89,10 +89,10 @@ def breadth_first(shape: PipelineShape) -> Plan:
 
 
 def zero_bubble_h1(shape: PipelineShape) -> Plan:
-    """Return ZB-H1: the activations of 1F1B, two thirds of its bubble gone.
+    """Return ZB-H1: the activations of 1F1B, and one third of its bubble.
 
-    Rank r puts its weight gradients off by r microbatches; what is left follows at the end, where
-    1F1B waits.
+    Rank r puts its weight gradients off by r microbatches; the last r follow at the end, where 1F1B
+    waits.
     """
     _one_chunk(shape, "zb-h1")
     rows = []
@@ -119,9 +119,7 @@ def _one_chunk(shape: PipelineShape, name: str) -> None:
 
 
 def _warmed_up(forwards: list[Action], backwards: list[Action], warm_up: int) -> tuple[Action, ...]:
-    """Return forwards alone, then forward and backward in turn, then the backwards that are
-    left.
-    """
+    """Return `warm_up` forwards, then forward and backward in turn, then the other backwards."""
     warm_up = min(warm_up, len(forwards))
     paired = zip(forwards[warm_up:], backwards, strict=False)
     rest = backwards[len(forwards) - warm_up :]
@@ -129,9 +127,9 @@ def _warmed_up(forwards: list[Action], backwards: list[Action], warm_up: int) ->
 
 
 def _groups(shape: PipelineShape, group_size: int) -> list[range]:
-    """Return microbatches that pass all chunks before the next ones do.
+    """Return the groups of microbatches; each passes all chunks before the next group does.
 
-    A last group of fewer microbatches than ranks would wait for itself; the one before takes it.
+    A last group of fewer microbatches than ranks would wait for itself and joins the one before.
     """
     count = shape.num_microbatches
     firsts = list(range(0, count, group_size))
@@ -155,7 +153,7 @@ def _zero_bubble_row(shape: PipelineShape, rank: int) -> list[Action]:
 
 
 def recompute_ahead(plan: Plan) -> Plan:
-    """Return the plan with each forward but the last stage's repeated before its backward."""
+    """Return the plan with R before each backward, except on the last stage."""
     rows = tuple(tuple(_repeating(plan, listed)) for listed in plan.actions)
     return replace(plan, actions=rows)
 

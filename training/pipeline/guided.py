@@ -1,24 +1,25 @@
-"""Guided choice: follow the plan, leave it where its next work is neither there nor about to be.
+"""Guided choice: follow the plan, and leave it where the next input is not there and not near.
 
 A rank asks `choose` whenever it is free. The rule:
 
-1. The plan's next action, when what it needs is there.
-2. If its input is announced and due within the patience, wait for it. If it is not even announced,
-   wait a shorter while.
-3. Else the earliest planned action that can begin now; a forward only if it and all forwards that
-   the plan has before it fit into the plan's own peak of activations (and the slack given).
+1. Take the plan's next action when its input is there.
+2. If the input is announced and due within the patience, wait for it. If the input is not even
+   announced, wait a shorter while.
+3. Else take the earliest planned action that can begin now; a forward only if it and all forwards
+   that the plan has before it fit into the plan's own peak of activations (plus the given slack).
 4. Else wait until something comes.
 
-This cannot hang where the plan cannot: of all actions not done, take the first in an order of
-completion of the plan. All that the plan has before it on its rank is done, so it is its rank's
-next; all that it needs is done; and the plan's next action is always admitted. Within (kind, stage)
-microbatches stay in order, so sums of gradients stay what they are.
+If the plan cannot hang, guided choice cannot hang either. Proof: of all actions not done, take the
+first in an order of completion of the plan. All actions that the plan has before it on its rank are
+done, so it is the plan's next action on that rank; all that it needs is done; and the plan's next
+action is always admitted. Within (kind, stage) microbatches stay in order, so the order of sums of
+gradients does not change.
 
 The functions here know neither clock nor transport: the executor and the simulator both use them.
 
-`run_guided` simulates such a step: every rank chooses when it is free, knowing what it can. A rank
-announces a message when the work for it begins, with the time that the costs expect. The
-message itself comes when the disturbed costs say so. Headers take no time.
+`run_guided` simulates a step: every rank chooses when it is free, by what it knows. A rank
+announces a message when the work for the message begins, with the arrival that the expected costs
+give. The message itself comes when the disturbed costs say so. Headers take no time.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from training.pipeline.plan import (
 from training.pipeline.simulator import predict
 
 Outlook = Callable[[Action], float | None]
-"""Seconds until what an action needs from another stage comes: 0 when it is there, None when it is
-not announced. An overdue or unknown arrival is any small number above 0."""
+"""Returns the seconds until the input of an action comes from another stage: 0 when it is there,
+None when it is not announced. An overdue or unknown arrival is any small number above 0."""
 
 _ROUNDING = 1e-9
 
@@ -57,7 +58,7 @@ class Patience:
 
 
 def patience_for(forward_s: float) -> Patience:
-    """Return what was best in simulations and on gloo: 0.3 and 0.15 of a stage's forward."""
+    """Return the patience that was best in simulations and on gloo: 0.3 and 0.15 of a forward."""
     return Patience(announced_s=0.3 * forward_s, unannounced_s=0.15 * forward_s)
 
 
@@ -70,7 +71,7 @@ class NextMove:
 
 
 class PlanProgress:
-    """What one pipeline rank has taken of its plan, what it holds, and what it might take next."""
+    """What one pipeline rank has taken of its plan, what it holds, and what it may take next."""
 
     def __init__(
         self, plan: Plan, rank: int, *, memory: ActivationMemory | None = None, slack: float = 0.0
@@ -111,7 +112,7 @@ class PlanProgress:
             self._head += 1
 
     def startable(self, action: Action) -> bool:
-        """Return whether this rank has done what it must do itself before an action."""
+        """Return whether this rank has done all of its own work that an action needs."""
         kind, stage, microbatch = action
         if kind is ActionKind.FORWARD:
             return True
@@ -123,10 +124,10 @@ class PlanProgress:
         return Action(before, stage, microbatch) in self._taken
 
     def alternatives(self) -> Iterator[Action]:
-        """Yield what may be taken instead of the plan's next action, earliest planned first.
+        """Yield actions that may be taken instead of the plan's next, earliest planned first.
 
-        The next microbatch of each kind and stage, where this rank has done what comes before it
-        and its activations fit. Whether its input is there is not looked at.
+        They are the next microbatch of each kind and stage, where `startable` holds and the
+        activations fit. Whether the input is there is not checked.
         """
         heads = [queue[-1] for queue in self._queues.values() if queue]
         for action in sorted(heads, key=self._position.__getitem__):
@@ -134,7 +135,7 @@ class PlanProgress:
                 yield action
 
     def _fits(self, action: Action) -> bool:
-        """Return whether an action leaves room for all that the plan has before it."""
+        """Return whether an action leaves room for all that the plan has before it and not done."""
         position = self._position[action]
         if self._change[position] <= 0:
             return True
@@ -146,14 +147,14 @@ class PlanProgress:
         return self.held + before + self._change[position] <= self._limit
 
     def needs_input(self, action: Action) -> bool:
-        """Return whether an action needs something from another stage."""
+        """Return whether an action needs a message from another stage."""
         return message_needed(self._shape, action) is not None
 
 
 def choose(
     progress: PlanProgress, outlook: Outlook, waited_s: float, patience: Patience
 ) -> NextMove:
-    """Return what a free rank does; `waited_s` is how long it has had nothing to do."""
+    """Return what a free rank does next; `waited_s` is how long it has been free."""
     head = progress.head
     if head is None:
         return NextMove(action=None)
@@ -170,9 +171,7 @@ def choose(
 
 
 def _time_left(due_s: float | None, waited_s: float, patience: Patience) -> float:
-    """Return how much longer to wait for the plan's next input before looking for something
-    else.
-    """
+    """Return how much longer to wait for the plan's next input; 0 or less: do something else."""
     if due_s is None:
         return patience.unannounced_s - waited_s
     if due_s > patience.announced_s:
@@ -187,13 +186,15 @@ def _due_s(progress: PlanProgress, outlook: Outlook, action: Action) -> float | 
 
 
 _SOON_S = 1e-12
-"""What an overdue message is said to be away; above 0, which would mean that it is there."""
+"""Seconds until an overdue message, as `Outlook` gives them: 0 would mean that it is there."""
 _NUM_DRAWS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuidedRun:
-    """What came of a step: its time, each rank's order as executed, and how often it deviated."""
+    """A simulated step: its time, each rank's order as executed, the number of deviations from the
+    plan, and the peak of activations by rank.
+    """
 
     step_s: float
     order: tuple[tuple[Action, ...], ...]
@@ -210,7 +211,7 @@ def run_guided(
     memory: ActivationMemory | None = None,
     slack: float = 0.0,
 ) -> GuidedRun:
-    """Return how a step runs with the costs of `table` where the ranks expect those of `expected`.
+    """Return how a step runs with the costs of `table` when ranks expect the costs `expected`.
 
     Raises ConfigError for a plan that hangs.
     """
@@ -225,10 +226,10 @@ def run_guided(
 
 
 def guided_ratio(plan: Plan, table: WorkTable, spread_ratio: float) -> float:
-    """Return the time of guided choice over that of the plan when all work is disturbed.
+    """Return the time with guided choice over the time of the plan when all work is disturbed.
 
-    `spread_ratio` is the standard deviation of each piece of work, relative to its time; the mean
-    of a few draws is taken. Below 1 guided choice is faster.
+    `spread_ratio` is the standard deviation of each piece of work, relative to its time. The result
+    is the mean of a few draws; below 1 guided choice is faster.
     """
     forwards = table.work_s[ActionKind.FORWARD]
     forward_s = max(sum(by_microbatch) / len(by_microbatch) for by_microbatch in forwards)
@@ -289,7 +290,7 @@ class _GuidedRun:
         if choice.action is not None:
             self._begin(rank, choice.action, now_s)
         elif choice.wait_s is not None:
-            # Rounding must not make a wake-up come before its time: it would wait once more.
+            # Rounding must not make the rank wake before its wait is over: it would wait again.
             heapq.heappush(self._wakes, (now_s + choice.wait_s + _SOON_S, rank))
 
     def _outlook(self, action: Action, now_s: float) -> float | None:

@@ -1,15 +1,16 @@
-"""MegaFBD in a running job: steps in which helpers run forwards, and steps in which none is there.
+"""MegaFBD in a running job: steps with helpers that run forwards, and steps without helpers.
 
-A helper is no member of the job (`training.helper` is its side): it brings a stage its input before
-the stage before does. Both copies come, the first one is used, and the two are compared byte by
-byte. So nothing that a helper does or leaves undone stops a step or changes a digit unseen:
+A helper is not a member of the job (`training.helper` is its side). It brings a stage the input
+earlier than the previous stage does. Both copies come, the first one is used, and the two are
+compared byte by byte. So nothing that a helper does or omits stops a step or changes a digit
+unseen:
 
     helper           0F3 1F3 ──┐ input of stage 2, early
     rank 1        … 1F3 ───────│──┐ the same, late: compared and dropped
     rank 2                     └→ 2F3 …
 
 Each step begins with one small broadcast: the first rank of the pipeline says which helpers take
-part and how fast they are; all ranks make the same plan of it.
+part and how fast they are. From that all ranks make the same plan.
 """
 
 from __future__ import annotations
@@ -37,16 +38,17 @@ if TYPE_CHECKING:
     from training.step import Microbatch
 
 STEADY_RATIO = 1.25
-"""By how much a helper's speed must change to be taken up: each change makes a new plan."""
+"""A helper's speed counts as changed from this ratio on: each change makes a new plan."""
 
 
 TRY_AGAIN_STEPS = 50
-"""After so many steps in which helpers would have been too slow, their speed is measured anew."""
+"""At every step whose number is a multiple of this, helpers that are left out as too slow are
+tried again, so that their speed is measured anew."""
 
 
 @dataclass(kw_only=True)
 class _Copy:
-    """An input that came first: from a helper, by its number, or (None) from the stage before."""
+    """The first copy of an input; `source` is the helper's number, None: the stage before."""
 
     tensor: torch.Tensor
     source: int | None
@@ -55,10 +57,10 @@ class _Copy:
 
 
 class Inputs:
-    """Inputs of this rank's forwards, each from whoever brings it first.
+    """Inputs of this rank's forwards, each from the helper or the stage that brings it first.
 
-    `differs` is called with a helper's number and the microbatch where its copy is another one
-    than the pipeline's.
+    `differs` is called with a helper's number and a microbatch when the helper's copy differs from
+    the pipeline's.
     """
 
     def __init__(self, device: str, differs: Callable[[int, int], None]) -> None:
@@ -70,14 +72,14 @@ class Inputs:
         self._error: BaseException | None = None
 
     def begin(self, step: int) -> None:
-        """Forget what belongs to steps before this one."""
+        """Begin a step; forget inputs of earlier steps."""
         with self._changed:
             self._step = step
             for key in [key for key in self._copies if key[0] < step]:
                 del self._copies[key]
 
     def bring(self, step: int, microbatch: int, tensor: torch.Tensor, source: int | None) -> None:
-        """Take in an input; a second copy is compared with the first."""
+        """Take in an input; compare a second copy with the first."""
         with self._changed:
             first = self._copies.get((step, microbatch))
             if step < self._step:
@@ -93,7 +95,7 @@ class Inputs:
                 self._copies.pop((step, microbatch), None)
 
     def take(self, microbatch: int) -> torch.Tensor:
-        """Wait for the input of a microbatch and hand it over, on this rank's device."""
+        """Wait for the input of a microbatch and return it on this rank's device."""
         key = self._step, microbatch
         with self._changed:
             while key not in self._copies:
@@ -109,7 +111,7 @@ class Inputs:
         return copy.tensor.detach().to(self._device)
 
     def fail(self, error: BaseException) -> None:
-        """Tell whoever waits that the stage before is gone."""
+        """Make every wait for an input raise `error`, by which the stage before was lost."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
@@ -128,7 +130,7 @@ class Inputs:
 
 
 class _Feed:
-    """The thread that takes in what the stage before sends, in its order."""
+    """The thread that takes in what the stage before sends, in the order of sending."""
 
     def __init__(self, take: Callable[[Message], torch.Tensor], inputs: Inputs, device: str):
         self._take = take
@@ -140,12 +142,12 @@ class _Feed:
         threading.Thread(target=self._run, daemon=True, name="pipeline-feed").start()
 
     def expect(self, step: int, messages: Sequence[Message]) -> None:
-        """Take these in, for a step."""
+        """Take in `messages` of a step."""
         self._idle.clear()
         self._due.put((step, messages))
 
     def join(self) -> None:
-        """Wait until all that was expected has come."""
+        """Wait until all expected messages have come."""
         self._idle.wait()
 
     def _run(self) -> None:
@@ -160,7 +162,7 @@ class _Feed:
                     with torch.cuda.stream(stream) if stream is not None else nullcontext():
                         tensor = self._take(message)
                         if stream is not None:
-                            stream.synchronize()  # waiting holds up this thread, not the compute
+                            stream.synchronize()  # holds up this thread, not the compute
                         self._inputs.bring(step, message.microbatch, tensor, None)
             except Exception as error:
                 self._inputs.fail(error)
@@ -168,7 +170,7 @@ class _Feed:
 
 
 class HelpedMail(Mail):
-    """Messages of a step with helpers: inputs come from them or from the stage before."""
+    """Messages of a step with helpers: an input comes from a helper or from the stage before."""
 
     def __init__(
         self, channels: Channels, shape: Sequence[int], dtype: torch.dtype, inputs: Inputs
@@ -185,38 +187,41 @@ class HelpedMail(Mail):
         }
 
     def expect(self, plan: Plan) -> None:
-        """Learn a step's messages."""
+        """Learn a step's messages from its plan."""
         super().expect(plan)
         for link, feed in self._feeds.items() if self.is_helped else ():
             feed.expect(self.step, plan.messages(link.sender, link.receiver, forward=True))
 
     def take(self, link: Link, message: Message) -> torch.Tensor:
-        """Wait for a message and hand it over."""
+        """Wait for a message and return its tensor."""
         if self.is_helped and link in self._feeds:
             return self._inputs.take(message.microbatch)
         return super().take(link, message)
 
     def drain(self) -> None:
-        """Wait until every second copy has come, and everything has left."""
+        """Wait until every second copy has come and all messages have left."""
         for feed in self._feeds.values():
             feed.join()
         super().drain()
 
     def _room(self, plan: Plan, link: Link) -> int:
-        """Return the messages of a step: a rank that had a helper's copy proves nothing."""
+        """Return the number of a link's messages in a step: any number may be under way.
+
+        With helpers no message proves that an earlier one came: the input may be a helper's copy.
+        """
         return len(plan.messages(link.sender, link.receiver, forward=link.forward))
 
 
 @dataclass(kw_only=True)
 class _Known:
-    """What the first rank knows of a helper."""
+    """What the pipeline's first rank knows of a helper."""
 
     speed: float = 1.0
     busy_since: int | None = None
-    """The step that it has not ended."""
+    """The step that the helper has not ended yet; None: it is idle."""
 
     def learn(self, own_forward_s: float, forward_s: float) -> None:
-        """Take up how long a forward takes the pipeline's first rank, and how long the helper."""
+        """Update the speed from what a forward takes the pipeline's first rank and the helper."""
         if own_forward_s <= 0 or forward_s <= 0:
             return
         speed = own_forward_s / forward_s
@@ -227,7 +232,8 @@ class _Known:
 class HelpedDriver:
     """Runs steps with the helpers that are there; also says which plan a step follows.
 
-    `alone` gives the plan of a step without helpers. All ranks of the job make this together.
+    `alone` returns the plan of a step without helpers. All ranks of the job make their drivers
+    together.
     """
 
     def __init__(
@@ -269,11 +275,11 @@ class HelpedDriver:
 
     @property
     def num_ready(self) -> int:
-        """Return helpers that have come so far; known on a pipeline's first rank."""
+        """Return how many helpers have come so far; known only on a pipeline's first rank."""
         return len(self._known)
 
     def open(self, description: dict[str, object], num_replicas: int, replica: int) -> None:
-        """Let helpers come; all ranks of the job call this together.
+        """Let helpers join; all ranks of the job call this together.
 
         `description` is what a helper must know of the job.
         """
@@ -291,11 +297,11 @@ class HelpedDriver:
             self._reception.describe = describe
 
     def close(self) -> None:
-        """Let all helpers go."""
+        """Dismiss all helpers."""
         self._reception.close()
 
     def plan_of_step(self, num_microbatches: int) -> Plan:
-        """Begin a step: agree on who helps, give helpers their weights, return the plan."""
+        """Begin a step: agree on the helpers, send them their weights, return the plan."""
         self._step += 1
         if self._roster and self._current is None and self._step % TRY_AGAIN_STEPS == 0:
             for known in [*self._known.values()]:
@@ -313,7 +319,7 @@ class HelpedDriver:
         return self._current.plan
 
     def mail(self, place: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> HelpedMail:
-        """Return the messages of this rank; made once."""
+        """Return what sends and receives this rank's messages; made at the first call."""
         del place
         if self._mail is None:
             self._mail = HelpedMail(self._channels, shape, dtype, self._inputs)
@@ -335,7 +341,7 @@ class HelpedDriver:
                 step.do(action)
 
     def describe(self) -> str:
-        """Return the action under way, the inputs that wait, the helpers that take part."""
+        """Return the action under way, the inputs that are there, the helpers that take part."""
         numbers = " ".join(str(number) for number, _ in self._roster) or "none"
         return f"at {self._next}; {self._inputs}; helpers: {numbers}"
 
@@ -355,25 +361,23 @@ class HelpedDriver:
                      "without it")  # fmt: skip
 
     def _present(self) -> list[tuple[int, float]]:
-        """Return helpers that are connected and have ended their last step, with their speeds."""
+        """Return number and speed of the helpers that are connected and have ended their step."""
         open_numbers = set(self._reception.open_numbers())
         return [
             (number, known.speed)
-            for number, known in sorted([*self._known.items()])  # others may come meanwhile
+            for number, known in sorted([*self._known.items()])  # helpers may join meanwhile
             if number in open_numbers and known.busy_since is None
         ]
 
     def _call_off(self) -> None:
-        """Tell helpers that are still at an earlier step to leave it."""
+        """Tell helpers that are still at an earlier step to drop it."""
         for number, known in [*self._known.items()]:
             if known.busy_since is not None:
                 said: dict[str, object] = {"microbatches": []}
                 self._reception.send(number, Frame.of(FrameKind.STEP, said, step=self._step))
 
     def _disaggregated(self, num_microbatches: int) -> Disaggregation | None:
-        """Return the plan of a step with the helpers of the roster; None where they would slow
-        it.
-        """
+        """Return a step with the helpers of the roster; None where they would slow it down."""
         speeds = tuple(speed for _, speed in self._roster)
         key = num_microbatches, speeds
         if key not in self._plans:
@@ -388,7 +392,7 @@ class HelpedDriver:
         return found if found.share else None
 
     def _send_weights(self, made: Disaggregation) -> None:
-        """Give helpers what they do in this step and, of every stage they run, the weights."""
+        """Send each helper its microbatches of this step and the weights of the stages it runs."""
         is_fed = self._rank < len(self._pipeline) - 1
         body = _snapshot(self._chunk) if is_fed else b""
         for place, (number, _) in enumerate(self._roster):
@@ -410,7 +414,7 @@ class HelpedDriver:
                 self._reception.send(self._roster[place][0], frame)
 
     def _receive(self, number: int, frame: Frame) -> None:
-        """Take in what a helper sends; called from its connection's thread."""
+        """Take in what a helper sends; called on the thread of the helper's connection."""
         if frame.kind is FrameKind.INPUT and self._mail is not None:
             tensor = tensor_of(frame.body, self._mail.shape, self._mail.dtype)
             self._inputs.bring(frame.step, frame.microbatch, tensor, number)
@@ -423,7 +427,7 @@ class HelpedDriver:
                 known.busy_since = None
 
     def _distrust(self, number: int, microbatch: int) -> None:
-        """End a helper that computes otherwise than the pipeline."""
+        """Dismiss a helper whose digits differ from the pipeline's."""
         _say(
             f"helper {number} computed other digits than the pipeline for stage {self._rank}, "
             f"microbatch {microbatch} of step {self._step}, and is let go; its digits were used "
@@ -433,14 +437,14 @@ class HelpedDriver:
 
 
 def stage_description(chunk: torch.nn.Module) -> dict[str, object]:
-    """Return what a helper must build to be this stage: its layers and its parameters' shapes."""
+    """Return what a helper needs to build this stage: number of layers, shapes of parameters."""
     layers = sum(type(module).__name__ == "TransformerLayer" for module in chunk.modules())
     shapes = [[*parameter.shape] for parameter in chunk.parameters()]
     return {"num_layers": layers, "shapes": shapes}
 
 
 def batch_bytes(batch: Microbatch) -> bytes:
-    """Return what a first stage needs of a microbatch, as bytes that `read_batch` takes."""
+    """Return what a first stage needs of a microbatch as bytes; `read_batch` reads them."""
     out = io.BytesIO()
     parts = {"tokens": batch.tokens, "position_ids": batch.position_ids}
     if batch.attention_mask is not None:
@@ -450,7 +454,7 @@ def batch_bytes(batch: Microbatch) -> bytes:
 
 
 def _snapshot(chunk: torch.nn.Module) -> memoryview:
-    """Return the parameters as they are now, one after the other, as bytes in host memory."""
+    """Return the bytes of all current parameters, one after the other, in host memory."""
     parts = [p.detach().reshape(-1).view(torch.uint8) for p in chunk.parameters()]
     return bytes_of(torch.cat(parts))
 

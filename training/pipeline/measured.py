@@ -1,22 +1,22 @@
-"""A traced job: what its stages cost, and what it would take under other circumstances.
+"""A traced job: what its stages cost, and how long it would take under other circumstances.
 
 **Costs.** A pass on a stage takes as long as on the slowest of the ranks that carry it out together
-(tensor and context parallelism). Medians over iterations and microbatches are its cost; passes of
-one iteration compared with each other say how much microbatches differ. Whole backward passes are
-split by the usual ratio where the job has not run them split.
+(tensor and context parallelism). A stage's cost is the median over iterations and microbatches;
+passes of one iteration compared with each other say how much microbatches differ. Whole backward
+passes are split by the usual ratio.
 
     trace of PP2 DP2, rank 2 (replica 0, pipeline rank 1) 1.4x slow, forwards in ms
         replica 0: 24 34       replica 1: 24 24
 
-**Other schedules, shares, layers, healthy ranks** (`Predictor`). What a stage takes is what it
-would take on a healthy rank, times how slow its rank is. The first is that of its layers and what
-else lies on it (embedding, output layer, loss):
+**Other schedules, shares, layers, healthy ranks** (`Predictor`). A stage takes what it would take
+on a healthy rank, times the slowness of its rank. On a healthy rank it takes the cost of its layers
+and of the rest on the stage (embedding, output layer, loss):
 
     stage of replica r  =  slowness of its rank in r  ·  (layers · a layer's cost + the rest)
 
-Slowness is measured against the other replicas where there are any, otherwise it is what the
-verdict says. A step is that of the slowest replica; what the trace shows beside the pipeline (data,
-gradients, optimizer) stays as it is.
+Slowness is measured against the other replicas where there are any; otherwise the verdict gives it.
+The slowest replica determines the step; what the trace shows outside the pipeline (data, gradients,
+optimizer) stays as it is.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _PASSES = (FORWARD, BACKWARD, BACKWARD_WEIGHTS)
-"""Where the last is recorded, the second of its microbatch is the gradient of inputs alone."""
+"""Names of passes. Where a microbatch has the last, its second is the gradient of inputs alone."""
 _FORWARD, _REPEATED = 0, 3
 _KINDS = (
     ActionKind.FORWARD,
@@ -56,22 +56,23 @@ _KINDS = (
     ActionKind.WEIGHT_GRADIENT,
     ActionKind.RECOMPUTE,
 )
-"""What passes are; a second forward of a microbatch on its stage repeats the first."""
+"""Kinds of passes by number; the last is a second forward of a microbatch on the same stage."""
 _NS = 1e-9
 _NUM_WARMUP_ITERATIONS = 2
 _UNEVEN_RATIO = 0.05
-"""Microbatches whose costs spread by less are taken as alike: that much is noise."""
+"""Microbatches whose costs spread by less than this share count as alike: that much is noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredJob:
     """What a trace says about the pipeline of a job.
 
-    `ranks` (replica, pipeline rank) are the global ranks that carry a stage out together;
-    `stages` (replica, stage) their costs; `microbatches` (replica) how many each ran in a step.
-    `scales` (step, replica, microbatch) are the relative costs of microbatches, empty when alike.
-    `layers` (stage) are the transformer layers of each stage and `layer` the cost of one, None
-    where modules were not traced. `spread_ratio` is how much equal passes differ, robustly.
+    `ranks` (replica, pipeline rank) are the global ranks that carry stages out together; `stages`
+    (replica, stage) are the costs of stages; `microbatches` (replica) is how many microbatches each
+    replica ran in a step. `scales` (step, replica, microbatch) are the relative costs of
+    microbatches, empty when alike. `layers` (stage) is the number of transformer layers of each
+    stage and `layer` the cost of a layer, None where modules were not traced. `spread_ratio` is a
+    robust measure of how much equal passes differ.
     """
 
     shape: PipelineShape
@@ -93,11 +94,11 @@ class MeasuredJob:
 
     @property
     def num_replicas(self) -> int:
-        """Return the number of copies of the model that data parallelism trains together."""
+        """Return the number of data-parallel replicas."""
         return len(self.stages)
 
     def costs(self, replica: int, scales: tuple[float, ...] = ()) -> Costs:
-        """Return the costs of one replica; `scales` are those of its microbatches."""
+        """Return the costs of one replica; `scales` are the relative costs of its microbatches."""
         return Costs(
             stages=self.stages[replica],
             message_s=self.message_s,
@@ -115,10 +116,10 @@ class MeasuredJob:
         )
 
     def predict_as_traced(self, scales: Sequence[tuple[float, ...]] = ()) -> tuple[Prediction, ...]:
-        """Return what the model says of the step that was traced, by replica.
+        """Return the model's prediction of the traced step, by replica.
 
-        Compared with `pipeline_s` it says how far the model can be trusted for this job. `scales`
-        (replica) are the relative costs of the microbatches of one step.
+        Compared with `pipeline_s` the prediction shows how far to trust the model for this job.
+        `scales` (replica) are the relative costs of the microbatches of one step.
         """
         return tuple(
             self._predict_replica(replica, scales[replica] if scales else ())
@@ -173,10 +174,11 @@ def measure(timeline: Timeline) -> MeasuredJob:
 
 
 def with_layers(job: MeasuredJob, num_layers: int) -> MeasuredJob:
-    """Return the job with its layers known to be spread evenly, their cost taken from its stages.
+    """Return the job with `num_layers` spread evenly over stages; the stages give a layer's cost.
 
-    A layer costs what it does on the middle stages, of which the lighter ones count; with two
-    stages what it does on the first, which has the embedding beside them. Raises ConfigError.
+    The cost is taken from a middle stage of median cost. With two stages it is taken from the
+    first, whose embedding then counts as part of its layers. Raises ConfigError for a number that
+    is no multiple of the stages.
     """
     num_stages = job.shape.num_stages
     if num_layers < num_stages or num_layers % num_stages:
@@ -229,7 +231,7 @@ class _Passes:
         self.seconds = self._dense()
 
     def _place(self) -> None:
-        """Return replica and stage of every row, and who carries out what."""
+        """Set the replica and stage of every row, the pipeline's shape, and the ranks by stage."""
         layout = self._timeline.layout
         known = np.unique(self.rank)
         places = {int(rank): layout.coordinates(int(rank)) for rank in known}
@@ -280,8 +282,8 @@ class _Passes:
         return seconds
 
     def pipeline_s(self) -> float:
-        """Return the time from the first forward's begin to last pass' end of the slowest replica,
-        median of iterations.
+        """Return the time from the first pass's begin to the last pass's end on the slowest
+        replica, median over iterations.
         """
         size = (len(self.ranks), len(self.iterations))
         first = np.full(size, np.iinfo(np.int64).max)
@@ -291,12 +293,12 @@ class _Passes:
         return float(np.median((last - first).max(axis=0)) * _NS)
 
     def overhead_s(self) -> float:
-        """Return the median pause before a pass after whatever ended last before it on its rank."""
+        """Return the median pause of a rank between a pass and what ended last before it."""
         gaps = [gap for rank in np.unique(self.rank) for gap in self._gaps(int(rank))]
         return float(np.median(np.concatenate(gaps)) * _NS) if gaps else 0.0
 
     def _gaps(self, rank: int) -> Iterator[Ints]:
-        """Return pauses of a rank before each pass but the first of an iteration, ns."""
+        """Yield an array: the pauses in ns before each pass of a rank but an iteration's first."""
         table = self._timeline.spans
         mine = self.rank == rank
         transfers = equals(table, "kind", Kind.P2P) & (numbers(table, "rank") == rank)
@@ -316,10 +318,10 @@ class _Passes:
         yield np.maximum(gap_ns[passes & ~first[1:]], 0)
 
     def hand_over_s(self) -> Floats:
-        """Return pauses between a forward and that of the next stage where this waited for it;
-        (case,).
+        """Return the pauses, (case,), from a forward's end to the begin of the next stage's forward
+        of the same microbatch, where the next stage was free and waited.
 
-        Where messages are asynchronous and their ends unknown, this is what can be seen of them.
+        Where messages are asynchronous and their ends unknown, only these pauses show them.
         """
         order = np.lexsort((self.start_ns, self.rank))
         same_rank = np.diff(self.rank[order], prepend=-1) == 0
@@ -337,9 +339,7 @@ class _Passes:
         return np.asarray(np.maximum(self.start_ns[fed] - made_ns, 0)[waited] * _NS)
 
     def plan(self) -> Plan | None:
-        """Return the order in which replica 0 worked in the last iteration; None where passes are
-        lost.
-        """
+        """Return the order of replica 0 in the last iteration; None where passes are missing."""
         shape = PipelineShape(
             num_ranks=self.shape.num_ranks,
             num_chunks=self.shape.num_chunks,
@@ -370,7 +370,7 @@ class _Passes:
 def _stage_costs(
     timeline: Timeline, seconds: Floats
 ) -> tuple[tuple[tuple[StageCost, ...], ...], bool]:
-    """Return costs by (replica, stage), and whether backward passes repeat the forward."""
+    """Return costs by (replica, stage), and whether the job repeats forwards."""
     finite = np.isfinite(seconds)
     by_stage = _median(seconds, axis=(2, 4))
     missing = ~finite[:2].any(axis=(2, 4))
@@ -399,9 +399,9 @@ def _cost(
     *,
     repeats: bool,
 ) -> StageCost:
-    """Return a stage's cost from its passes; nan are those that were not recorded apart.
+    """Return a stage's cost from its passes; nan: not recorded as a pass of its own.
 
-    `repeats` says that a backward holds the forward once more.
+    `repeats` says that a backward pass includes the repeated forward.
     """
     if np.isnan(recompute_s):
         recompute_s = min(forward_s, 0.5 * backward_s) if repeats else 0.0
@@ -419,7 +419,7 @@ def _cost(
 
 
 def _median(values: Floats, axis: int | tuple[int, ...]) -> Floats:
-    """Return the median of what is there; nan without a warning where nothing is."""
+    """Return the median of finite values; nan, without a warning, where there are none."""
     there = np.isfinite(values).any(axis=axis)
     filled = np.where(np.expand_dims(there, axis), values, 0.0)
     return np.asarray(np.where(there, np.nanmedian(filled, axis=axis), np.nan))
@@ -428,8 +428,8 @@ def _median(values: Floats, axis: int | tuple[int, ...]) -> Floats:
 def _scales(seconds: Floats) -> Floats:
     """Return relative costs of microbatches, (iteration, replica, microbatch); empty when alike.
 
-    Each stage compares its passes of an iteration with their median; what most stages say of a
-    microbatch is the microbatch's, the rest is noise.
+    Each stage compares its passes of an iteration with their median. A microbatch's scale is the
+    median of what the stages say; the rest is noise.
     """
     work = np.nansum(seconds, axis=0)
     work = np.where(work > 0, work, np.nan)
@@ -443,7 +443,10 @@ def _scales(seconds: Floats) -> Floats:
 
 
 def _spread(seconds: Floats, scales: Floats) -> float:
-    """Return half the range of the middle 68 % of equal passes, relative to their median."""
+    """Return half the range of the middle 68 % of equal passes, relative to their median.
+
+    Differences between microbatches (`scales`) are taken out.
+    """
     relative = seconds[:2] / _median(seconds[:2], axis=(2, 4))[:, :, None, :, None]
     if len(scales) == relative.shape[2]:
         relative = relative / scales.transpose(1, 0, 2)[None, :, :, None, :]
@@ -452,7 +455,7 @@ def _spread(seconds: Floats, scales: Floats) -> float:
 
 
 def _messages(timeline: Timeline, passes: _Passes) -> tuple[float, ...]:
-    """Return the seconds of a message over each boundary between stages, both ways together."""
+    """Return the median seconds of a message over each boundary of stages, in either direction."""
     shape = passes.shape
     table = timeline.spans
     received = equals(table, "kind", Kind.P2P) & equals(table, "op", "recv")
@@ -492,7 +495,7 @@ def _step_s(timeline: Timeline, passes: _Passes) -> float:
 def _layers(
     timeline: Timeline, passes: _Passes, *, recomputes: bool
 ) -> tuple[tuple[int, ...] | None, StageCost | None]:
-    """Return layers of each stage and the usual cost of one, after the spans of modules."""
+    """Return the layers of each stage and the median cost of a layer, from spans of modules."""
     table = timeline.spans
     layer = numbers(table, "layer")
     forward = np.flatnonzero(equals(table, "name", TRANSFORMER_LAYER) & (layer > 0))
@@ -521,23 +524,23 @@ MakePlan = Callable[[PipelineShape], Plan]
 Scales = tuple[float, ...]
 
 _HEALTHY_RATIO = 1.03
-"""A rank that is slower than its peers by less counts as healthy; so it does for the detector."""
+"""A rank that is slower than its peers by less than this counts as healthy, as in the detector."""
 _RECOMPUTED_RATIO = 17.0
 """Activations of a layer over what checkpointing keeps of it: 34 over 2 bytes · s·b·h (fused
-attention). A chunk repeated as a whole keeps less in between, its first layer's input alone; as
-much as of every layer is counted, which is the careful side."""
+attention). A chunk that is repeated as a whole keeps less, only its first layer's input; every
+layer's input is counted, to be on the safe side."""
 _MOST_SAMPLES = 3
-"""Traced steps whose microbatches' costs are played, where these differ."""
+"""Number of traced steps to predict, each with its own microbatches' costs, where these differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """What is different from the traced job; what is not named is as it was.
+    """What is different from the traced job; all else is as traced.
 
-    `layers` (stage) also says the number of chunks, `microbatches` is by replica, `healthy_ranks`
-    are global ranks taken as mended, `reorder` puts a step's microbatches, given as their costs,
-    into another order. `recompute_ahead` repeats forwards as actions of their own, but those of the
-    last stage, which then keeps its activations.
+    `layers` (stage) also gives the number of chunks. `microbatches` is by replica. `healthy_ranks`
+    are global ranks that count as mended. `reorder` puts a step's microbatches, given as relative
+    costs, into another order. `recompute_ahead` repeats forwards as actions of their own, except on
+    the last stage, which then keeps its activations.
     """
 
     layers: tuple[int, ...] | None = None
@@ -554,7 +557,7 @@ AS_TRACED = Circumstances()
 class PredictedStep:
     """Predicted pipeline of a step: its time, and the most activations by pipeline rank.
 
-    Activations are counted in those of one microbatch on one rank of the traced job.
+    The unit of activations is what one microbatch holds on one rank of the traced job.
     """
 
     pipeline_s: float
@@ -562,10 +565,10 @@ class PredictedStep:
 
 
 class Predictor:
-    """Predicts a measured job.
+    """Predicts a measured job under other circumstances.
 
-    `slowdowns` is what the verdict says, by global rank; it counts where there are no replicas to
-    compare with.
+    `slowdowns` are the verdict's, by global rank; they count where there are no replicas to compare
+    with.
     """
 
     def __init__(self, job: MeasuredJob, slowdowns: Mapping[int, float]) -> None:
@@ -575,7 +578,7 @@ class Predictor:
 
     @property
     def slow_ranks(self) -> tuple[int, ...]:
-        """Return global ranks whose pipeline rank is slower than it ought to be."""
+        """Return the global ranks whose pipeline rank is slow (slowness above 1)."""
         return tuple(
             rank
             for replica, ratios in enumerate(self._slowness)
@@ -586,16 +589,16 @@ class Predictor:
 
     @cached_property
     def traced(self) -> PredictedStep:
-        """Return the traced step as the model sees it."""
+        """Return the model's prediction of the traced step."""
         samples = [self.job.predict_as_traced(sample) for sample in self._samples()]
         return _mean_of_worst(samples)
 
     def step_s(self, outcome: PredictedStep) -> float:
-        """Return the whole iteration when its pipeline is another one."""
+        """Return the seconds of the whole iteration with the predicted pipeline `outcome`."""
         return self.job.step_s + outcome.pipeline_s - self.traced.pipeline_s
 
     def outcome(self, make_plan: MakePlan, circumstances: Circumstances) -> PredictedStep:
-        """Return what a schedule makes of the job under these circumstances."""
+        """Predict the job with a schedule under these circumstances."""
         counts = circumstances.microbatches or self.job.microbatches
         known: dict[tuple[Costs, int], Prediction] = {}
         samples = []
@@ -614,20 +617,20 @@ class Predictor:
     def predict(
         self, make_plan: MakePlan, circumstances: Circumstances, costs: Costs, count: int
     ) -> Prediction:
-        """Return one pipeline of `count` microbatches with these costs."""
+        """Predict one pipeline of `count` microbatches with these costs."""
         shape = self.shape(circumstances, count)
         memory = self.memory(circumstances, costs.microbatch_sizes)
         return predict(make_plan(shape), costs.table(shape), memory)
 
     def shape(self, circumstances: Circumstances, count: int) -> PipelineShape:
-        """Return the pipeline for a number of microbatches."""
+        """Return the pipeline's shape for `count` microbatches."""
         shape = self.job.shape_of(count)
         if circumstances.layers is None:
             return shape
         return replace(shape, num_chunks=len(circumstances.layers) // shape.num_ranks)
 
     def costs(self, replica: int, circumstances: Circumstances) -> Costs:
-        """Return a replica's costs under circumstances, microbatches all alike."""
+        """Return a replica's costs under circumstances; all microbatches are alike."""
         shape = self.shape(circumstances, 1)
         stages = self._healthy
         if circumstances.layers is not None:
@@ -649,7 +652,7 @@ class Predictor:
         )
 
     def memory(self, circumstances: Circumstances, sizes: Scales = ()) -> ActivationMemory:
-        """Return what stages hold, in activations of a microbatch on a rank as traced."""
+        """Return what stages hold, in units of a microbatch's activations on a rank as traced."""
         layers = circumstances.layers
         if layers is None or self.job.layers is None:
             chunks = self.job.shape.num_chunks
@@ -671,8 +674,10 @@ class Predictor:
         return max(range(len(times)), key=times.__getitem__)
 
     def _rearranged(self, layers: tuple[int, ...]) -> tuple[StageCost, ...]:
-        """Return healthy costs of stages with other layers; what else a rank has stays at its
-        end.
+        """Return healthy costs of stages with other layers.
+
+        The rest of a stage stays where it is; where the number of stages changes, the rest of the
+        first and of the last stage go to the new first and last.
         """
         job = self.job
         assert job.layers is not None
@@ -689,8 +694,9 @@ class Predictor:
         return tuple(stages)
 
     def _samples(self) -> list[list[Scales]]:
-        """Return costs of the microbatches of a few traced steps, (step) → [replica]; or one of
-        none.
+        """Return microbatches' relative costs in a few traced steps, (step) → [replica].
+
+        Where microbatches are alike, return one step without costs.
         """
         scales = self.job.scales[:_MOST_SAMPLES]
         if not len(scales):
@@ -699,9 +705,7 @@ class Predictor:
 
 
 def _slowness(job: MeasuredJob, slowdowns: Mapping[int, float]) -> tuple[tuple[float, ...], ...]:
-    """Return how many times as long a pipeline rank takes as it ought to, (replica) → (pipeline
-    rank).
-    """
+    """Return how many times as long as a healthy rank each takes, (replica) → (pipeline rank)."""
     ranks = range(job.shape.num_ranks)
     if job.num_replicas == 1:
         said = [max(slowdowns.get(rank, 1.0) for rank in job.ranks[0][p]) for p in ranks]
@@ -713,7 +717,7 @@ def _slowness(job: MeasuredJob, slowdowns: Mapping[int, float]) -> tuple[tuple[f
 
 
 def _usual(values: list[float]) -> float:
-    """Return what healthy replicas take: the median, of two the shorter."""
+    """Return what a healthy replica takes: the median; of two replicas, the shorter time."""
     return min(values) if len(values) == 2 else median(values)
 
 
@@ -724,10 +728,9 @@ def _work_s(job: MeasuredJob, replica: int, pp_rank: int) -> float:
 def _healthy_stages(
     job: MeasuredJob, slowness: tuple[tuple[float, ...], ...]
 ) -> tuple[StageCost, ...]:
-    """Return costs of the stages on healthy ranks: means over replicas after their slowness is
-    taken out.
+    """Return the costs of stages on healthy ranks: means over replicas, with slowness taken out.
 
-    So small differences between replicas, which are noise, do not make them unequal.
+    The means make all replicas equal, because small differences between replicas are noise.
     """
     stages = []
     for stage in range(job.shape.num_stages):
@@ -748,7 +751,7 @@ def _healthy_stages(
 
 
 def _minus(cost: StageCost, part: StageCost) -> StageCost:
-    """Return what a stage takes in addition to a part of it, 0 at least."""
+    """Return what a stage takes beyond a part of it, at least 0."""
     return StageCost(
         forward_s=max(0.0, cost.forward_s - part.forward_s),
         input_gradient_s=max(0.0, cost.input_gradient_s - part.input_gradient_s),
@@ -758,8 +761,9 @@ def _minus(cost: StageCost, part: StageCost) -> StageCost:
 
 
 def _with_scales(costs: Costs, scales: Scales, count: int, circumstances: Circumstances) -> Costs:
-    """Return costs with a step's microbatches, repeated or cut where a replica runs another
-    number.
+    """Return costs with the relative costs of a step's microbatches.
+
+    The latter are repeated or cut where a replica runs another number of microbatches.
     """
     repeated = tuple(scales[number % len(scales)] for number in range(count))
     if circumstances.reorder:
@@ -768,7 +772,7 @@ def _with_scales(costs: Costs, scales: Scales, count: int, circumstances: Circum
 
 
 def _mean_of_worst(samples: Sequence[Sequence[Prediction]]) -> PredictedStep:
-    """Return the slowest replica's time, mean over steps, and the highest peaks of all."""
+    """Return the slowest replica's time, as the mean over steps, and the highest peaks by rank."""
     peaks = [prediction.peak for predictions in samples for prediction in predictions]
     return PredictedStep(
         pipeline_s=fmean(max(p.step_s for p in predictions) for predictions in samples),

@@ -13,14 +13,14 @@ An action is written as torch.distributed.pipelining writes it, stage, kind, mic
     1B0      whole backward; or in two parts:
     1I0      gradient of the stage's input (its send to stage 0 may follow)
     1W0      gradient of the stage's weights
-    1R0      forward once more, with its graph; then 1F0 kept nothing but its input
+    1R0      forward repeated, with its graph; in a plan with 1R0, 1F0 keeps only its input
     0SEND_F0 output of stage 0 to stage 1          1RECV_F0 the same, on stage 1's rank
     1SEND_B0 gradient of stage 1's input to stage 0  0RECV_B0 the same, on stage 0's rank
 
-A plan need not name its sends and receives: without them each output leaves when its work is done
-and each input is received when it comes, in its sender's order (`with_transfers` spells that out).
+A plan need not name sends and receives: without them each output leaves when the work is done, and
+each input is received when it comes, in the sender's order (`with_transfers` spells that out).
 
-Within (kind, stage) plans keep microbatches in order 0 … m-1. Gradients are then summed in one
+Within (kind, stage) plans keep microbatches in order 0 … m-1. So gradients are summed in the same
 order whatever the interleaving, and results do not depend on the plan in a single bit.
 
 As text (`format_plan`, `parse_plan`) a plan is torch's CSV, one line a pipeline rank, one cell an
@@ -48,7 +48,7 @@ from megascan.errors import ConfigError, InputError
 
 
 class ActionKind(StrEnum):
-    """What an action does, in torch's letters; R (recompute) is ours."""
+    """What an action does, in torch's letters; only R (recompute) is not torch's."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -65,7 +65,7 @@ SENDS = frozenset({ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD})
 RECEIVES = frozenset({ActionKind.RECEIVE_FORWARD, ActionKind.RECEIVE_BACKWARD})
 TRANSFERS = SENDS | RECEIVES
 GIVES_INPUT_GRADIENT = frozenset({ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT})
-"""Work that needs the gradient of the stage's output and yields that of its input."""
+"""Work that needs the gradient of the stage's output and yields the gradient of its input."""
 
 
 class Action(NamedTuple):
@@ -80,7 +80,7 @@ class Action(NamedTuple):
 
 
 class Placement(StrEnum):
-    """On which rank the stages lie; see the module's picture."""
+    """On which ranks the stages lie; see the picture at the top of the module."""
 
     LOOP = "loop"
     V = "v"
@@ -123,23 +123,23 @@ class PipelineShape:
         return self.num_ranks - 1 - rest if turned else rest
 
     def chunk_of(self, stage: int) -> int:
-        """Return which of its rank's model chunks a stage is."""
+        """Return the number of a stage among the model chunks of its rank."""
         return stage // self.num_ranks
 
     def stage_of(self, rank: int, chunk: int) -> int:
-        """Return the stage that is this model chunk of a pipeline rank."""
+        """Return the stage that a model chunk of a pipeline rank is."""
         turned = self.placement is Placement.V and chunk == 1
         return chunk * self.num_ranks + (self.num_ranks - 1 - rank if turned else rank)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Return stages of a pipeline rank, in the order of its chunks."""
+        """Return the stages of a pipeline rank, in the order of its chunks."""
         return tuple(self.stage_of(rank, chunk) for chunk in range(self.num_chunks))
 
 
 class Message(NamedTuple):
     """What one pipeline rank sends to another: a stage's output or its input's gradient.
 
-    `kind` and `stage` are those of the work that needs it, as in `Message(FORWARD, 1, 0)` for the
+    `kind` and `stage` are those of the work that needs the message: `Message(FORWARD, 1, 0)` is the
     output of stage 0.
     """
 
@@ -178,11 +178,11 @@ class Plan:
         return any(action.kind is kind for listed in self.actions for action in listed)
 
     def work_of(self, rank: int) -> tuple[Action, ...]:
-        """Return actions of a rank without sends and receives."""
+        """Return the actions of a rank without sends and receives."""
         return tuple(action for action in self.actions[rank] if action.kind not in TRANSFERS)
 
     def without_transfers(self) -> Plan:
-        """Return the plan with its work alone."""
+        """Return the plan without sends and receives."""
         ranks = range(self.shape.num_ranks)
         return replace(self, actions=tuple(self.work_of(rank) for rank in ranks))
 
@@ -190,8 +190,8 @@ class Plan:
         """Return the plan with sends and receives spelt out.
 
         A send follows the work that makes its message. A receive stands before the work that needs
-        its message, `ahead` works earlier than that where there are so many. Where messages of one
-        sender come in another order than they are needed, those that come first are received first.
+        its message, up to `ahead` actions of work earlier. Messages of one sender are received in
+        the order in which they come, whatever the order in which they are needed.
         """
         ranks = range(self.shape.num_ranks)
         return replace(self, actions=tuple(tuple(self._spelt_out(r, ahead)) for r in ranks))
@@ -209,7 +209,7 @@ class Plan:
     def _receives_by_position(
         self, rank: int, work: tuple[Action, ...], ahead: int
     ) -> dict[int, list[Action]]:
-        """Return receives before each position of `work`."""
+        """Return, by position in `work`, the receives that stand before it."""
         needed_at = {
             message: position
             for position, action in enumerate(work)
@@ -225,9 +225,9 @@ class Plan:
         return due
 
     def messages(self, sender: int, receiver: int, *, forward: bool) -> list[Message]:
-        """Return messages one way between two ranks, in the order in which their sender makes them.
+        """Return the messages from one rank to another, in the order in which they are made.
 
-        `forward` asks for outputs, otherwise for gradients. The two take different channels.
+        With `forward` return outputs, otherwise gradients; the two take different channels.
         """
         if sender == receiver:
             return []
@@ -246,7 +246,7 @@ class Plan:
 
 
 def message_made(shape: PipelineShape, action: Action) -> Message | None:
-    """Return what an action hands to another stage, if anything; also where the rank is its own."""
+    """Return what an action hands to another stage, if anything, even to one of the same rank."""
     if action.kind is ActionKind.FORWARD and action.stage + 1 < shape.num_stages:
         return Message(ActionKind.FORWARD, action.stage + 1, action.microbatch)
     if action.kind in GIVES_INPUT_GRADIENT and action.stage > 0:
@@ -255,7 +255,7 @@ def message_made(shape: PipelineShape, action: Action) -> Message | None:
 
 
 def message_needed(shape: PipelineShape, action: Action) -> Message | None:
-    """Return what an action must have been handed by another stage, if anything."""
+    """Return what an action needs from another stage, if anything."""
     if action.kind is ActionKind.FORWARD and action.stage > 0:
         return Message(ActionKind.FORWARD, action.stage, action.microbatch)
     if action.kind in GIVES_INPUT_GRADIENT and action.stage + 1 < shape.num_stages:
@@ -276,7 +276,7 @@ def _receive_of(message: Message) -> Action:
 
 
 def message_of_transfer(action: Action) -> Message:
-    """Return what a send or receive carries."""
+    """Return the message that a send or receive carries."""
     if action.kind is ActionKind.SEND_FORWARD:
         return Message(ActionKind.FORWARD, action.stage + 1, action.microbatch)
     if action.kind is ActionKind.SEND_BACKWARD:
@@ -296,10 +296,10 @@ def format_plan(plan: Plan) -> str:
 
 
 def parse_plan(text: str, *, name: str = "plan") -> Plan:
-    """Return the plan that a CSV describes; `name` is the file's in messages.
+    """Return the plan that a CSV describes; error messages name the file `name`.
 
     Raises InputError with line and cell for what is no action, and for lines and stages that do not
-    make a pipeline. Whether the plan can be carried out is a matter of `simulator.check`.
+    make a pipeline. `simulator.check` tells whether the plan can be carried out.
     """
     lines = text.strip("\n").split("\n")
     rows = tuple(_parse_line(line, name, number) for number, line in enumerate(lines, 1))
@@ -307,7 +307,7 @@ def parse_plan(text: str, *, name: str = "plan") -> Plan:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan from a file; InputError as `parse_plan` and for a file that cannot be read."""
+    """Read a plan; InputError for a file that cannot be read or that `parse_plan` refuses."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -340,7 +340,7 @@ def _parse_cell(cell: str, where: str) -> Action:
 
 
 def _shape_of(rows: tuple[tuple[Action, ...], ...], name: str) -> PipelineShape:
-    """Return sizes of the pipeline that these lists are for."""
+    """Return the sizes of the pipeline that the lists of actions in `rows` are for."""
     empty = next((number for number, row in enumerate(rows, 1) if not row), None)
     if empty is not None:
         raise InputError(f"{name}, line {empty}: no action; each line is one pipeline rank's list")
@@ -363,7 +363,7 @@ def _shape_of(rows: tuple[tuple[Action, ...], ...], name: str) -> PipelineShape:
 
 
 def _placement(rows: tuple[tuple[Action, ...], ...], num_stages: int) -> Placement:
-    """Return a V where the first stage of the second chunk lies on the last rank."""
+    """Return V where the first stage of the second chunk lies on the last rank, else LOOP."""
     num_ranks = len(rows)
     turned = num_stages == 2 * num_ranks and any(a.stage == num_ranks for a in rows[-1])
     return Placement.V if turned and num_ranks > 1 else Placement.LOOP

@@ -1,21 +1,21 @@
 """The search for a fast plan within a limit of memory, for costs that are known.
 
 Many policies are played and the fastest plan is kept; the plans that follow a rule compete too. In
-a play each rank, when it is free, takes the best work that is there. A play ends as soon as some
-rank's remaining work cannot end before the best so far, which is most of them. The search is short
-because it does not look at orders, but at the few numbers that make them: how many microbatches may
-be in flight, what comes first, how long a weight gradient waits for an input.
+a play each rank, when it is free, takes the best work that is there. A play is given up as soon as
+the remaining work of some rank cannot end before the best plan so far; most plays are. The search
+is short because it does not go through orders, but through the few numbers that make an order: how
+many microbatches may be in flight, what comes first, how long a weight gradient waits for an input.
 
 What is best follows from a `Policy` of few parameters. The rules that make such plans good:
 
-- A weight gradient fills a gap. It is not begun when an input is about to come within the
-  patience, because it would hold up work that others wait for.
-- Two limits hold forwards back: activations in all, and the number of microbatches in flight.
-  Forwards that go ahead early take room and help nobody.
-- A rank that may not begin a forward for want of room frees some by a weight gradient at once.
+- A weight gradient fills a gap. It is not begun when an input will come within the patience,
+  because it would hold up work that other ranks wait for.
+- Two limits hold forwards back: the sum of activations, and the number of microbatches in flight.
+  Forwards that run too early take memory and help nobody.
+- A rank that has no room for the next forward at once frees some by a weight gradient.
 
-Times are exact for the costs given: messages travel beside the work, one after the other on each
-ordered pair of ranks, and a rank knows when what is under way will come.
+Times are exact for the costs given: messages travel while ranks work, one after the other on each
+ordered pair of ranks, and a rank knows when a message under way will come.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from training.pipeline.simulator import Prediction, predict
 
 _ROUNDING = 1e-9
 _NANOSECOND = 1e-9
-"""What comes within it is there: sums of the same durations differ in their last digits."""
+"""An input that comes within this time is there: equal sums may differ in their last digits."""
 _NEVER = float("inf")
 
 ByMicrobatch = list[list[float]]
-"""[stage][microbatch]"""
+"""A number for each [stage][microbatch]."""
 
 
 class Style(StrEnum):
@@ -52,10 +52,10 @@ class Style(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How ranks choose.
+    """How ranks choose their work.
 
-    `most_in_flight` is by rank: forwards of its chunks without their backward. `deepest_first`
-    takes forwards of the last chunk and backwards of the first before the others.
+    `most_in_flight` is, by rank, how many forwards of its chunks may be without their backward.
+    `deepest_first` prefers forwards of the last chunk and backwards of the first.
     """
 
     style: Style
@@ -76,7 +76,10 @@ class Problem:
 
     @cached_property
     def durations_s(self) -> tuple[ByMicrobatch, ByMicrobatch, ByMicrobatch]:
-        """Return forwards, what needs the gradient, and weight gradients (0 where not split)."""
+        """Return the seconds of forwards, of what needs the gradient, and of weight gradients.
+
+        Weight gradients are 0 where backward passes are whole.
+        """
         backward = ActionKind.INPUT_GRADIENT if self.splits_backward else ActionKind.BACKWARD
         kinds = (ActionKind.FORWARD, backward, ActionKind.WEIGHT_GRADIENT)
         stages = range(self.shape.num_stages)
@@ -94,7 +97,7 @@ class Problem:
 
     @cached_property
     def work_by_rank_s(self) -> list[float]:
-        """Return all work of each pipeline rank."""
+        """Return the seconds of all work of each pipeline rank."""
         work_s = [0.0] * self.shape.num_ranks
         for by_stage in self.durations_s:
             for stage, durations in enumerate(by_stage):
@@ -113,14 +116,14 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """A plan and the time it takes."""
+    """The plan that a policy makes, and the time it takes."""
 
     plan: Plan
     step_s: float
 
 
 def play(problem: Problem, policy: Policy, *, faster_than_s: float = _NEVER) -> Played | None:
-    """Return the plan of a policy; None where it gets stuck or will not be faster than asked."""
+    """Return the plan of a policy; None where the play hangs or takes `faster_than_s` or more."""
     game = _Game(problem, policy, faster_than_s)
     if not game.finish():
         return None
@@ -133,7 +136,10 @@ def play(problem: Problem, policy: Policy, *, faster_than_s: float = _NEVER) -> 
 
 
 class _Game:
-    """State of a step that is being played. Lists by stage and microbatch; -1 is no candidate."""
+    """State of a step that is being played.
+
+    Nested lists are [stage][microbatch]; a candidate stage of -1 means none.
+    """
 
     def __init__(self, problem: Problem, policy: Policy, faster_than_s: float) -> None:
         shape, table = problem.shape, problem.table
@@ -168,7 +174,7 @@ class _Game:
         self.end_s = 0.0
 
     def finish(self) -> bool:
-        """Wake ranks in the order of time; False where it hangs or takes too long."""
+        """Wake ranks in the order of time; return False if the play hangs or takes too long."""
         wakes = self._wakes
         while wakes:
             now_s, rank = heapq.heappop(wakes)
@@ -186,7 +192,7 @@ class _Game:
         return self._next_weight if self._splits else self._next_input
 
     def _pick(self, rank: int, now_s: float) -> tuple[ActionKind | None, int]:
-        """Return the work that a free rank takes, as kind and stage."""
+        """Return kind and stage of the work that a free rank takes; kind None: it waits."""
         forward, blocked, soon_s = self._forward_candidate(rank, now_s)
         backward, gradient_soon_s = self._backward_candidate(rank, now_s)
         weight = self._weight_candidate(rank) if self._splits else -1
@@ -209,8 +215,8 @@ class _Game:
         return ActionKind.INPUT_GRADIENT if self._splits else ActionKind.BACKWARD
 
     def _forward_candidate(self, rank: int, now_s: float) -> tuple[int, bool, float]:
-        """Return the stage of the forward to take, whether one is there without room, when the next
-        comes.
+        """Return the stage of the forward to take, whether a forward has its input but no room, and
+        when the next input comes.
         """
         best, blocked, soon_s = -1, False, _NEVER
         room = self._limit - self._held[rank]
@@ -294,7 +300,7 @@ class _Game:
         return microbatch, end_s
 
     def _send(self, sender: int, receiver: int, message_s: float, now_s: float) -> float:
-        """Return when a message comes; its receiver is woken then."""
+        """Return when a message comes, and wake its receiver then."""
         if sender == receiver:
             return now_s
         begin_s = max(now_s, self._link_free_s.get((sender, receiver), 0.0))
@@ -305,12 +311,12 @@ class _Game:
 
 
 _PATIENCE_RATIOS = (0.15, 0.0, 0.3)
-"""Patience in forwards of a stage; the first is best most often."""
+"""Patience as parts of a stage's forward; the first is best most often."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The best plan of a search, its prediction, and how many were tried."""
+    """The best plan of a search, its prediction, and how many rules and policies were tried."""
 
     plan: Plan
     prediction: Prediction
@@ -320,7 +326,7 @@ class Found:
 def search(problem: Problem) -> Found:
     """Return the fastest plan found within the problem's memory limit.
 
-    Raises ConfigError where none fits.
+    Raises ConfigError where no plan fits.
     """
     best, tried = _best_by_rule(problem)
     for policy in _policies(problem):
@@ -337,9 +343,7 @@ def search(problem: Problem) -> Found:
 
 
 def _best_by_rule(problem: Problem) -> tuple[tuple[Plan, float] | None, int]:
-    """Return the fastest of the plans that follow a rule and fit, with its time; and their
-    number.
-    """
+    """Return the fastest plan by rule that fits, with its time, and the number of plans tried."""
     best: tuple[Plan, float] | None = None
     tried = 0
     for plan in rule_plans(problem):
@@ -353,7 +357,7 @@ def _best_by_rule(problem: Problem) -> tuple[tuple[Plan, float] | None, int]:
 
 
 def rule_plans(problem: Problem) -> Iterator[Plan]:
-    """Yield the plans of the generators that this pipeline can run, split only where asked for."""
+    """Yield the plans by rule that this pipeline can run; split backwards only where allowed."""
     if problem.shape.placement is not Placement.LOOP:
         return
     for generate in GENERATORS.values():
@@ -366,7 +370,7 @@ def rule_plans(problem: Problem) -> Iterator[Plan]:
 
 
 def _policies(problem: Problem) -> Iterator[Policy]:
-    """Yield what is worth trying, the most promising first."""
+    """Yield the policies that are worth trying, the most promising first."""
     shape = problem.shape
     forwards = problem.table.work_s[ActionKind.FORWARD]
     forward_s = max(sum(by_microbatch) / len(by_microbatch) for by_microbatch in forwards)
@@ -382,7 +386,7 @@ def _policies(problem: Problem) -> Iterator[Policy]:
 
 
 def _extras(problem: Problem) -> tuple[int, ...]:
-    """Return by how much to leave the microbatches in flight of (interleaved) 1F1B."""
+    """Return by how many more microbatches than in (interleaved) 1F1B to have in flight, to try."""
     ranks, chunks = problem.shape.num_ranks, problem.shape.num_chunks
     base = (0, 1, 2, ranks // 2, ranks, 2 * ranks)
     if chunks == 1:
@@ -392,8 +396,8 @@ def _extras(problem: Problem) -> tuple[int, ...]:
 
 
 def _in_flight(problem: Problem, extra: int) -> tuple[int, ...]:
-    """Return forwards of chunks without their backward by rank, as in (interleaved) 1F1B and
-    `extra`.
+    """Return, by rank, how many forwards may be without their backward: as in (interleaved) 1F1B,
+    plus `extra`.
     """
     shape = problem.shape
     ranks, chunks = shape.num_ranks, shape.num_chunks
@@ -407,7 +411,7 @@ def _in_flight(problem: Problem, extra: int) -> tuple[int, ...]:
 
 
 def _none_fits(problem: Problem) -> str:
-    """Return why no plan was found, with the least limit for which there is one."""
+    """Return a sentence that no plan fits, with about the least limit for which one was found."""
     shape = problem.shape
     need = least_memory_found(problem)
     return (
@@ -418,9 +422,9 @@ def _none_fits(problem: Problem) -> str:
 
 
 def least_memory_found(problem: Problem) -> float:
-    """Return the peak of a plan that is found for about the least limit above the problem's.
+    """Return the peak of a plan found for about the least limit above the problem's limit.
 
-    Limits are halved in until they differ by half a chunk's activations.
+    The limit is bisected until its bounds differ by half a chunk's activations at most.
     """
     low, high = problem.memory_limit, _peak_within(problem, float("inf"))
     assert high is not None
@@ -435,7 +439,10 @@ def least_memory_found(problem: Problem) -> float:
 
 
 def _peak_within(problem: Problem, limit: float) -> float | None:
-    """Return the peak of the first plan that fits a limit, impatient ones only; None without."""
+    """Return the peak of the first plan within a limit that a policy of patience 0 gives.
+
+    Return None where there is none.
+    """
     limited = replace(problem, memory_limit=limit)
     for policy in _policies(limited):
         played = play(limited, policy) if policy.patience_s == 0.0 else None

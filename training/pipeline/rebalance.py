@@ -1,22 +1,22 @@
 """Which microbatches a replica gets, and in which order, without a restart.
 
-**Moved** from a slow replica to the others, between two steps (`Rebalancer`).
-A slow rank holds up its replica, and its replica all others. No order of work cures that; less work
-does. The samples of a step stay what they are, and each microbatch's loss is divided by the number
-of an even share, so the sum of gradients is the same up to the order of adding up.
+**Microbatches are moved** from a slow replica to others, between two steps (`Rebalancer`). A slow
+rank holds up its replica, and the replica holds up all others. No order of work cures that; less
+work does. The samples of a step stay the same, and each microbatch's loss is divided by the number
+of microbatches of an even share, so the sum of gradients is the same up to the order of summation.
 
     2 replicas, 16 microbatches each, replica 1 takes 1.3 times as long:
     even   16 + 16   the step takes 16 · 1.3 = 20.8
     moved  18 + 14   the step takes max(18, 14 · 1.3) = 18.2
 
-With `auto` every rank times its own work, waiting left out. Every few steps the ranks exchange
-these times and all come to the same shares; shares change only when that saves enough and two
-reviews in a row say so.
+With `auto` every rank times its own work without waits. Every few steps the ranks exchange their
+times and all come to the same shares; shares change only when two reviews in a row say that a
+change saves enough.
 
-**Ordered** by length, short ones outside, long ones in the middle (`HillOrder`). While a pipeline
-fills and drains, all ranks but one wait for a single microbatch; when that is a short one they wait
-less. The samples of a step stay the same, so its loss and its gradients are the same sums, added up
-in another order.
+**Microbatches are ordered** by length, short ones first and last, long ones in the middle
+(`HillOrder`). While a pipeline fills and drains, all ranks but one wait for a single microbatch;
+they wait less when it is short. The samples of a step stay the same, so loss and gradients are the
+same sums, added up in another order.
 
     lengths   3 1 6 2 5 4   →   1 3 5 6 4 2
 
@@ -36,10 +36,10 @@ REVIEW_INTERVAL = 5
 """Steps between two reviews of the shares; a review costs one small all-gather."""
 
 LEAST_GAIN_RATIO = 0.03
-"""What a change must save of the step; on a quiet machine steps vary by a per cent or two."""
+"""Share of the step that a change must save; on a quiet machine steps vary by 1 or 2 %."""
 
 REVIEWS_TO_AGREE = 2
-"""Reviews in a row that must ask for a change."""
+"""Number of reviews in a row that must ask for a change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,21 +50,22 @@ class Deal:
 
     @property
     def even(self) -> int:
-        """Return what each would take were all equal: the divisor of each loss."""
+        """Return the microbatches of an even share, by which each loss is divided."""
         return sum(self.shares) // len(self.shares)
 
     @property
     def is_even(self) -> bool:
-        """Return whether all take the same."""
+        """Return whether all replicas take equally many microbatches."""
         return len(set(self.shares)) == 1
 
     def positions(self, replica: int) -> list[int]:
-        """Return numbers within the step of a replica's microbatches, in the order it runs them.
+        """Return the numbers within the step of a replica's microbatches, in the order of running.
 
-        Number k·D + d is what replica d of D would run as its k-th of an even share. Each keeps
-        its own first ones; what those below their share leave goes to the others in turn.
+        Number k·D + d is the k-th microbatch of replica d of D in an even share. Each replica keeps
+        the first of its own microbatches; what replicas with less than an even share leave over
+        goes to the replicas with more, in the order of replicas.
 
-        Shares 3, 1 of 2 replicas: 0, 2, 3 and 1.
+        Example, shares 3 and 1 of 2 replicas: replica 0 runs 0, 2, 3 and replica 1 runs 1.
         """
         num_replicas = len(self.shares)
         kept = [min(share, self.even) for share in self.shares]
@@ -81,7 +82,7 @@ class Deal:
 
 
 def even_deal(num_replicas: int, num_microbatches: int) -> Deal:
-    """Return equal shares."""
+    """Return shares of `num_microbatches` for each replica."""
     return Deal(shares=(num_microbatches,) * num_replicas)
 
 
@@ -110,12 +111,13 @@ def parse_deal(text: str, num_replicas: int, num_microbatches: int) -> Deal:
 
 
 def best_deal(microbatch_s: Sequence[float], total: int, fill: float) -> Deal:
-    """Return the shares of `total` microbatches whose slowest replica ends first.
+    """Return the shares of `total` microbatches for which the slowest replica ends earliest.
 
-    `microbatch_s` is what one microbatch takes on the slowest rank of each replica; a step of n
-    microbatches takes (n + `fill`) of them: `fill` stands for filling and emptying the pipeline.
+    `microbatch_s` holds, by replica, the seconds of one microbatch on the slowest rank. A step of n
+    microbatches takes n + `fill` times as long; `fill` stands for filling and draining the
+    pipeline.
 
-    Seconds 1.0 and 1.3, total 32, fill 0: shares 18 and 14.
+    Example, seconds 1.0 and 1.3, total 32, fill 0: shares 18 and 14.
     """
     shares = [1] * len(microbatch_s)
     for _ in range(total - len(shares)):
@@ -125,18 +127,18 @@ def best_deal(microbatch_s: Sequence[float], total: int, fill: float) -> Deal:
 
 
 def step_time(deal: Deal, microbatch_s: Sequence[float], fill: float) -> float:
-    """Return the seconds of a step by the same model."""
+    """Return the seconds of a step with these shares, by the model of `best_deal`."""
     return max((n + fill) * one for n, one in zip(deal.shares, microbatch_s, strict=True))
 
 
 Exchange = Callable[[float], list[float]]
-"""Gives this rank's number to all ranks; returns those of all ranks, by replica the largest."""
+"""Gives this rank's number to all ranks; returns, by replica, the largest number of its ranks."""
 
 
 class Rebalancer:
-    """Decides after each step whether microbatches move; all ranks decide alike.
+    """Decides after each step whether microbatches move; all ranks decide the same.
 
-    `exchange` is called by all ranks at the same steps.
+    All ranks call `exchange` at the same steps.
     """
 
     def __init__(self, deal: Deal, exchange: Exchange, *, fill: float) -> None:
@@ -147,7 +149,7 @@ class Rebalancer:
         self._wanted = 0
 
     def after_step(self, busy_s: float, own_microbatches: int) -> Deal | None:
-        """Take up what this rank worked in the step; return new shares where they change."""
+        """Take in how long this rank worked in a step; return the new shares if they change."""
         self._times_s.append(busy_s / own_microbatches)
         if len(self._times_s) < REVIEW_INTERVAL:
             return None
@@ -171,14 +173,13 @@ class Rebalancer:
 Batch = TypeVar("Batch")
 
 HILL = "hill"
-"""The order's name, as --order-microbatches takes it."""
+"""Name of the order of `HillOrder` for --order-microbatches."""
 
 
 def hill_order(lengths: Sequence[float]) -> list[int]:
-    """Return positions of microbatches, in the order in which to run them.
+    """Return the positions of microbatches in the order in which to run them.
 
-    Lengths 30, 10, 20: positions 1, 0, 2. Those of equal length stay in their order, and so do all
-    of them where no two lengths differ.
+    Example, lengths 30, 10, 20: positions 1, 0, 2. Where all lengths are equal, the order stays.
     """
     if len(set(lengths)) < 2:
         return list(range(len(lengths)))
@@ -187,7 +188,7 @@ def hill_order(lengths: Sequence[float]) -> list[int]:
 
 
 class HillOrder(Generic[Batch]):
-    """Puts the microbatches of each step in order, and says once what that does to the job."""
+    """Puts the microbatches of each step in hill order, and says once what that does to the job."""
 
     def __init__(self, length_of: Callable[[Batch], int], say: Callable[[str], None]) -> None:
         self._length_of = length_of
@@ -195,7 +196,7 @@ class HillOrder(Generic[Batch]):
         self._has_said = False
 
     def steps(self, batches: Iterator[Batch], num_microbatches: int) -> Iterator[Batch]:
-        """Yield all batches, each `num_microbatches` of them in their order."""
+        """Yield all batches; every `num_microbatches` of them are a step and put in hill order."""
         while True:
             step = [batch for _, batch in zip(range(num_microbatches), batches, strict=False)]
             if len(step) < num_microbatches:

@@ -1,20 +1,20 @@
-"""What a pipeline and its helpers say to each other: frames over a socket, neither waiting.
+"""What a pipeline and its helpers say to each other: frames over a socket, sent without waiting.
 
-A process group ends with its first member that dies, a helper may die at any time; so helpers are
-talked to over plain TCP. A frame is a kind, the step and microbatch it belongs to, and bytes.
+A process group ends when one member dies, and a helper may die at any time; so ranks talk to
+helpers over plain TCP. A frame is a kind, the step and microbatch it belongs to, and bytes.
 
     connection ──┬── reader thread: each frame goes to `receive`
                  └── writer thread: frames leave in the order of `send`, which returns at once
 
 A connection that breaks says so once, by `lost`, and swallows what is sent from then on.
 
-Every pipeline rank listens for helpers, the first one of the job tells what the job is:
+Every pipeline rank listens for helpers; rank 0 of the job also tells what the job is:
 
     helper → rank 0 of the job       JOIN       ← DESCRIPTION: flags, addresses, its number
     helper → each rank it helps      HELLO      ← WELCOME: what that rank's stage is made of
-    helper → stage 0                 READY      from its next step on it is counted with
+    helper → stage 0                 READY      the next step counts on this helper
 
-No rank waits for a helper, and a helper that goes is forgotten.
+No rank waits for a helper, and a helper that leaves is forgotten.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ class FrameKind(IntEnum):
     """What a frame is; helpers send JOIN, HELLO, READY, INPUT and DONE, ranks send the others."""
 
     JOIN = 1
-    """To the meeting place: what is this job?"""
+    """To rank 0 of the job: asks what the job is."""
     DESCRIPTION = 2
+    """Answer to JOIN: the job's flags, addresses of ranks, the helper's number."""
     HELLO = 3
-    """To each rank that is to be helped: the helper's number."""
+    """To each rank that the helper helps: the helper's number."""
     WELCOME = 4
-    """What that rank's stage is made of."""
+    """Answer to HELLO: what the rank's stage is made of."""
     READY = 5
     STEP = 6
     """Which microbatches the helper runs forward in this step."""
@@ -57,13 +58,13 @@ class FrameKind(IntEnum):
     INPUT = 9
     """The input of the receiving rank's stage."""
     DONE = 10
-    """The helper's step is over; how long a microbatch took."""
+    """The helper's step is over; how long a forward of a stage took (median)."""
     SORRY = 11
     """A sentence: why this helper cannot help."""
 
 
 class Frame(NamedTuple):
-    """One thing said."""
+    """One message between a rank and a helper."""
 
     kind: FrameKind
     body: bytes | bytearray | memoryview = b""
@@ -72,11 +73,11 @@ class Frame(NamedTuple):
 
     @classmethod
     def of(cls, kind: FrameKind, said: object, *, step: int = 0) -> Frame:
-        """Make a frame of something that JSON can say."""
+        """Make a frame whose body is `said` as JSON."""
         return cls(kind, json.dumps(said, default=str).encode(), step)
 
     def said(self) -> dict[str, object]:
-        """Return what a frame of JSON says; InputError for what is none."""
+        """Return the JSON object in the body; InputError where the body holds none."""
         try:
             found = json.loads(bytes(self.body))
         except ValueError:
@@ -87,7 +88,7 @@ class Frame(NamedTuple):
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return a tensor's bytes; from a GPU through a copy in host memory."""
+    """Return a tensor's bytes in host memory; a tensor on a GPU is copied."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return flat.cpu().numpy().data
 
@@ -95,7 +96,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 def tensor_of(
     body: bytes | bytearray | memoryview, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the tensor on the CPU that these bytes are; InputError where their number differs."""
+    """Return bytes as a tensor on the CPU; InputError where their number does not fit `shape`."""
     size = torch.Size(shape).numel() * dtype.itemsize
     if len(body) != size:
         raise InputError(f"a helper sent {len(body)} bytes where {size} were expected; end it")
@@ -106,7 +107,7 @@ Receive = Callable[[Frame], None]
 
 
 class Connection:
-    """One end of a socket with a reader and a writer of its own."""
+    """One end of a socket, with its own threads for reading and writing."""
 
     def __init__(self, end: socket.socket) -> None:
         self.is_open = True
@@ -118,18 +119,18 @@ class Connection:
         self._guard = threading.Lock()
 
     def start(self, receive: Receive, lost: Callable[[], None]) -> None:
-        """Begin to read and write; both callables are called from threads of the connection."""
+        """Begin to read and write; `receive` and `lost` are called on threads of the connection."""
         self._lost = lost
         for run in (self._write, lambda: self._read(receive)):
             threading.Thread(target=run, daemon=True, name="helper-connection").start()
 
     def send(self, frame: Frame) -> None:
-        """Have a frame leave after those before it; never waits."""
+        """Send a frame after all earlier frames, without waiting."""
         if self.is_open:
             self._outgoing.put(frame)
 
     def close(self) -> None:
-        """End the connection once what was sent has left; `lost` is not called."""
+        """End the connection when all frames have left; `lost` is not called."""
         self._lost = None
         self._outgoing.put(None)
 
@@ -153,7 +154,7 @@ class Connection:
             was_open, self.is_open = self.is_open, False
         self._outgoing.put(None)
         if was_open:
-            with suppress(OSError):  # wakes the reader; the other end may have closed already
+            with suppress(OSError):  # wake the reader; the other end may have closed already
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
             if self._lost is not None:
@@ -161,7 +162,7 @@ class Connection:
 
 
 def write_frame(end: socket.socket, frame: Frame) -> None:
-    """Send one frame and wait until it has been taken over."""
+    """Send one frame and wait until the system has taken it."""
     body = memoryview(frame.body)
     end.sendall(_HEADER.pack(frame.kind, frame.step, frame.microbatch, body.nbytes))
     if body.nbytes:
@@ -169,7 +170,7 @@ def write_frame(end: socket.socket, frame: Frame) -> None:
 
 
 def read_frame(end: socket.socket) -> Frame:
-    """Wait for one frame; EOFError at the end, ValueError for what is no frame."""
+    """Wait for one frame; EOFError where the other end has closed, ValueError for other bytes."""
     kind, step, microbatch, size = _HEADER.unpack(_read_exactly(end, _HEADER.size))
     if size > _LARGEST_BYTES:
         raise ValueError(f"a frame of {size} bytes")
@@ -188,17 +189,17 @@ def _read_exactly(end: socket.socket, size: int) -> bytearray:
 
 
 _MANNERS_S = 30.0
-"""How long a stranger may take to say what it wants."""
+"""How long a new connection may take to send its first frame."""
 
 Address = tuple[str, int]
 
 
 class Reception:
-    """Takes helpers in on one rank.
+    """Lets helpers connect to one rank.
 
-    `welcome` is what each helper is told of this rank's stage, `receive` gets what it sends with
-    its number, `describe` answers who asks for the job with the number that it is given (on the
-    rank where helpers meet the job; elsewhere None).
+    `welcome` tells each helper what this rank's stage is made of. `receive` is called with a
+    helper's number and each frame that the helper sends. `describe` returns what to tell a new
+    helper of the job, given the helper's number; it is None except on rank 0 of the job.
     """
 
     def __init__(
@@ -225,11 +226,11 @@ class Reception:
         threading.Thread(target=self._accept, daemon=True, name="helper-reception").start()
 
     def open_numbers(self) -> Iterator[int]:
-        """Return numbers of the helpers that are connected."""
+        """Return the numbers of the helpers that are connected."""
         return (number for number, known in list(self.connections.items()) if known.is_open)
 
     def send(self, number: int, frame: Frame) -> None:
-        """Send a helper something; nothing happens where it is gone."""
+        """Send a frame to a helper; do nothing if the helper is gone."""
         connection = self.connections.get(number)
         if connection is not None:
             connection.send(frame)
@@ -241,7 +242,7 @@ class Reception:
             connection.close()
 
     def close(self) -> None:
-        """Take no one in any more and let all go."""
+        """Accept no more helpers and dismiss all."""
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -257,7 +258,7 @@ class Reception:
             threading.Thread(target=self._meet, args=(end,), daemon=True).start()
 
     def _meet(self, end: socket.socket) -> None:
-        """Hear what a stranger wants; whoever says nothing sensible is left."""
+        """Read the first frame of a new connection; close it unless it is a JOIN or HELLO."""
         end.settimeout(_MANNERS_S)
         with suppress(OSError, EOFError, ValueError, InputError, TypeError):
             frame = read_frame(end)
@@ -275,11 +276,11 @@ class Reception:
 
 
 def own_address() -> str:
-    """Return the address under which the other ranks' hosts reach this one."""
+    """Return the address under which the other ranks' hosts reach this host."""
     master = os.environ.get("MASTER_ADDR", "localhost")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((master, 9))  # sends nothing: asks the routing table
+            probe.connect((master, 9))  # sends nothing, only asks the routing table
             address: str = probe.getsockname()[0]
             return address
     except OSError:

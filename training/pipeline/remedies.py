@@ -1,21 +1,20 @@
 """What would help a traced job: each remedy with the step it is predicted to give.
 
     nothing        the step as traced
-    schedule       another order of the same work: a rule's, or one planned for the measured costs
-    microbatches   fewer of them for the replica with a slow rank; no restart
-    layers         fewer of them for a slow rank or a stage that carries more than layers; restart
+    schedule       another order of the same work: by a rule, or planned for the measured costs
+    microbatches   fewer microbatches for the replica with a slow rank; no restart
+    layers         fewer layers for a slow rank or a stage that carries more than layers; restart
     order          short microbatches first and last, long ones between, where lengths differ
-    drain          the slow rank replaced by one like its peers
-    helper         ranks outside the pipeline that run forwards; asked for by an offer of some
+    drain          the slow rank replaced by a rank like its peers
+    helper         ranks outside the pipeline that run forwards; tried where some are offered
 
-No order of work makes up for a slow rank, moved work does; so what moves work is also tried with
-the schedule that wins. Peak activations are counted in those of one microbatch on one rank as
-traced, and only what stays within the limit is recommended.
+No order of work makes up for a slow rank, but moved work does; so remedies that move work are tried
+with several schedules. Peak activations are counted in the activations of one microbatch on one
+rank as traced, and only what stays within the limit is recommended.
 
-Shares that make ranks end together, of microbatches by replica and of layers by stage, are found
-one unit at a time: from where most time goes to where it costs least, as long as that helps.
-Predictions of the whole pipeline decide, not sums of work: how a slow rank delays the others
-depends on the schedule.
+Microbatches by replica and layers by stage that make ranks end together are found by moving one at
+a time: from where most time goes to where it costs least, as long as that helps. Predictions of the
+whole pipeline decide, not sums of work: how a slow rank delays other ranks depends on the schedule.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ from training.pipeline.simulator import Prediction, predict
 
 _ROUNDING = 1e-9
 _FASTER_RATIO = 0.999
-"""A plan that holds more is shown when it takes less than this part of the time."""
+"""A plan that holds more activations is shown only if it takes less than this part of the time."""
 _WORTH_RATIO = 0.98
 """A remedy that predicts a step above this part of the traced one is not worth a restart."""
 
 
 class RemedyKind(StrEnum):
-    """What is changed."""
+    """What a remedy changes."""
 
     NOTHING = "nothing"
     SCHEDULE = "schedule"
@@ -62,7 +61,7 @@ class RemedyKind(StrEnum):
 
 
 class Effort(StrEnum):
-    """What it takes to change it."""
+    """What it takes to apply a remedy."""
 
     NONE = "none"
     BOUNDARY = "next step"
@@ -72,10 +71,10 @@ class Effort(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """One thing to do, and the iteration that it is predicted to give.
+    """One thing to do, and the iteration time that it is predicted to give.
 
-    `flags` are the trainer's, for `circumstances`. `plan` is to be written to a file and named by
-    --pipeline-schedule. `numerics` says what becomes of losses.
+    `flags` are the trainer's flags that bring `circumstances` about. A `plan` must be written to a
+    file that --pipeline-schedule names. `numerics` says what becomes of losses.
     """
 
     kind: RemedyKind
@@ -93,12 +92,12 @@ class Remedy:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """All remedies, the traced step first, then by predicted step; and what to take.
+    """All remedies, the traced step first, then by predicted step; and which to take.
 
-    `best` is the fastest within the limit that needs no new hardware; the traced step itself where
-    nothing is worth a restart. `memory_limit` is in activations of a microbatch. `guided_ratio` is
-    the time of guided choice over that of the best remedy's plan, if it has one, when passes spread
-    as they did.
+    `best` is the fastest remedy within the limit that needs no new hardware, or the traced step
+    itself where nothing is worth a restart. `memory_limit` is in activations of a microbatch.
+    `guided_ratio` is the time with guided choice over the time of the best remedy's plan, when
+    passes spread as in the trace; None where the best remedy has no plan.
     """
 
     remedies: tuple[Remedy, ...]
@@ -115,7 +114,7 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class HelperOffer:
-    """Ranks that could run forwards; their speed over that of a pipeline rank."""
+    """Ranks that could run forwards; `speed_ratio` is over the speed of a pipeline rank."""
 
     num_helpers: int = 1
     speed_ratio: float = 1.0
@@ -126,7 +125,7 @@ def advise(
 ) -> Advice:
     """Return what would help a job.
 
-    `memory_limit` is the most activations of microbatches a rank may hold (default: as traced).
+    `memory_limit` is how many microbatches' activations a rank may hold (default: as traced).
     """
     limit = max(model.traced.peak) if memory_limit is None else memory_limit
     adviser = _Adviser(model, limit, helpers)
@@ -156,7 +155,7 @@ def advise(
 
 
 def _notes(model: Predictor, others: list[Remedy], helpers: HelperOffer | None) -> Iterator[str]:
-    """Return what could not be tried and why, and what of helpers is to be expected."""
+    """Yield sentences: what could not be tried and why, and what to expect of helpers."""
     job = model.job
     if job.layers is None:
         yield (
@@ -197,7 +196,7 @@ def _guided_ratio(model: Predictor, best: Remedy) -> float | None:
 
 
 def predicted_best(advice: Advice, model: Predictor) -> Prediction:
-    """Return the best remedy's plan on the replica that the step waits for, to be drawn."""
+    """Return, to be drawn, the best remedy's plan on the replica that the step waits for."""
     plan = advice.best.plan
     assert plan is not None
     costs = model.costs(model.slowest_replica(), advice.best.circumstances)
@@ -206,7 +205,7 @@ def predicted_best(advice: Advice, model: Predictor) -> Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class _Schedule:
-    """A schedule with the flags that ask for it."""
+    """A schedule with the trainer's flags that select it."""
 
     name: str
     make: MakePlan
@@ -237,8 +236,8 @@ class _Adviser:
             yield from self._helped(self._helpers)
 
     def _schedules(self, circumstances: Circumstances) -> Iterator[_Schedule]:
-        """Return rules that fit this pipeline, and plans within the limit and one microbatch
-        above.
+        """Yield the rules that fit this pipeline and, where all replicas run equally many
+        microbatches, planned schedules.
         """
         shape = self._model.shape(circumstances, self._model.job.microbatches[0])
         for name, generate in GENERATORS.items():
@@ -254,7 +253,10 @@ class _Adviser:
         yield from self._planned_schedules(circumstances)
 
     def _planned_schedules(self, circumstances: Circumstances) -> Iterator[_Schedule]:
-        """Return plans within the limit and one microbatch above it, as far as these are faster."""
+        """Yield the plan searched for within the limit, then for one microbatch more if faster.
+
+        Plans of a rule are left out.
+        """
         best_s = float("inf")
         for limit in (self._limit, self._limit + 1):
             found = self._planned(circumstances, limit)
@@ -265,9 +267,7 @@ class _Adviser:
                 yield _planned_schedule(found.plan, limit)
 
     def _planned(self, circumstances: Circumstances, limit: float) -> Found | None:
-        """Return the plan for the replica that the step waits for; None where none fits the
-        limit.
-        """
+        """Search a plan for the replica that the step waits for; None where none fits `limit`."""
         model = self._model
         shape = model.shape(circumstances, model.job.microbatches[0])
         problem = Problem(
@@ -306,7 +306,7 @@ class _Adviser:
         )
 
     def _more_chunks(self) -> Iterator[Remedy]:
-        """Return two chunks a rank where the job has one and its layers can be halved."""
+        """Try two chunks a rank where the job has one and all stages can be halved by layers."""
         job = self._model.job
         if job.layers is None or job.shape.num_chunks > 1 or any(n % 2 for n in job.layers):
             return
@@ -323,7 +323,7 @@ class _Adviser:
             )
 
     def _repeated_ahead(self, schedules: list[_Schedule]) -> Iterator[Remedy]:
-        """Return forwards repeated while a rank waits for the gradient, not when it has come."""
+        """Try forwards repeated while a rank waits for the gradient, not when it has come."""
         for schedule in schedules:
             ahead = replace(
                 schedule,
@@ -338,7 +338,7 @@ class _Adviser:
             )
 
     def _microbatches(self, schedules: list[_Schedule]) -> Iterator[Remedy]:
-        """Return shares of replicas that make them end together."""
+        """Try shares of microbatches that make the replicas end together."""
         job = self._model.job
         if job.num_replicas == 1 or job.replicas_coupled or not self._model.slow_ranks:
             return
@@ -360,8 +360,8 @@ class _Adviser:
             )
 
     def _layers(self) -> Iterator[Remedy]:
-        """Return layers by stage that make the ranks end together, with the rules of one chunk or
-        more.
+        """Try layers by stage that make the ranks end together: with the rules for the number of
+        chunks, and with planned schedules.
         """
         job = self._model.job
         if job.layers is None:
@@ -385,7 +385,7 @@ class _Adviser:
                 )
 
     def _order(self, schedules: list[_Schedule]) -> Iterator[Remedy]:
-        """Return microbatches of uneven length, short ones outside."""
+        """Try short microbatches first and last, where lengths differ."""
         if not len(self._model.job.scales):
             return
         for schedule in schedules:
@@ -399,7 +399,7 @@ class _Adviser:
             )
 
     def _drain(self) -> Iterator[Remedy]:
-        """Try the job as it is with its slow ranks replaced."""
+        """Try the job unchanged, but with its slow ranks replaced."""
         slow = self._model.slow_ranks
         if not slow:
             return
@@ -415,8 +415,8 @@ class _Adviser:
         )
 
     def _helped(self, offer: HelperOffer) -> Iterator[Remedy]:
-        """Try forwards on helpers; and, for an equal GPU, the same GPU as one more pipeline
-        rank.
+        """Try forwards on the offered helpers, and for comparison the same GPUs as more pipeline
+        ranks.
         """
         model = self._model
         job = model.job
@@ -447,7 +447,7 @@ class _Adviser:
         yield self._one_rank_more(offer)
 
     def _one_rank_more(self, offer: HelperOffer) -> Remedy:
-        """Return the offered GPUs as pipeline ranks of even stages, for comparison."""
+        """Predict the offered GPUs as additional pipeline ranks, with even stages."""
         model = self._model
         costs = model.costs(0, AS_TRACED)
         ranks = len(costs.stages) + offer.num_helpers
@@ -487,22 +487,22 @@ def _planned_schedule(plan: Plan, limit: float) -> _Schedule:
 
 
 def _traced_name(shape: PipelineShape) -> str:
-    """Return Megatron-Core's own schedule for a pipeline."""
+    """Return the name of Megatron-Core's own schedule for a pipeline."""
     return "1f1b" if shape.num_chunks == 1 else "dfc"
 
 
 def hill(scales: Scales) -> Scales:
-    """Return the costs of a step's microbatches in the order of --order-microbatches hill."""
+    """Return a step's relative costs by microbatch in the order of --order-microbatches hill."""
     return tuple(scales[position] for position in hill_order(scales))
 
 
 _ROUNDING = 1e-12
 _NUM_DONORS = 2
-"""Ranks that are tried as givers of a layer: the busiest ones."""
+"""How many of the busiest ranks are tried as givers of a layer."""
 
 
 def balanced_microbatches(model: Predictor, make_plan: MakePlan) -> tuple[int, ...]:
-    """Return microbatches by replica, as many in all as traced, with the shortest step."""
+    """Return the microbatches by replica that give the shortest step, in all as many as traced."""
     counts = list(model.job.microbatches)
     times = _ReplicaTimes(model, make_plan)
     while True:
@@ -518,7 +518,7 @@ def balanced_microbatches(model: Predictor, make_plan: MakePlan) -> tuple[int, .
 
 
 class _ReplicaTimes:
-    """Predicted pipeline of a replica with a number of microbatches, each predicted once."""
+    """Predicted pipeline times by replica and number of microbatches, each predicted once."""
 
     def __init__(self, model: Predictor, make_plan: MakePlan) -> None:
         self._model = model
@@ -527,7 +527,7 @@ class _ReplicaTimes:
         self._known: dict[tuple[object, int], float] = {}
 
     def at(self, replica: int, count: int) -> float:
-        """Return the seconds."""
+        """Return the predicted seconds of a replica that runs `count` microbatches."""
         costs = self._costs[replica]
         if (costs, count) not in self._known:
             prediction = self._model.predict(self._make_plan, AS_TRACED, costs, count)
@@ -536,7 +536,9 @@ class _ReplicaTimes:
 
 
 def balanced_layers(model: Predictor, make_plan: MakePlan) -> tuple[int, ...]:
-    """Return layers by stage, as many in all as traced, with the shortest step; at least 1 each."""
+    """Return the layers by stage, at least 1 each and in all as many as traced, that give the
+    shortest step.
+    """
     assert model.job.layers is not None
     layers = model.job.layers
     best_s = _pipeline_s(model, make_plan, layers)
@@ -552,8 +554,8 @@ def _pipeline_s(model: Predictor, make_plan: MakePlan, layers: tuple[int, ...]) 
 
 
 def _moves(model: Predictor, layers: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return layouts one layer away: from a stage of the busiest ranks to any stage of another
-    rank.
+    """Return all layouts that move one layer from a stage of the busiest ranks to a stage of
+    another rank.
     """
     shape = model.shape(Circumstances(layers=layers), 1)
     work = [0.0] * shape.num_ranks
@@ -576,6 +578,6 @@ def _moves(model: Predictor, layers: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def layout_text(layers: tuple[int, ...]) -> str:
-    """Return Megatron's `--pipeline-model-parallel-layout`, as in Ettt|ttt|tttL."""
+    """Return layers as Megatron's `--pipeline-model-parallel-layout`, as in Ettt|ttt|tttL."""
     stages = ["t" * count for count in layers]
     return f"E{'|'.join(stages)}L"

@@ -1,4 +1,4 @@
-"""The pipeline of a running job: its plan, what its model needs for it, what carries it out."""
+"""The pipeline of a running job: its plan, what the plan needs of the model, what runs the plan."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from training.pipeline.split_backward import WeightGradients, split_backward
 from training.step import ForwardBackward
 
 HELPER: tuple[str, ...] = ("-m", "training.helper")
-"""What Python runs to be a helper."""
+"""Arguments of Python that start a helper."""
 
 HELPER_WAIT_S = 120.0
-"""How long a job waits for the helpers that it starts itself; loading torch takes them seconds."""
+"""How long a job waits for the helpers that it starts itself; these load torch for seconds."""
 
 HELPER_END_S = 10.0
-"""How long they may take to end with the job."""
+"""How long helpers that the job has started may take to end with it; then they are killed."""
 
 
 class Pipeline:
     """Runs the steps of a job as its flags ask, and moves microbatches between replicas.
 
-    Order of use: `split` while the model is built, `start`, then `forward_backward` every step with
-    `deals_anew` after it.
+    Order of use: `split` while the model is built, `start`, then in every step `forward_backward`
+    and after it `deals_anew`.
     """
 
     forward_backward: ForwardBackward
@@ -64,7 +64,7 @@ class Pipeline:
 
     @property
     def split(self) -> Callable[[torch.nn.Module], None] | None:
-        """Return what is to be done with each chunk before it is wrapped, if anything."""
+        """Return what to call on each chunk before it is wrapped; None without split backwards."""
         if not self._plans or not self._plan_of(self._own_share()).splits_backward:
             return None
         return self._split
@@ -103,7 +103,7 @@ class Pipeline:
         self._take_share()
 
     def close(self) -> None:
-        """Let helpers and the other ranks' memory go; the job has ended."""
+        """Release helpers and the other ranks' memory; the job has ended."""
         if self._helped is not None:
             self._helped.close()
         if self._channels is not None:
@@ -117,7 +117,7 @@ class Pipeline:
     def _open_to_helpers(
         self, plan: Plan, device: str, chunk: torch.nn.Module, description: dict[str, object]
     ) -> HelpedDriver:
-        """Make what runs steps with helpers, say where they may come to, and start our own."""
+        """Make what runs steps with helpers, print where helpers may join, and start our own."""
         members = dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
         channels = self._channels = Channels(plan.shape, members, device, timeout=self._timeout())
         driver = HelpedDriver(
@@ -138,14 +138,14 @@ class Pipeline:
         return driver
 
     def _start_helpers(self, driver: HelpedDriver, program: list[str]) -> None:
-        """Start our own helpers and wait for those of this rank's replica, as long as they live."""
+        """Start our own helpers; wait for this replica's part of the helpers that are alive."""
         for _ in range(self._settings.pipeline.fbd_helpers):
             started = subprocess.Popen([sys.executable, *program], stdout=subprocess.DEVNULL)
             self._own_helpers.append(started)
         end_s = time.monotonic() + HELPER_WAIT_S
         while time.monotonic() < end_s:
             alive = sum(helper.poll() is None for helper in self._own_helpers)
-            # They are dealt to the replicas in turn.
+            # Helpers are dealt to the replicas in turn.
             if driver.num_ready >= -(-alive // self._sizes.data_size):
                 break
             time.sleep(0.05)
@@ -165,7 +165,7 @@ class Pipeline:
         return GuidedDriver(channels, slack=slack)
 
     def deals_anew(self) -> bool:
-        """Take up how long the last step took; whether `deal` is another one from now on."""
+        """Take in how long the last step took; return whether `deal` has changed."""
         if self._rebalancer is None or self._stopwatch is None:
             return False
         deal = self._rebalancer.after_step(self._stopwatch.read_s(), self._own_share())
@@ -195,13 +195,13 @@ class Pipeline:
 
 
 def after_first_step(plan_of_step: Callable[[int], Plan]) -> Callable[[int], Plan]:
-    """Have the first step done in Megatron-Core's order, all others as `plan_of_step` says.
+    """Return Megatron-Core's order for the first step, later the plans of `plan_of_step`.
 
     What is done for the first time (memory taken from the device, kernels compiled and loaded) may
-    make the host wait until the device is idle, and a message that waits for its receiver keeps it
-    busy. In Megatron-Core's order the receiver is soon there; in a plan that has messages under way
-    for long, ranks can wait for each other for ever (seen on two H200 with two chunks and the
-    backward split; benchmarks/results/pipeline_runs_h200.md).
+    make the host wait until the device is idle, and a message that waits for its receiver keeps the
+    device busy. In Megatron-Core's order the receiver is soon there; in a plan that has messages
+    under way for long, ranks can wait for each other for ever (seen on two H200 with two chunks and
+    the backward split; benchmarks/results/pipeline_runs_h200.md).
     """
     steps = count()
 
@@ -215,7 +215,7 @@ def after_first_step(plan_of_step: Callable[[int], Plan]) -> Callable[[int], Pla
 
 
 def _largest_by_replica(own: float, *, device: str) -> list[float]:
-    """Return the largest number of each replica's ranks."""
+    """Return, by replica, the largest of the numbers that its ranks give."""
     mine = torch.tensor(
         [own, parallel_state.get_data_parallel_rank()], dtype=torch.float64, device=device
     )

@@ -1,4 +1,4 @@
-"""Which plan a job follows, chosen from its flags; free of torch, alike on all ranks."""
+"""The plan that a job follows, chosen from its flags: without torch, and alike on all ranks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from training.pipeline.measured import Predictor
 
 AUTO = "auto"
-"""The name that asks for a search, or for shares from what is measured."""
+"""The value of --pipeline-schedule that asks for a search, of --dpp-microbatches for shares from
+measured times."""
 
 
 def plan_for(settings: Settings, sizes: Sizes, num_microbatches: int) -> Plan | None:
-    """Return the plan of a step of so many microbatches; None for Megatron-Core's own schedule.
+    """Return the plan of a step; None where the job follows Megatron-Core's own schedule.
 
     Raises ConfigError or InputError for a plan that cannot be carried out.
     """
@@ -52,9 +53,10 @@ def plan_for(settings: Settings, sizes: Sizes, num_microbatches: int) -> Plan | 
 
 
 def schedule_name(settings: Settings, sizes: Sizes) -> str | None:
-    """Name of the schedule; None for Megatron-Core's own.
+    """Return the name of the schedule; None for Megatron-Core's own.
 
-    Unequal shares of microbatches take a plan, as Megatron-Core divides each loss by what it runs.
+    Unequal shares of microbatches need a plan, because Megatron-Core divides each loss by the
+    number of microbatches that the replica runs.
     """
     pipeline = settings.pipeline
     if pipeline.pipeline_schedule is None and pipeline.use_dpp:
@@ -67,7 +69,7 @@ def schedule_name(settings: Settings, sizes: Sizes) -> str | None:
 
 
 def deal_for(settings: Settings, sizes: Sizes) -> Deal | None:
-    """Return the shares of microbatches that the job starts with; None without the flag."""
+    """Return the shares of microbatches at the start; None without --dpp-microbatches."""
     text = settings.pipeline.dpp_microbatches
     if text is None:
         return None
@@ -105,7 +107,7 @@ def check_schedule(settings: Settings, sizes: Sizes) -> None:
 
 
 def _check_group_size(settings: Settings, sizes: Sizes) -> None:
-    """Raise ConfigError for groups of microbatches that a rank's chunks cannot take in turn."""
+    """Check the rules of --microbatch-group-size-per-virtual-pipeline-stage."""
     group_size = settings.pipeline.microbatch_group_size_per_vp_stage
     option = "--microbatch-group-size-per-virtual-pipeline-stage"
     if group_size is not None and sizes.virtual_pipeline_size is None:
@@ -148,7 +150,7 @@ def notes_on_plan(settings: Settings, sizes: Sizes) -> tuple[str, ...]:
 
 
 def _repeating_option(settings: Settings) -> str:
-    """Return the flag that asks for forwards to be repeated as actions of their own."""
+    """Return the flag that makes repeated forwards actions of their own."""
     by_helpers = settings.pipeline.forward_backward_disaggregating
     return "--forward-backward-disaggregating" if by_helpers else "--recompute-ahead"
 
@@ -237,7 +239,7 @@ def _check_shares(settings: Settings, sizes: Sizes) -> None:
 
 
 def _searched(settings: Settings, shape: PipelineShape) -> Plan:
-    """Return the fastest plan found, for even stages or for those of a trace."""
+    """Return the fastest plan found, for even stages or for the stages of a trace."""
     memory = even_memory(shape)
     limit = settings.pipeline.dpp_memory_limit
     if limit is None:
@@ -256,7 +258,7 @@ def _searched(settings: Settings, shape: PipelineShape) -> Plan:
 
 @cache
 def _traced_job(path: Path) -> Predictor:
-    """Return the job of a timeline; read once in a process, by every rank alike."""
+    """Return the job of a timeline; each rank reads the file once."""
     from megascan.reader import read_timeline
     from training.pipeline.measured import Predictor, measure
 
@@ -269,7 +271,7 @@ def _traced_job(path: Path) -> Predictor:
 
 
 def _measured_costs(path: Path, shape: PipelineShape) -> Costs:
-    """Return costs of the replica that the traced job waited for."""
+    """Return the costs of the replica that the traced job waited for."""
     from training.pipeline.measured import AS_TRACED
 
     job = _traced_job(path)
@@ -297,7 +299,7 @@ def _named(name: str, shape: PipelineShape, group_size: int | None) -> Plan:
 
 
 def _check_fit(name: str, plan: Plan, shape: PipelineShape) -> None:
-    """Check that a plan of a file, which has sizes of its own, fits the job's."""
+    """Check that a plan, which may be from a file, has the sizes of the job."""
     found = plan.shape
     for what, of_plan, of_job in (
         ("pipeline ranks", found.num_ranks, shape.num_ranks),

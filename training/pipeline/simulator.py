@@ -1,19 +1,19 @@
 """A plan on paper: whether it can be carried out, in what order, and how long it takes.
 
-`check` refuses with one sentence what would compute the wrong thing or hang. The order of
-accumulation is a property and no fault: `numerics_note` says what a plan that leaves it gives up.
+`check` refuses with one sentence a plan that would compute the wrong thing or hang. Another order
+of accumulation is allowed: `numerics_note` says what a plan gives up by it.
 
 `predict` gives every action's begin and end from the costs of work and messages. A rank carries out
-its list in order. An action begins when the one before it on its rank has ended and what it needs
-has come. Messages travel beside the work, on each ordered pair of ranks one after the other. So the
-step is a longest path, and one pass over the actions finds it:
+its list in order. An action begins when the action before it on its rank has ended and what it
+needs has come. Messages travel while ranks work, on each ordered pair of ranks one after the other.
+So the step is a longest path, and one pass over the actions finds it:
 
     P=2, F and B 1 s each, messages 0:       0    1    2    3    4
                                    rank 0    F0   F1   .    B0 . B1
                                    rank 1    .    F0   B0   F1  B1
 
-`predict_megatron` is Megatron-Core's own execution instead: after its pass a rank exchanges with
-its neighbours and waits until both sides are there, which is slower where work is uneven.
+`predict_megatron` predicts Megatron-Core's own execution instead: after each pass a rank exchanges
+with its neighbours and waits until both sides are there, which is slower where work is uneven.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def check(
 
 
 def check_memory(plan: Plan, memory: ActivationMemory | None, memory_limit: float) -> None:
-    """Refuse a plan whose peak on some rank is above a limit; ConfigError."""
+    """Raise ConfigError for a plan whose peak on some rank is above a limit."""
     peaks = peak_memory(plan, memory)
     worst = max(range(len(peaks)), key=peaks.__getitem__)
     if peaks[worst] > memory_limit * (1 + _ROUNDING):
@@ -76,8 +76,8 @@ def check_memory(plan: Plan, memory: ActivationMemory | None, memory_limit: floa
 def order_of_completion(plan: Plan) -> list[Action]:
     """Return all actions in an order in which they can be carried out, one after another.
 
-    Raises ConfigError where ranks wait for each other, with each rank's next action and what it
-    waits for.
+    Raises ConfigError where ranks wait for each other; it names each rank's next action and what
+    this action waits for.
     """
     heads = [0] * plan.shape.num_ranks
     done: set[Action] = set()
@@ -105,7 +105,7 @@ def order_of_completion(plan: Plan) -> list[Action]:
 def numerics_note(plan: Plan) -> str | None:
     """Return what a plan does to the order of sums; None where results are identical bit by bit.
 
-    Forwards consume the data and random numbers in order, gradients are summed in order.
+    They are where each stage takes microbatches in order, forward and backward.
     """
     for rank in range(plan.shape.num_ranks):
         last: dict[tuple[str, int], Action] = {}
@@ -124,13 +124,17 @@ def numerics_note(plan: Plan) -> str | None:
 def forward_order(plan: Plan, rank: int) -> tuple[Action, ...]:
     """Return a rank's forwards: the order in which its random numbers are drawn.
 
-    Two plans of equal order draw the same dropout masks; with one chunk all ordered plans do.
+    Two plans with the same order draw the same dropout masks; with one chunk all plans that take
+    microbatches in order do.
     """
     return tuple(a for a in plan.actions[rank] if a.kind is ActionKind.FORWARD)
 
 
 def _accumulates_as(kind: ActionKind) -> str:
-    """Return work whose order matters together: a whole backward sums weight gradients too."""
+    """Return the kind of work with which an action shares an order of sums.
+
+    A whole backward counts as W, because it sums weight gradients too.
+    """
     return "W" if kind is ActionKind.BACKWARD else kind.value
 
 
@@ -161,7 +165,7 @@ def _check_ranks(plan: Plan) -> None:
 
 
 def _check_complete(plan: Plan) -> None:
-    """Check each microbatch: once forward and once backward, whole or in two, on each stage."""
+    """Check that each stage runs each microbatch once forward and once backward, B or I and W."""
     counts = Counter(action for listed in plan.actions for action in listed)
     twice = next((action for action, count in counts.items() if count > 1), None)
     if twice is not None:
@@ -189,8 +193,8 @@ def _incomplete(kinds: set[ActionKind]) -> str:
 
 
 def _check_transfers(plan: Plan) -> None:
-    """Check that every message between ranks leaves once, after its work, and is received in that
-    order.
+    """Check that every message between ranks is sent and received, in the same order on both
+    ends.
     """
     for rank, listed in enumerate(plan.actions):
         for action in listed:
@@ -243,7 +247,7 @@ def _carried(
 
 
 class _Needs:
-    """What must be done before an action, on whatever rank."""
+    """What must be done before an action, on any rank."""
 
     def __init__(self, plan: Plan) -> None:
         self._shape = plan.shape
@@ -257,7 +261,7 @@ class _Needs:
         self._receivers = {message_of_transfer(a): a for a in actions if a.kind in RECEIVES}
 
     def first_missing(self, action: Action, done: set[Action]) -> Action | None:
-        """Return an action that must come before and is not done."""
+        """Return an action that must come before `action` and is not in `done`; None: all are."""
         return next((need for need in self._of(action) if need not in done), None)
 
     def _of(self, action: Action) -> Iterator[Action]:
@@ -292,7 +296,7 @@ def _stuck(plan: Plan, heads: list[int], needs: _Needs, done: set[Action]) -> st
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """One action with its begin and end, seconds from the begin of the step."""
+    """One action with its begin and end in seconds from the begin of the step."""
 
     action: Action
     begin_s: float
@@ -301,10 +305,11 @@ class Timed:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """A step as it is expected.
+    """A predicted step.
 
-    `busy_s` is work by pipeline rank; `peak` the most activations each holds, in the unit of the
-    memory asked for. `timeline` holds each rank's work in the order of execution.
+    `busy_s` is the work of each pipeline rank; `peak` is the most activations each rank holds, in
+    the unit of the memory given to `predict`. `timeline` holds each rank's work in the order of
+    execution.
     """
 
     step_s: float
@@ -314,7 +319,7 @@ class Prediction:
 
     @property
     def bubble_ratio(self) -> float:
-        """Return the share of the step in which a rank waits, mean over ranks."""
+        """Return the share of the step that ranks wait, as the mean over ranks."""
         return 1.0 - sum(self.busy_s) / len(self.busy_s) / self.step_s
 
 
@@ -335,7 +340,7 @@ def predict(plan: Plan, table: WorkTable, memory: ActivationMemory | None = None
 
 
 class _Run:
-    """Times of a plan's actions, carried out in an order that respects what each needs."""
+    """Times of a plan's actions, carried out in an order in which each finds what it needs."""
 
     def __init__(self, plan: Plan, table: WorkTable) -> None:
         self._shape = plan.shape
@@ -419,7 +424,7 @@ class _Blocking:
         self.rows: list[list[Timed]] = [[] for _ in self._steps]
 
     def finish(self) -> None:
-        """Run all ranks to their ends, each as far as its partners allow."""
+        """Run all ranks to the end, each in turn as far as its neighbours allow."""
         left = set(range(self._shape.num_ranks))
         while left:
             moved = [rank for rank in sorted(left) if self._advance(rank)]
@@ -428,7 +433,7 @@ class _Blocking:
             left = {r for r in left if self._position[r] < len(self._steps[r])}
 
     def _advance(self, rank: int) -> bool:
-        """Carry out steps of a rank until it must wait; return whether there were any."""
+        """Carry out steps of a rank until it must wait; return whether anything was done."""
         before = self._position[rank], len(self._posted_s)
         while self._position[rank] < len(self._steps[rank]):
             if not self._step(rank, self._steps[rank][self._position[rank]]):

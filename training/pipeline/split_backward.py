@@ -1,17 +1,17 @@
 """The gradients of weights on their own: a backward pass in two halves.
 
 A linear layer's backward computes the gradient of its input, for which the stage before waits, and
-the gradient of its weight, for which nobody waits. Here the local layers of megatron.core leave the
-second to later: the input gradient notes down what the weight gradient needs, `WeightGradients`
+the gradient of its weight, for which nobody waits. Here the local layers of megatron.core put off
+the weight gradient: the backward notes down what the weight gradient needs, and `WeightGradients`
 computes it when the schedule has nothing more urgent.
 
     backward, whole   |── input ──── weight ──|── input ──── weight ──|
     split             |── input ──|── input ──|── weight ──|── weight ──|
 
-Nothing of megatron.core is copied or replaced: each linear layer of a chunk gets an attribute of
-its own by the name of the method that multiplies (`_forward_impl`), and the sums are the same to
-the last bit, because microbatches keep their order. What is no linear layer (embedding, norms,
-biases, grouped experts) has its gradient in the first half.
+No code of megatron.core is copied or replaced: each linear layer of a chunk gets an attribute with
+the name of the method that multiplies (`_forward_impl`), which hides the method. Sums are the same
+to the last bit, because microbatches keep their order. Parameters outside linear layers' weights
+(embedding, norms, biases, grouped experts) get their gradients in the first half.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Context(Protocol):
     has_bias: bool
 
     def save_for_backward(self, *tensors: torch.Tensor) -> None:
-        """Keep tensors."""
+        """Keep tensors for the backward."""
 
 
 class _Linear(Protocol):
@@ -50,7 +50,7 @@ class _Linear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """How a layer multiplies, and who is told what its weight gradient needs."""
+    """How a layer multiplies; `owner` notes down what the layer's weight gradient needs."""
 
     group: dist.ProcessGroup
     sequence_parallel: bool
@@ -60,7 +60,7 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What the gradient of one weight still needs of one microbatch."""
+    """What is needed to compute one weight's gradient for one microbatch."""
 
     weight: torch.nn.Parameter
     inputs: torch.Tensor
@@ -89,22 +89,22 @@ class WeightGradients:
         self._open.append(share)
 
     def end_pass(self, microbatch: int) -> None:
-        """Close a pass: all that was noted down since the last call belongs to this microbatch."""
+        """End a backward pass: what was noted down since the last call is of `microbatch`."""
         self._waiting[microbatch] = self._open
         self._open = []
 
     def drop(self) -> None:
-        """Forget what is left over; an iteration that failed may have left something."""
+        """Forget everything noted down, which an iteration that failed may have left."""
         self._open = []
         self._waiting.clear()
 
     def remember(self, weight: torch.nn.Parameter, hook: _Hook) -> None:
-        """Call `hook` when the gradient of `weight` is there: it adds it up and may reduce it."""
+        """Remember to call `hook` after the gradient of `weight`, to add it up and reduce it."""
         self._hooks[weight] = hook
 
     @torch.no_grad()
     def compute(self, microbatch: int, chunk: int) -> None:
-        """Compute and add the weight gradients of a microbatch; `chunk` is for whoever watches."""
+        """Compute and add the weight gradients of a microbatch; the tracer reads `chunk`."""
         del chunk
         for share in self._waiting.pop(microbatch):
             weight, gradient = share.weight, share.gradient()
@@ -127,7 +127,7 @@ class _DeferredProduct(torch.autograd.Function):
         bias: torch.Tensor | None,
         product: _Product,
     ) -> torch.Tensor:
-        """Multiply as the layer itself does."""
+        """Multiply exactly as the layer does."""
         context.save_for_backward(inputs, weight)
         context.product, context.has_bias = product, bias is not None
         if product.sequence_parallel:
@@ -139,7 +139,7 @@ class _DeferredProduct(torch.autograd.Function):
     def backward(
         context: _Context, gradient: torch.Tensor
     ) -> tuple[torch.Tensor | None, None, torch.Tensor | None, None]:
-        """Return the gradient of the input; what the weight's needs is noted down."""
+        """Return the gradient of the input; note down what the weight gradient needs."""
         inputs, weight = context.saved_tensors
         product, handle = context.product, None
         input_gradient = gradient.matmul(weight)
@@ -162,10 +162,10 @@ class _DeferredProduct(torch.autograd.Function):
 
 
 def split_backward(chunk: torch.nn.Module) -> WeightGradients:
-    """Have the linear layers of a chunk leave their weight gradients to what is returned.
+    """Have the linear layers of a chunk leave their weight gradients to the returned object.
 
-    Call it before the chunk is wrapped for data parallelism, and wrap it with
-    `delay_wgrad_compute`: then its reduction of gradients waits for `WeightGradients.compute`.
+    Call this before the chunk is wrapped for data parallelism, and wrap the chunk with
+    `delay_wgrad_compute`: then the reduction of gradients waits for `WeightGradients.compute`.
     """
     owner = WeightGradients()
     kinds = (layers.ColumnParallelLinear, layers.RowParallelLinear)
@@ -199,16 +199,16 @@ def _defer(layer: _Linear, owner: WeightGradients) -> None:
 
     layer._forward_impl = multiply
     weight = layer.weight
-    if weight is None:  # the output layer that shares the embedding's weight is given it as it runs
+    if weight is None:  # the output layer shares the embedding's weight and gets it at each call
         return
     weight.skip_backward_post_hook = True  # type: ignore[attr-defined]
     layer.register_wgrad_accumulation_and_reduce_hooks = lambda hook: owner.remember(weight, hook)
 
 
 def _gather_sequence(own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return the whole sequence out of the shares of a tensor-parallel group.
+    """Return the whole sequence, gathered from the shares of a tensor-parallel group.
 
-    Into memory of its own: megatron.core's shared buffer may be in use when this runs.
+    The result has its own memory: megatron.core's shared buffer may be in use at that time.
     """
     shape = (own.shape[0] * group.size(), *own.shape[1:])
     whole = torch.empty(shape, dtype=own.dtype, device=own.device)

@@ -7,6 +7,6 @@ reading at app.py, then completions.py.
     app.py           which path is answered by what, and the guard before all of them
     completions.py   POST /v1/completions          chat.py     POST /v1/chat/completions
     megatron_api.py  PUT /api of Megatron-LM
-    bodies.py        what the endpoints have in common: from a body, whose fields are checked one by
-                     one, to rows for the engine; the texts of one response while they grow
+    bodies.py        what the endpoints have in common: a body's fields, checked one by one, become
+                     rows for the engine; the texts of one response while they grow
 """

@@ -19,7 +19,7 @@ from training.generation.web import chat, completions, megatron_api
 from training.generation.web.bodies import RequestError, ServedModel, json_response
 
 _LOG = logging.getLogger(__name__)
-# Says only whether the server runs; those who look after it ask without a token.
+# /health says only whether the server runs; operators may ask it without a token.
 _OPEN_PATHS = frozenset({"/health"})
 _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 
@@ -27,8 +27,8 @@ _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-r
 class Guard:
     """Checks Host, Origin and token of a request before the application sees it.
 
-    With a token, which a page of another site does not have, any Host will do: servers are known
-    by many names.
+    With a token any Host is accepted: servers have many names, and a page of another site does not
+    have the token.
     """
 
     def __init__(self, app: ASGIApp, *, token: str | None, hosts: Collection[str] = ()) -> None:
@@ -67,7 +67,7 @@ _Endpoint = Callable[[Request, ServedModel], Awaitable[Response]]
 def build_app(
     model: ServedModel, *, token: str | None = None, hosts: Collection[str] = ()
 ) -> ASGIApp:
-    """Build the whole HTTP side; `hosts` are names of this server other than the loopback's."""
+    """Build the whole HTTP side; `hosts` are names of this server in addition to the loopback's."""
     started = int(time.time())
 
     async def models(request: Request) -> Response:
@@ -133,19 +133,19 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _ended(request: Request, error: Exception) -> Response:
-    """Say that the engine has stopped while somebody waited for it."""
+    """Answer a request whose engine has stopped meanwhile."""
     del request, error
     return RequestError("the server has ended; ask again later", status=503).response()
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """Answer for a mistake of ours; starlette hands it on to the guard, which writes it down."""
+    """Answer after an error in our code; starlette passes the error to the guard, to be logged."""
     del request, error
     return RequestError("the server failed; its log says why", status=500).response()
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    """Answer for a path or a method that is not there, in the shape of all other errors."""
+    """Answer for an unknown path or method, in the same shape as all errors."""
     assert isinstance(error, HTTPException)
     named = f"{request.method} {request.url.path[:100]}"
     return RequestError(f"{named} is not served here", status=error.status_code).response()

@@ -1,11 +1,11 @@
-"""Bodies in and out, as completions and chat have them in common.
+"""Bodies of requests and responses: what completions and chat have in common.
 
 In: a request's body, whose fields are checked one by one (`Fields`), becomes rows for the engine.
-Chats become prompts by the template that a tokenizer's files bring along (`ChatTemplate`).
+Chats become prompts by the template in a tokenizer's files (`ChatTemplate`).
 
 Out: the choices of one response while they grow (`Choice`), sent as JSON, as a stream of events, or
-as an error in OpenAI's shape. A response is made while somebody listens on the connection. When the
-client goes first, the work is cancelled, and with it the rows that it waits for.
+as an error in OpenAI's shape. A response is made only while the client is connected. When the
+client closes the connection, the work and its rows are cancelled.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class GoneError(Exception):
 
 
 async def while_connected(receive: Receive, work: Awaitable[Made]) -> Made:
-    """Await `work` as long as the client is there; raises GoneError when it is not."""
+    """Await `work` as long as the client is there; raise GoneError when it leaves."""
     working = asyncio.ensure_future(work)
     listening = asyncio.ensure_future(_gone(receive))
     try:
@@ -115,7 +115,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncIterator[object], close: Callable[[], None]) -> None:
-        """Hold what streams; `close` is called at the end, however it comes."""
+        """Hold the events to stream; `close` is called at the end in any case."""
         super().__init__()
         self._events = events
         self._close = close
@@ -123,7 +123,7 @@ class EventStream(Response):
         self.headers["cache-control"] = "no-store"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send what comes until the end or until the client goes."""
+        """Send events until the last one or until the client leaves."""
         del scope
         try:
             with suppress(GoneError, OSError):
@@ -150,7 +150,7 @@ async def _send_part(send: Send, part: bytes) -> None:
 async def respond_while_connected(
     request: WebRequest, work: Awaitable[Response], close: Callable[[], None]
 ) -> Response:
-    """Give the response that `work` makes; `close` is called at the end, however it comes."""
+    """Return the response that `work` makes; call `close` at the end in any case."""
     try:
         return await while_connected(request.receive, work)
     except GoneError:
@@ -165,7 +165,7 @@ _NAMES = {str: "a string", bool: "true or false", dict: "an object", list: "an a
 
 
 class Fields:
-    """A JSON object that is read field by field; what was not asked for is refused by `finish`.
+    """A JSON object that is read field by field; `finish` refuses fields that were not read.
 
     A field that is null counts as left out, as OpenAI's clients mean it.
     """
@@ -187,7 +187,7 @@ class Fields:
         return cls(values)
 
     def raw(self, name: str) -> object:
-        """Return the value of a field as it stands there; None when it is left out."""
+        """Return the unchecked value of a field; None when it is left out."""
         self._asked.add(name)
         return self._values.get(name)
 
@@ -240,24 +240,24 @@ class Fields:
         return tuple(given)
 
     def inner(self, name: str) -> Fields:
-        """Read the fields of an object; none when it is left out."""
+        """Read a field that is an object, as `Fields`; empty when it is left out."""
         value: dict[str, object] = self._typed(name, dict, {})
         return Fields(value, place=f"{self._place}{name}.")
 
     def without_effect(self, name: str, *values: object) -> None:
-        """Take a field only with a value that asks for nothing; others would be ignored."""
+        """Refuse a field unless it is left out or has one of `values`, which ask for nothing."""
         value = self.raw(name)
         if value is not None and value not in values:
             raise self.wrong(name, "is not supported by this server; leave it out")
 
     def finish(self) -> None:
-        """Refuse what nobody has asked for: it would be ignored silently."""
+        """Refuse fields that were not read: they would be ignored silently."""
         unknown = sorted(set(self._values) - self._asked)
         if unknown:
             raise self.wrong(unknown[0][:64], "is not known to this server; leave it out")
 
     def wrong(self, name: str, reason: str) -> RequestError:
-        """Make the error about a field."""
+        """Return an error about a field."""
         named = self._place + name
         return RequestError(f"{named} {reason}", param=named)
 
@@ -277,18 +277,18 @@ def _kind_of(value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value for a message: itself when it is short, else what it is."""
+    """Return a value for a message: the value when it is short, else its kind."""
     if isinstance(value, int | float):
         return orjson.dumps(value).decode() if isinstance(value, bool) else str(value)
     return repr(value) if isinstance(value, str) and len(value) <= 40 else _kind_of(value)
 
 
 MOST_BYTES = 8 * 1024 * 1024
-"""Of a request's body."""
-# Above this, coding a text takes long enough to be felt by others on the event loop.
+"""Largest body of a request."""
+# Tokenizing a longer text would hold up other requests on the event loop.
 _QUICK_CHARACTERS = 4096
 MOST_CHOICES = 128
-"""Choices of one request, over all its prompts."""
+"""Most choices of one request, over all its prompts."""
 _MOST_STOPS = 16
 _LARGEST_SEED = 2**63 - 1
 
@@ -304,12 +304,12 @@ class ServedModel:
     limits: Limits
     service: Service
     template: ChatTemplate | None = None
-    """Of the tokenizer; without one there is no chat."""
+    """The tokenizer's chat template; None: there is no chat."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """The fields that both endpoints share."""
+    """The fields that completions and chat share."""
 
     sampling: Sampling
     num_choices: int
@@ -341,7 +341,7 @@ async def read_fields(request: WebRequest) -> Fields:
 
 
 def read_wish(fields: Fields, model: ServedModel) -> Wish:
-    """Read the shared fields; RequestError for the first that is out of range."""
+    """Read the fields that completions and chat share; RequestError for the first bad one."""
     asked_for = fields.text("model", model.name)
     if asked_for != model.name:
         raise RequestError(
@@ -362,7 +362,7 @@ def read_wish(fields: Fields, model: ServedModel) -> Wish:
     options = fields.inner("stream_options")
     includes_usage = options.switch("include_usage")
     options.finish()
-    fields.text("user", "")  # names the client's own user: nothing to be done
+    fields.text("user", "")  # names the client's own user: read and ignored
     fields.without_effect("logit_bias", {})
     return Wish(
         sampling=sampling,
@@ -374,7 +374,7 @@ def read_wish(fields: Fields, model: ServedModel) -> Wish:
 
 
 async def tokens_of(prompt: str | Sequence[int], model: ServedModel) -> tuple[int, ...]:
-    """Return the token ids of a prompt; RequestError when it cannot be coded."""
+    """Return the token ids of a prompt; RequestError when it cannot be tokenized."""
     if isinstance(prompt, str):
         try:
             if len(prompt) <= _QUICK_CHARACTERS:
@@ -401,7 +401,7 @@ def rows_of(
     scores_prompt: bool = False,
     param: str = "prompt",
 ) -> list[Request]:
-    """Return the rows that one prompt asks for; without `max_tokens` up to the longest possible.
+    """Return one row for each choice of a prompt; without `max_tokens` a row may fill all room.
 
     Raises RequestError for a prompt that does not fit.
     """
@@ -419,7 +419,7 @@ def rows_of(
         )
     return [
         Request(
-            identifier=0,  # the service gives it
+            identifier=0,  # the service sets it
             prompt=prompt,
             max_tokens=room if max_tokens is None else max_tokens,
             sampling=choice_sampling(wish.sampling, choice),
@@ -432,7 +432,7 @@ def rows_of(
 
 
 def choice_sampling(sampling: Sampling, choice: int) -> Sampling:
-    """Return the sampling of a choice: the first has the seed, the others seeds made of it."""
+    """Return the sampling of a choice: choice 0 has the given seed, others have derived seeds."""
     if choice == 0:
         return sampling
     made = np.random.SeedSequence([sampling.seed, choice]).generate_state(1, np.uint64)
@@ -464,11 +464,11 @@ _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class TemplateError(Exception):
-    """The template refuses a chat; its own words."""
+    """A chat template refuses a chat; the message is the template's."""
 
 
 class ChatTemplate:
-    """A tokenizer's Jinja template, run in a sandbox: it comes from a file that others wrote."""
+    """A tokenizer's Jinja template, run in a sandbox because its file is not ours."""
 
     def __init__(self, source: str, tokens: Mapping[str, str], tokenizer: SubwordTokenizer) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -504,9 +504,9 @@ def _refuse(message: str) -> NoReturn:
 
 
 def read_chat_template(folder: Path, tokenizer: SubwordTokenizer) -> ChatTemplate | None:
-    """Return the template in a tokenizer's folder; None when there is none.
+    """Return the chat template in a tokenizer's folder; None when there is none.
 
-    Raises InputError when it is damaged.
+    Raises InputError when the folder's files or the template are damaged.
     """
     config_file, own_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     try:
@@ -529,7 +529,7 @@ def read_chat_template(folder: Path, tokenizer: SubwordTokenizer) -> ChatTemplat
 
 
 def _source(declared: object) -> str | None:
-    """Return the template itself; of several named ones the ``default``."""
+    """Return the text of the declared template; where several are named, ``default``."""
     if isinstance(declared, list):
         named = {one.get("name"): one.get("template") for one in declared if isinstance(one, dict)}
         declared = named.get("default")
@@ -551,12 +551,12 @@ class Choice:
     text: TextStream
     prompt_scores: list[TokenScore] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
-    """Of the generated tokens, the one that ends the row included."""
+    """Scores of the generated tokens, including a token that ends the row."""
     pieces: list[str] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     def take(self, answer: Answer) -> tuple[str, Sequence[TokenScore]]:
-        """Take one answer; gives the text and the tokens that are new."""
+        """Take one answer; return the new text and the new tokens."""
         self.prompt_scores += answer.prompt_scores
         piece = ""
         new: tuple[TokenScore, ...] = ()
@@ -579,13 +579,13 @@ class Choice:
 
     @property
     def shown(self) -> list[TokenScore]:
-        """Return the generated tokens whose text is shown: without the one that ends the row."""
+        """Return the generated tokens whose text is shown: all but a token that ends the row."""
         return [score for score in self.scores if score.token not in self.stop_ids]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceChange:
-    """What one answer has changed in one choice."""
+    """What one answer of the engine has changed in one choice."""
 
     choice: Choice
     piece: str
@@ -597,7 +597,7 @@ class ChoiceChange:
 def choices_of(
     requests: Sequence[Request], tokenizer: Tokenizer, stops: Sequence[str]
 ) -> list[Choice]:
-    """Return a choice for each row, nothing generated yet."""
+    """Return an empty choice for each row."""
     return [
         Choice(
             index=index,
@@ -610,7 +610,7 @@ def choices_of(
 
 
 async def follow(submission: Submission, choices: Sequence[Choice]) -> AsyncIterator[ChoiceChange]:
-    """Yield what changes until all choices are complete; one with its stop string is cut short."""
+    """Yield changes until all choices are complete; cancel the row of a choice that is complete."""
     async for index, answer in submission.answers():
         choice = choices[index]
         is_first = not choice.scores and not choice.prompt_scores
@@ -627,7 +627,7 @@ async def follow(submission: Submission, choices: Sequence[Choice]) -> AsyncIter
 
 
 def usage_of(choices: Sequence[Choice], num_choices: int) -> dict[str, int]:
-    """Return tokens read and generated; a prompt counts once for all its choices."""
+    """Return the numbers of tokens read and generated; a prompt counts once for its choices."""
     read = sum(len(choice.prompt) for choice in choices[::num_choices])
     generated = sum(len(choice.scores) for choice in choices)
     return {
@@ -647,9 +647,9 @@ async def respond(
     whole: Callable[[Choice], dict[str, object]],
     events: Callable[[list[Choice], AsyncIterator[ChoiceChange]], AsyncIterator[object]],
 ) -> Response:
-    """Submit the rows of a request and answer as it wishes: at once, or in events as text comes.
+    """Submit the rows of a request and answer in one piece, or in events if `wish` streams.
 
-    At once the answer is `head`, then each choice as `whole` tells it, then the usage.
+    In one piece the answer is `head`, each choice as returned by `whole`, and the usage.
     """
     submission = submit(model, requests)
     choices = choices_of(requests, model.tokenizer, wish.stops)

@@ -37,7 +37,7 @@ _MOST_LOGPROBS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A whole request, checked."""
+    """A chat request whose fields were checked."""
 
     wish: Wish
     requests: tuple[Request, ...]
@@ -46,7 +46,7 @@ class Asked:
 
 
 async def chat(request: WebRequest, model: ServedModel) -> Response:
-    """Answer one request."""
+    """Answer one chat request."""
     asked = await _read(await read_fields(request), model)
     return await respond(
         request,

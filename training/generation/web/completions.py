@@ -35,19 +35,19 @@ _MOST_LOGPROBS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A whole request, checked."""
+    """A completion request whose fields were checked."""
 
     wish: Wish
     requests: tuple[Request, ...]
     echoes: bool
     num_logprobs: int | None
     prompt_texts: tuple[str, ...]
-    """By choice; empty without echo."""
+    """Text of the prompt, by choice; empty without echo."""
     head: dict[str, object] = field(default_factory=dict)
 
 
 async def complete(request: WebRequest, model: ServedModel) -> Response:
-    """Answer one request."""
+    """Answer one completion request."""
     asked = await _read(await read_fields(request), model)
     return await respond(
         request,
@@ -112,7 +112,7 @@ async def _read(fields: Fields, model: ServedModel) -> Asked:
 
 
 def _prompts(given: object) -> list[str | list[int]]:
-    """Take one text, several, one list of token ids, or several, as a list of prompts."""
+    """Return a list of prompts from one text, several texts, one list of token ids, or several."""
     wrong = RequestError(
         "prompt must be a string, an array of strings, an array of token ids or an array of those, "
         "none of them empty",
@@ -146,19 +146,19 @@ def _whole(asked: Asked, model: ServedModel, choice: Choice) -> dict[str, object
 
 
 def _prompt_scores(choice: Choice) -> list[TokenScore]:
-    """Return the prompt's tokens; nothing can be said of the first one's probability."""
+    """Return the scores of the prompt's tokens; the first token has no log probability."""
     return [TokenScore(token=choice.prompt[0], logprob=None), *choice.prompt_scores]
 
 
 class Listing:
-    """Log probabilities as this endpoint lists them; offsets go on over the parts of a stream."""
+    """Log probabilities as OpenAI's completions list them; offsets go on over parts of a stream."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._offset = 0
 
     def add(self, scores: Sequence[TokenScore], num_alternatives: int) -> dict[str, object]:
-        """List the next tokens."""
+        """Return the entry for the next tokens."""
         names = [token_text(self._tokenizer, score.token) for score in scores]
         offsets = []
         for name in names:
@@ -179,7 +179,7 @@ class Listing:
         listed = [
             (token_text(self._tokenizer, token), value) for token, value in score.alternatives
         ]
-        # Two tokens may look alike (a blank more or less): the likelier one keeps the name.
+        # Two tokens may have the same text: the likelier one keeps the name.
         return dict(reversed(listed))
 
 

@@ -1,4 +1,4 @@
-"""``PUT /api``: Megatron-LM's own way to ask, as its clients and text_generation_cli do."""
+"""``PUT /api``: Megatron-LM's own endpoint, for its clients and text_generation_cli."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from training.generation.web.bodies import (
 
 
 async def generate(request: WebRequest, model: ServedModel) -> Response:
-    """Answer one request: whole texts, prompts included."""
+    """Answer one request with whole texts, prompts included."""
     fields = await read_fields(request)
     requests, has_logprobs = await _read(fields, model)
     submission = submit(model, requests)
