@@ -541,9 +541,6 @@ def _rms(values: torch.Tensor) -> torch.Tensor:
     return values.float().square().mean().sqrt()
 
 
-_LOG = logging.getLogger(__name__)
-
-
 class ProbeFile:
     """This rank's file of probes, one line each; a line is on the disk when `append` returns.
 

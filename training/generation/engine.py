@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import orjson
 import torch
@@ -46,9 +46,6 @@ from training.generation.scheduler import (
     lay_out,
 )
 from training.generation.stage import Stage
-
-if TYPE_CHECKING:
-    from training.generation.stage import Stage
 
 _PATIENCE = timedelta(days=365)
 

@@ -59,8 +59,6 @@ class FrameKind(IntEnum):
     """The input of the receiving rank's stage."""
     DONE = 10
     """The helper's step is over; how long a forward of a stage took (median)."""
-    SORRY = 11
-    """A sentence: why this helper cannot help."""
 
 
 class Frame(NamedTuple):

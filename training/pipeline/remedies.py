@@ -41,7 +41,8 @@ from training.pipeline.planner import Found, Problem, search
 from training.pipeline.rebalance import HILL, hill_order
 from training.pipeline.simulator import Prediction, predict
 
-_ROUNDING = 1e-9
+_LIMIT_ROUNDING = 1e-9
+"""Share by which sums of activations may pass the limit of memory."""
 _FASTER_RATIO = 0.999
 """A plan that holds more activations is shown only if it takes less than this part of the time."""
 _WORTH_RATIO = 0.98
@@ -141,7 +142,7 @@ def advise(
         remedy
         for remedy in others
         if remedy.effort is not Effort.HARDWARE
-        and max(remedy.peak) <= limit * (1 + _ROUNDING)
+        and max(remedy.peak) <= limit * (1 + _LIMIT_ROUNDING)
         and remedy.step_s < now.step_s * _WORTH_RATIO
     ]
     best = usable[0] if usable else now
@@ -496,7 +497,7 @@ def hill(scales: Scales) -> Scales:
     return tuple(scales[position] for position in hill_order(scales))
 
 
-_ROUNDING = 1e-12
+_LEAST_GAIN_S = 1e-12
 _NUM_DONORS = 2
 """How many of the busiest ranks are tried as givers of a layer."""
 
@@ -510,7 +511,7 @@ def balanced_microbatches(model: Predictor, make_plan: MakePlan) -> tuple[int, .
         giver = max(range(len(counts)), key=now.__getitem__)
         takers = [replica for replica in range(len(counts)) if replica != giver]
         taker = min(takers, key=lambda replica: times.at(replica, counts[replica] + 1))
-        worse = max(now[giver] - _ROUNDING, 0.0)
+        worse = max(now[giver] - _LEAST_GAIN_S, 0.0)
         if counts[giver] == 1 or times.at(taker, counts[taker] + 1) >= worse:
             return tuple(counts)
         counts[giver] -= 1
@@ -544,7 +545,7 @@ def balanced_layers(model: Predictor, make_plan: MakePlan) -> tuple[int, ...]:
     best_s = _pipeline_s(model, make_plan, layers)
     while True:
         moves = [(_pipeline_s(model, make_plan, moved), moved) for moved in _moves(model, layers)]
-        if not moves or min(moves)[0] >= best_s - _ROUNDING:
+        if not moves or min(moves)[0] >= best_s - _LEAST_GAIN_S:
             return layers
         best_s, layers = min(moves)
 
