@@ -4,17 +4,17 @@ Owns everything between a `Trace` (as each rank recorded it, by its own clock; f
 `megascan.reader`) and a `Timeline` (on one clock, with waits and self times; for `megascan.export`
 and `detect`).
 
-    merge.py        build_timeline: the steps below in their order; start here. Where the
+    merge.py        build_timeline: the steps below in their order; start here. Also where the
                     spans of a rank may be divided
     match.py        which spans of different ranks are one communication
     anchors.py      what ties clocks together: ends of collectives, bounds from messages; which
-                    of them are drawn where there are many
-    fitting.py      the robust least-squares problem: an offset and a drift a clock
+                    ends are drawn where there are many
+    fitting.py      the robust least-squares problem: an offset and a drift for each clock
     causality.py    what no clock may contradict: nothing is received before it was sent
     clocks.py       the fit that causality allows, and its error bars; jumps.py clocks that jump
     decompose.py    what each span was made of: wait, transfer, self time
     summary.py      shares of time by rank and iteration, as a table and as text
-    cluster.py      the same with the workers of a Dask cluster
+    cluster.py      all these steps with the workers of a Dask cluster
 """
 
 from aggregate.fitting import load_solver

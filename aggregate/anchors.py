@@ -1,34 +1,35 @@
 """Find what ties clocks together: the ends of collectives, and bounds from messages.
 
-No member leaves a collective before its last member has arrived, so its ends lie together on a
-common clock, whichever was late. Starts carry the lateness and are never used. Operations with a
-root are left out: the source of a broadcast need not wait for any other rank.
+No member leaves a collective before the last member has arrived, so all ends of a collective lie
+together on a common clock, whichever member was late. Starts carry the lateness and are never used.
+Operations with a root are left out: the source of a broadcast need not wait for any other rank.
 
 For a message it is only certain that the receive ends after the send started. The fastest messages
-of an iteration in both directions bound the difference of two clocks from both sides, and the
-middle is an anchor, the weaker the wider the bounds are, as network time protocols have it:
+of an iteration in both directions bound the difference of two clocks from both sides. The middle of
+these bounds is an anchor, the weaker the wider they are, as in network time protocols:
 
-    rank i  s1 ──────╮      ╭────▶ r2        j − i  ≤  r1 − s1       (clock j minus clock i)
+    rank i  s1 ──────╮      ╭────▶ r2        j − i  ≤  r1 − s1       (clock j less clock i)
     rank j       r1 ◀╯  s2 ─╯                j − i  ≥  s2 − r2
 
 Anchors of one class scatter alike: the collectives of one parallel axis, operation and size. The
 8 bytes of a flag end everywhere within a microsecond, a ring of gigabytes within tens of them.
 
-A line through a thousand ends is as good as one through a hundred thousand, as long as they are
-spread over the whole time and over all that ties a clock to others. So of a trace with far more
-ends than a fit needs, collectives are drawn as a whole (`drawn_members`), from each **kind** of
-them (group, operation, size; within one clock or between clocks) by itself:
+A line through a thousand ends is as good as one through a hundred thousand, as long as the ends are
+spread over the whole time and over all that ties a clock to others. So where a trace has far more
+ends than a fit needs, only some collectives are drawn, each with all of its members
+(`drawn_members`), from every **kind** of collective (group, operation, size; within one clock or
+between clocks) by itself:
 
     kind's collectives, in order of time   ●●●●●●●● ●●●●●●●● ●●●●●●●● ●●●●●
     one of each stride, at a drawn place   ..●..... ●....... ......●. ...●.
 
-Every kind keeps as many, or all that it has: the few collectives that tie two hosts together are
-all kept beside the thousands within them. Within a stride the place is drawn, because work repeats:
-every eighth collective may be that of the same layer, every time. It is drawn from the numbers of
-kind and stride, so the same trace gives the same clocks anywhere.
+Every kind keeps about the same number of collectives, or all that it has: the few collectives that
+tie two hosts together are all kept, next to thousands within each host. The place within a stride
+is drawn, because work repeats: every eighth collective may be that of the same layer, every time.
+It is drawn from the numbers of kind and stride, so the same trace gives the same clocks anywhere.
 
-Collectives within one clock tell nothing of clocks, only how much their ends scatter: a few do.
-Where the ends are no more than ENOUGH_ENDS, all are taken.
+Collectives within one clock tell nothing of clocks, only how much ends scatter: a few suffice.
+Where there are no more than ENOUGH_ENDS ends, all are taken.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ from megascan.timeline import equals, narrow, narrow_codes, numbers
 from megascan.vocabulary import ROOTED_OPS, axis_of_group
 
 ONE_WAY_SLACK_NS = 100_000
-"""Deviation given to a message whose transfer time nothing bounds from the other side."""
+"""Deviation given to a message where no message in the opposite direction bounds the clocks."""
 ASYMMETRY = 0.05
-"""How far the middle lies off, as a part of the bounds' half width.
+"""How far the middle of two bounds lies off the truth, as a part of their half width.
 
 Production pipelines on NCCL show 0.02 to 0.1 between stages whose clocks are good.
 """
 _SIZE_BITS = 6
-"""Sizes of one class or kind differ by factors less than 2**6."""
+"""Sizes of one class or kind differ by less than a factor of 2**6."""
 _FEWEST_OF_CLASS = 24
 
 
@@ -71,8 +72,9 @@ class Anchors:
 
     event   (anchor,) number of the collective, dense from 0
     rank    (anchor,) position of the rank among the trace's ranks
-    end_ns  (anchor,) by the rank's own clock
-    slack_ns (anchor,) how far apart the times may really be (half the bounds' width of messages)
+    end_ns  (anchor,) end of the communication by the rank's own clock
+    slack_ns (anchor,) how far apart the times of an event may really be: for messages half the
+             width of the bounds
     label   (anchor,) class of anchors with the same noise
     """
 
@@ -88,7 +90,7 @@ class Anchors:
         return int(self.event[-1]) + 1 if len(self.event) else 0
 
     def rows(self, rows: Integers) -> Anchors:
-        """Return some anchors, whole events; events and classes numbered from 0."""
+        """Return some rows, which must be whole events; events and classes are numbered from 0."""
         label = self.label[rows]
         return Anchors(
             np.cumsum(np.diff(self.event[rows], prepend=self.event[rows[:1]]) != 0),
@@ -99,7 +101,7 @@ class Anchors:
         )
 
     def joined(self, other: Anchors) -> Anchors:
-        """Return both sets, the other's events numbered after ours."""
+        """Return both sets of anchors, the events of `other` numbered after this set's events."""
         return Anchors(
             np.r_[self.event, other.event + self.num_events],
             np.r_[self.rank, other.rank],
@@ -111,7 +113,7 @@ class Anchors:
 
 @dataclass(frozen=True)
 class Messages:
-    """Matched sends and receives, one row a message, in own clocks."""
+    """Matched sends and receives, one row a message; each time by its rank's own clock."""
 
     iteration: Integers
     source: Integers
@@ -127,8 +129,8 @@ class Members:
     """Every member of a matched collective that joins all its ranks, ordered by `event`.
 
     event, rank, label as in Anchors; start_ns and end_ns by the rank's own clock. `certain` is
-    false where the end is only a bound (the trainer's own wait): it says nothing about when others
-    ended, but like every end it comes after the last member's start.
+    false where the end is only a bound (the trainer's own wait): this end says nothing about when
+    other members ended, but like every end it comes after the last member's start.
     """
 
     event: Integers
@@ -141,8 +143,9 @@ class Members:
 
     @classmethod
     def of(cls, spans: pa.Table, match: RowNumbers, rows: RowNumbers, ranks: Integers) -> Members:
-        """Take `rows` of whole matches, in order, if they are of two and more; ranks as positions
-        among the trace's.
+        """Take the members of whole matches, in order, from `rows` of `spans`.
+
+        Matches of a single member are left out. Ranks are given as positions in `ranks`.
         """
         start_ns = numbers(spans, "start_ns")[rows]
         everyone = cls(
@@ -157,12 +160,12 @@ class Members:
         return everyone.at(everyone.in_company(np.ones(len(rows), dtype=np.bool_)))
 
     def in_company(self, chosen: Flags) -> Integers:
-        """Return the rows of the chosen members of events that have two of them."""
+        """Return the rows of `chosen` members whose event has at least two chosen members."""
         num_members = np.bincount(self.event, chosen, int(self.event.max(initial=-1)) + 1)
         return np.flatnonzero(chosen & (num_members[self.event] > 1))
 
     def at(self, rows: Integers) -> Members:
-        """Return some members, their events numbered from 0."""
+        """Return the members in some rows, with their events numbered from 0."""
         starts = group_starts(self.event[rows])
         event = np.repeat(np.arange(len(starts)), group_lengths(starts, len(rows)))
         return Members(
@@ -176,22 +179,23 @@ class Members:
         )
 
     def anchors(self) -> Anchors:
-        """Return the ends of all members."""
+        """Return the ends of all members as anchors."""
         return Anchors(self.event, self.rank, self.end_ns, np.zeros(len(self.event)), self.label)
 
 
 def joining_members(spans: pa.Table, matches: Matches) -> RowNumbers:
-    """Return the rows of all members of matched collectives that join all their ranks, in order."""
+    """Return the rows of all members of matched collectives without a root, in order."""
     rows = matches.members[: matches.num_collective_members]
     joining: RowNumbers = rows[~equals(spans, "op", *ROOTED_OPS)[rows]]
     return joining
 
 
 def _classes(spans: pa.Table, rows: RowNumbers) -> Integers:
-    """Return (row,) number of the axis in the group's name (tp of tp@4), operation and size
-    together.
+    """Number the classes of rows, (row,): the axis in the group's name (tp of tp@4), operation and
+    size together.
 
-    Sizes differ by factors of 2**_SIZE_BITS; classes of too few members join their axis.
+    Sizes differ by factors of 2**_SIZE_BITS; a class of too few members joins the class of its
+    axis.
     """
     group_codes, names = narrow_codes(spans, "group")
     op_codes, ops = narrow_codes(spans, "op")
@@ -212,8 +216,10 @@ def _classes(spans: pa.Table, rows: RowNumbers) -> Integers:
 def matched_messages(
     spans: pa.Table, matches: Matches, ranks: Integers, domain: Integers
 ) -> Messages:
-    """Return every matched pair between two clock domains (rank,) as one row; ranks as positions
-    among the trace's ranks.
+    """Return every matched pair of send and receive between two clock domains as one row.
+
+    ranks   (rank,) ranks of the trace; the result names their positions
+    domain  (rank,) clock domain of each rank
     """
     pairs = matches.members[matches.num_collective_members :]
     rank = narrow(spans, "rank")
@@ -232,15 +238,16 @@ def matched_messages(
 
 
 def message_anchors(messages: Messages, domain: Integers, component: Integers) -> Anchors:
-    """Return one two-member event an iteration and pair of domains that exchange messages.
+    """Return an event of two members for each iteration and pair of domains with messages.
 
     domain     (rank,) clock domain of each rank
     component  (domain,) which domains collectives link already
 
     Where collectives link the pair as well, the middle is taken to be wrong by ASYMMETRY of the
-    bounds' half width; pairs with messages one way only, and receives whose end is only a bound,
-    tell nothing. Elsewhere the whole half width counts, and the fastest message of a single
-    direction is taken to have needed no time. The two kinds are classes of their own.
+    bounds' half width; messages in one direction only, and receives whose end is only a bound, are
+    left out. Where collectives do not link the pair, the whole half width counts, and if messages
+    go in one direction only, the fastest is taken to have needed no time. Linked pairs are one
+    class of anchors, unlinked pairs another.
     """
     source, destination = domain[messages.source], domain[messages.destination]
     tied = component[source] == component[destination]
@@ -274,8 +281,9 @@ def _middle(
     both: Flags,
     linked: Flags,
 ) -> Anchors:
-    """Return two-member events from the fastest messages of each direction (the same one if only
-    one).
+    """Return events of two members from the fastest message of each direction, `one` and `other`.
+
+    They are the same message unless there are messages in `both` directions.
     """
     rank_a = np.where(forward, messages.source[one], messages.destination[one])
     rank_b = np.where(forward, messages.destination[one], messages.source[one])
@@ -296,11 +304,11 @@ def _middle(
 
 
 ENOUGH_ENDS = 200_000
-"""Ends of collectives of which none is left out, and how many are drawn of more at least."""
+"""Up to this number all ends of collectives are taken; of more ends, about this many are drawn."""
 _ENDS_A_CLOCK = 1_000
-"""More are drawn where there are more than 200 clocks."""
+"""Ends that are drawn for each clock where that makes more than ENOUGH_ENDS."""
 _SHARE_WITHIN = 4
-"""A quarter as many are drawn of collectives within one clock."""
+"""Of collectives within one clock a quarter of ENOUGH_ENDS ends are drawn."""
 
 
 def drawn_members(
@@ -308,9 +316,9 @@ def drawn_members(
 ) -> RowNumbers:
     """Return the rows of whole collectives to fit clocks to, in their order.
 
-    match   (span,) id of its collective
-    rows    (member,) rows of collectives' members, in the order of their ids
-    domain  (member,) clock domain of each
+    match   (span,) id of the span's collective
+    rows    (member,) rows of collectives' members, in the order of the collectives' ids
+    domain  (member,) clock domain of each member
     """
     if len(rows) <= ENOUGH_ENDS:
         return rows
@@ -334,7 +342,11 @@ def drawn_members(
 
 
 def _kinds(spans: pa.Table, rows: RowNumbers, joins: Flags) -> Integers:
-    """Return (collective,) number of its kind, from 0; `rows` are those of first members."""
+    """Number the kinds of collectives from 0, (collective,).
+
+    rows   (collective,) row of the first member
+    joins  (collective,) whether it joins several clocks
+    """
     size_bytes = np.maximum(narrow(spans, "size_bytes")[rows], 0).astype(np.float64)
     group, groups = narrow_codes(spans, "group")
     op, ops = narrow_codes(spans, "op")
@@ -348,7 +360,9 @@ def _kinds(spans: pa.Table, rows: RowNumbers, joins: Flags) -> Integers:
 
 
 def _strides(kind: Integers, lengths: Integers, budget: int) -> Integers:
-    """Return (kind,) one of how many is drawn, so that all kinds keep as many within the budget.
+    """Return the stride of each kind, (kind,): one collective is drawn from each stride.
+
+    All kinds keep about the same number of collectives, as many as the budget of ends allows.
 
     lengths  (collective,) members that count, 0 where they are not drawn from this budget
     """
@@ -363,9 +377,9 @@ def _strides(kind: Integers, lengths: Integers, budget: int) -> Integers:
 
 
 def _drawn(kind: Integers, stride: Integers) -> Flags:
-    """Return (collective,) whether it is the one of its stride; collectives are in order of time.
+    """Return (collective,) whether it is the one drawn from its stride.
 
-    A last stride that is not full may have none.
+    Collectives are in the order of time. From a last stride that is not full, none may be drawn.
     """
     order = np.argsort(kind, kind="stable")
     starts = group_starts(kind[order])

@@ -1,21 +1,22 @@
 """Find what no clock may contradict: nothing is received before it was sent.
 
-`Ties` are what ties the clocks of a trace together, and into which sets (`components`).
+`Ties` are what ties the clocks of a trace together; `components` are the sets of clocks so tied.
 
 A receive ends after its send started; a collective that joins all its ranks lets none leave
 before the last member has entered. So on a common clock
 
     start on the one rank  ≤  end on the other            for every pair of members
 
-whichever was late or slow: a late start makes the bound looser, never wrong. These inequalities do
-not estimate clocks. They show when an estimate cannot be right, and how far it must be off:
+whichever rank was late or slow: a late start makes the bound looser, never wrong. These
+inequalities do not estimate clocks. They show when an estimate cannot be right, and how far it must
+be off:
 
     rank i   ├── all_reduce ──┤                     fitted clocks: i leaves before j has entered,
     rank j                        ├─ all_reduce ─┤  by the gap; one of the clocks is off by as much
                               ╰gap╯
 
-One or two of them may come from a wrong match, so the third-worst of a pair of clocks is the
-first that is believed.
+One or two violations may come from wrong matches, so of each pair of clocks the third-worst
+violation is the first that is believed.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ from megascan.arrays import Flags, Floats, Integers, combine, group_starts, link
 from megascan.timeline import narrow
 
 BELIEVED_VIOLATION = 3
-"""The third-worst of a pair of clocks counts: one or two bad matches move nothing."""
+"""The third-worst violation of a pair of clocks counts: one or two bad matches move nothing."""
 _SLIGHT_NS = 2.0
-"""Times are whole ns; two of them round."""
+"""Smaller violations are rounding: two times are rounded to whole ns each."""
 _HELD_DEVIATION_NS = 1e3
 _HELD_A_PAIR = 8
 _ROUNDS = 20
 _RARE_SHARE = 0.05
-"""Part of what two clocks have matched that may be wrong matches."""
+"""Part of the matches of two clocks that may be wrong."""
 _MOST_PAIRS = 200
 
 
 class Trust(IntEnum):
-    """What the fit says of the match that an order comes from."""
+    """How far the fit trusts the match that an order comes from."""
 
     DOUBTFUL = 0
     """The ends of this collective lie too far apart and were not believed."""
@@ -66,12 +67,12 @@ class Trust(IntEnum):
 
 
 Clock: TypeAlias = Callable[[Integers, Integers], Floats]
-"""Common time, ns from any origin, of local times (time,) of domains (time,)."""
+"""Function of domains (time,) and local times (time,): their common times, ns from any origin."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """Pairs of times of which one may not come before the other; all (order,).
+    """Pairs of times, (order,) each: the late time must not come before the early time.
 
     `trust` is a Trust: a wrong match has ends that do not agree.
     """
@@ -83,14 +84,12 @@ class Orders:
     trust: Integers
 
     def delay_ns(self, clock: Clock) -> Floats:
-        """Return how long after the early time the late one comes; negative where that is
-        impossible.
-        """
+        """Return how long the late time comes after the early time; negative is impossible."""
         late = clock(self.late_domain, self.late_ns)
         return late - clock(self.early_domain, self.early_ns)
 
     def at(self, rows: Integers | Flags) -> Orders:
-        """Return some of them."""
+        """Return the orders in some rows."""
         return Orders(
             early_domain=self.early_domain[rows],
             early_ns=self.early_ns[rows],
@@ -100,7 +99,7 @@ class Orders:
         )
 
     def joined(self, other: Orders) -> Orders:
-        """Return both sets."""
+        """Return both sets of orders together."""
         return Orders(
             early_domain=np.r_[self.early_domain, other.early_domain],
             early_ns=np.r_[self.early_ns, other.early_ns],
@@ -114,9 +113,9 @@ class Orders:
 class Causality:
     """Everything in a trace that has an order across clock domains.
 
-    members   of collectives, ends that are bounds among them
+    members   of collectives, also those whose ends are only bounds
     domain    (rank,) clock domain of each rank
-    believed  (member,) whether the fit has taken this end for what it says
+    believed  (member,) whether the fit has believed this end
     """
 
     members: Members
@@ -125,8 +124,8 @@ class Causality:
     believed: Flags
 
     def orders(self, clock: Clock) -> Orders:
-        """Return each message, and of each collective the pair that comes nearest to a
-        contradiction.
+        """Return an order for each message, and one for each collective: the pair of members that
+        comes nearest to a contradiction.
         """
         return self._of_messages().joined(self._of_collectives(clock))
 
@@ -155,7 +154,7 @@ class Causality:
         return everything.at(source != destination)
 
     def _of_collectives(self, clock: Clock) -> Orders:
-        """Return the member that left first and the one that entered last."""
+        """Return the order of each collective: the last member enters, then the first leaves."""
         domain, starts = self.domain[self.members.rank], group_starts(self.members.event)
         entered = _extreme(clock(domain, self.members.start_ns), self.members.event, starts)
         left = _extreme(-clock(domain, self.members.end_ns), self.members.event, starts)
@@ -175,7 +174,7 @@ class Causality:
 
 
 def _extreme(value: Floats, event: Integers, starts: Integers) -> Integers:
-    """Return (event,) row of the largest value of each event, the first one of equals."""
+    """Return (event,) row of the largest value of each event, the first row of equal values."""
     if not len(value):
         return event
     rows = np.flatnonzero(value == np.maximum.reduceat(value, starts)[event])
@@ -183,7 +182,7 @@ def _extreme(value: Floats, event: Integers, starts: Integers) -> Integers:
 
 
 def believed_gap(orders: Orders, delay_ns: Floats) -> float:
-    """Return the largest violation, ns, that is not among the two worst of its pair of clocks."""
+    """Return the largest violation, ns, that is not among the two worst of a pair of clocks."""
     rows = believed_violations(orders, delay_ns)
     return float(-delay_ns[rows].min(initial=0.0))
 
@@ -191,8 +190,8 @@ def believed_gap(orders: Orders, delay_ns: Floats) -> float:
 def believed_violations(
     orders: Orders, delay_ns: Floats, most_a_pair: int = _HELD_A_PAIR
 ) -> Integers:
-    """Return the rows of the worst violations of each ordered pair of clocks, without the two
-    worst.
+    """Return the rows of the worst violations of each ordered pair of clocks, but not of the two
+    worst; at most `most_a_pair` each.
     """
     rows = np.flatnonzero(delay_ns < -_SLIGHT_NS)
     if not len(rows):
@@ -205,7 +204,7 @@ def believed_violations(
 
 
 def _places(sorted_keys: Integers) -> Integers:
-    """Number of each row within its run of equal keys."""
+    """Number each row within its run of equal keys, from 0."""
     starts = group_starts(sorted_keys)
     run = np.cumsum(np.bincount(starts, minlength=len(sorted_keys))) - 1
     return np.arange(len(sorted_keys)) - starts[run]
@@ -218,10 +217,10 @@ def bounded_solution(
     solution: Floats,
     causality: Causality,
 ) -> Floats:
-    """Solve least squares over all anchors, under the inequalities that `solution` breaks.
+    """Solve least squares over evenly drawn anchors, under the inequalities that `solution` breaks.
 
-    Violated pairs become events of two members that a common clock must make equal; those that
-    it would rather have apart in the right order are let go again (an active-set method).
+    Violated pairs become events of two members, which the solution must make equal; a pair that
+    ends up in the right order is let go again (an active-set method).
     """
     rows = thin_rows(problem)
     part, weights = problem.thinned(rows), 1.0 / np.square(deviation_ns[rows])
@@ -261,7 +260,7 @@ class Contradictions:
 
 
 def contradictions(orders: Orders, delay_ns: Floats, causality: Causality) -> Contradictions:
-    """Return the violations, without the few of a pair of clocks that has matched much more."""
+    """Sum violations up; a few between two clocks that have matched far more are disbelieved."""
     rows = np.flatnonzero(delay_ns < -_SLIGHT_NS)
     error = np.zeros(int(causality.domain.max(initial=-1)) + 1)
     if not len(rows):
@@ -278,9 +277,9 @@ def contradictions(orders: Orders, delay_ns: Floats, causality: Causality) -> Co
 
 
 def _rare(lower: Integers, upper: Integers, gap_ns: Floats, causality: Causality) -> Flags:
-    """Tell of each violation whether its pair of domains has few for what it shares.
+    """Return (violation,) whether its pair of domains has few violations among its many matches.
 
-    Only the worst pairs are looked at; the others are taken at their word.
+    Only the worst pairs of domains are looked at; violations of all other pairs are believed.
     """
     _, first, pair = np.unique(combine(lower, upper), return_index=True, return_inverse=True)
     worst = np.zeros(len(first))
@@ -299,8 +298,9 @@ class Ties:
 
     domain    (rank,) clock domain of each rank, one of num_domains
     anchors   of collectives first, then of messages in pairs
-    member_rows  (collective anchor,) rows of the collectives' members
-    start_ns  (anchor,) starts of the collectives: no part of the fit, but bounds of its error
+    member_rows  (collective anchor,) its row among the collectives' members
+    start_ns  (anchor,) start of the collective (the end for messages): no part of the fit, but
+              bounds the error of the fit
     """
 
     domain: Integers
@@ -332,7 +332,7 @@ def tie(spans: pa.Table, matches: Matches, ranks: Integers, domain: Integers) ->
 
 
 def tied(members: Members, messages: Messages, domain: Integers) -> Ties:
-    """Tie members and messages whose ranks are positions in `domain`."""
+    """Return the ties from members and messages, whose ranks are positions in `domain`."""
     num_domains = int(domain.max(initial=-1)) + 1
     rows = members.in_company(members.certain)
     certain = members if members.certain.all() else members.at(rows)
@@ -350,7 +350,7 @@ def tied(members: Members, messages: Messages, domain: Integers) -> Ties:
 
 
 def components(anchors: Anchors, domain: Integers, num_domains: int) -> Integers:
-    """Return (domain,) number of the set of domains that share events, by first domain."""
+    """Number the sets of domains that share events, (domain,), ordered by their first domains."""
     same_event = anchors.event[1:] == anchors.event[:-1]
     links = domain[anchors.rank]
     one, other = links[:-1][same_event], links[1:][same_event]
@@ -359,7 +359,7 @@ def components(anchors: Anchors, domain: Integers, num_domains: int) -> Integers
 
 
 def references(domain: Integers, component: Integers) -> Integers:
-    """Return (component,) the domain with most ranks, then the one of the lowest rank."""
+    """Return (component,) the domain with the most ranks; of equals the first domain."""
     num_ranks = np.bincount(domain, minlength=len(component))
     order = np.lexsort((np.arange(len(component)), -num_ranks, component))
     return order[group_starts(component[order])]

@@ -2,23 +2,23 @@
 
 Ranks of one domain read the same physical clock and are moved together. In each set of domains
 that share events (a component) one domain is the reference and stays as it is: the one with most
-ranks, then the lowest rank. Between components nothing is known but what the host clocks say.
+ranks, of equals that of the lowest rank. Between components only the host clocks say anything.
 
     anchors ─ fit (aggregate.fitting) ─ shifts that causality asks for ─ error bars ─ Alignment
 
 **Error bars** say how far two ranks' clocks may still be apart. That is not the residual of all
-anchors together. A rank may have thousands of exact ends inside its node and a dozen poor ones that
-tie the node to the others: the poor ones alone tell how far the nodes may be apart. So classes of
-anchors are taken from the most exact to the least, each with the 99th percentile of its own
-distances, and two clocks are known to each other as well as the first class that joins their sets:
+anchors together: a rank may have thousands of exact ends inside its node, and a dozen poor ends
+that tie the node to other nodes; only the poor ends tell how far the nodes may be apart. So classes
+of anchors are taken from the most exact to the least, each with the 99th percentile of its own
+distances. The error bar of two clocks is that of the first class that joins their sets:
 
     tp  1 µs   {0 1} {2 3}         0 and 1 within 1 µs
     dp 15 µs   {0 1 2 3}           0 and 2 within 15 µs
-    mp 50 µs                       not needed: says nothing that is not known better
+    mp 50 µs                       not needed: all clocks are joined already
 
-Percentiles, not standard errors: an end that is late by its place in a ring is late every time,
-and no number of anchors averages it away. What contradicts causality on the final clocks widens
-the bar further (`aggregate.causality`).
+Error bars are percentiles, not standard errors: an end that is late by its place in a ring is late
+every time, and no number of anchors averages it away. What contradicts causality on the final
+clocks widens an error bar further (`aggregate.causality`).
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ class Accuracy:
 
     level_ns      (level,) error within the sets of a level, rising
     set_at_level  (level, domain) number of the set that a domain is in
-    violation_ns  (domain,) how far causality is broken by a clock
+    violation_ns  (domain,) how far a clock breaks causality
     level_of      (domain,) the level at which a domain joins its component's reference
-    level_of_class  (label,) level of each class of anchors, beyond the last if it joins nothing
+    level_of_class  (label,) level of each class of anchors; the number of levels if the class joins
+                    no domains
     """
 
     level_ns: Floats
@@ -95,9 +96,9 @@ class Accuracy:
     level_of_class: Integers
 
     def between(self, one: Narrow, other: Narrow) -> Floats:
-        """Return the error bar, ns, between domains; infinite where no class joins them."""
+        """Return the error bar, ns, between domains; infinite where no class joins the two."""
         result = np.zeros(np.broadcast(one, other).shape)
-        apart = np.flatnonzero(one != other)  # few: most of what is matched is so within a host
+        apart = np.flatnonzero(one != other)  # few: most matches are within a host
         one, other = one[apart], other[apart]
         error = np.full(len(apart), np.inf)
         for level in range(len(self.level_ns) - 1, -1, -1):
@@ -108,23 +109,23 @@ class Accuracy:
         return result
 
     def of_domains(self) -> Floats:
-        """Return (domain,) error bar to the component's reference, 0 for a domain without link."""
+        """Return (domain,) error bar to the component's reference, 0 for a domain without links."""
         levels = np.r_[self.level_ns, 0.0]
         error: Floats = np.maximum(levels[self.level_of], self.violation_ns)
         return error
 
 
 def distances(anchors: Anchors, lines: Lines, rows: Integers) -> Floats:
-    """Return (row,) how far each end lies from the others of its event, or may lie from them."""
+    """Return (row,) how far an end lies from other ends of its event, or may lie by its slack."""
     return np.maximum(np.abs(lines.residual_ns[rows]), anchors.slack_ns[rows])
 
 
 def assess(
     anchors: Anchors, lines: Lines, domain: Integers, extent_ns: Floats, references: Integers
 ) -> Accuracy:
-    """Measure the levels of a fit.
+    """Measure the levels of a fit's accuracy.
 
-    domain      (rank,)
+    domain      (rank,) clock domain of each rank
     extent_ns   (anchor,) from the first start to the last end of the anchor's event, which bounds
                 any error where a class has too few ends for a statistic
     references  (domain,) reference of each domain's component
@@ -152,7 +153,7 @@ def assess(
 
 @dataclass(frozen=True)
 class _Class:
-    """A class of anchors that links domains, in pairs (link, 2), and how well."""
+    """A class of anchors: the domains that it links, in pairs (link, 2), and how well."""
 
     label: int
     error_ns: float
@@ -181,16 +182,16 @@ def _links(event: Integers, domain: Integers, num_domains: int) -> Integers:
 def _error(
     anchors: Anchors, lines: Lines, rows: Integers, domain: Integers, bound_ns: float
 ) -> float:
-    """Return 99th percentile of a class, widened for the parameters that its ends also had to fix.
+    """Return the 99th percentile of a class's distances, widened for the parameters of the fit.
 
-    Where they had to fix as many as there are ends, only `bound_ns` is certain.
+    Where its ends are too few to fix more than the parameters, only `bound_ns` is certain.
     """
     distance = distances(anchors, lines, rows)
     num_free = len(rows) - len(group_starts(anchors.event[rows]))
     used = np.flatnonzero(np.bincount(domain))
     num_parameters = len(used) - 1 + int(np.count_nonzero(lines.drift[used]))
     left = num_free - num_parameters
-    if (anchors.slack_ns[rows] > 0).any():  # messages: the tighter a bound, the more it tells
+    if (anchors.slack_ns[rows] > 0).any():  # messages: tight bounds weigh more
         error = _weighted_quantile(distance, lines.weights[rows])
     else:
         place = int(np.ceil(_QUANTILE * (len(rows) - 1)))
@@ -208,15 +209,15 @@ def _weighted_quantile(values: Floats, weights: Floats) -> float:
 
 
 def _joined(sets: Integers, links: Integers, num_domains: int) -> Integers:
-    """Return sets after further links (link, 2) between domains."""
+    """Return (domain,) number of each domain's set after `links` (link, 2) join further domains."""
     ends = sets[links]
     return linked_sets(ends[:, 0], ends[:, 1], num_domains)[sets]
 
 
 def _levels(set_at_level: Integers, references: Integers) -> Integers:
-    """Return (domain,) first level that joins a domain to its reference; -1 without one.
+    """Return (domain,) first level that joins a domain to its reference; -1 if no level does.
 
-    A reference itself counts where it first joins any other domain.
+    For a reference it is the first level that joins it to any other domain.
     """
     num_levels, num_domains = set_at_level.shape
     level = np.full(num_domains, -1, dtype=np.int64)
@@ -232,13 +233,12 @@ _ORDERING_ROUNDS = 200
 
 
 def ordering_shift(accuracy: Accuracy, orders: Orders, delay_ns: Floats) -> Floats:
-    """Return (domain,) shifts that put orders right; delay_ns (order,) by the fitted clocks.
+    """Return (domain,) shifts that put orders right; delay_ns (order,) is by the fitted clocks.
 
-    Collectives whose ends the fit believes move clocks as far as it takes: the ends must be late
-    on one side every time. Messages and bounds move them within the error bars only, and what is
-    known exactly as a whole: from the coarsest level to the finest, the sets of the next finer
-    level move against one another within the level's error. Matches whose ends disagree move
-    nothing.
+    Collectives whose ends the fit believes move clocks without limit: if they break an order, the
+    ends of one side are late every time. Then, from the coarsest level to the finest, all orders
+    move the sets of the next finer level against one another, each set as a whole and by at most
+    half of the level's error. Matches whose ends disagree (Trust.DOUBTFUL) move nothing.
     """
     num_domains = len(accuracy.violation_ns)
     usable = orders.trust > Trust.DOUBTFUL
@@ -259,19 +259,19 @@ def ordering_shift(accuracy: Accuracy, orders: Orders, delay_ns: Floats) -> Floa
 def order_shifts(
     source: Integers, destination: Integers, delay_ns: Floats, limit_ns: Floats
 ) -> Floats:
-    """Return (domain,) shifts, about as small as can be, that let each late time come after its
-    early one, as far as the error bars allow.
+    """Return (domain,) shifts, about as small as can be, that let each late time come after the
+    early time, as far as the limits allow.
 
     source, destination  (order,) clock domains of the early and the late time
-    delay_ns             (order,) late time minus early one on the fitted clocks
-    limit_ns             (domain,) error bar; no clock moves further than that
+    delay_ns             (order,) late time less early time on the fitted clocks
+    limit_ns             (domain,) how far a clock may move at most
 
-    Each pair of domains gives one bound, shift[destination] − shift[source] ≥ −delay: that of the
-    third-worst, so that one or two bad matches move nothing. Bounds are met by relaxation: in each
-    round every violated one asks both its domains to move by half of what is missing, a domain
-    moves by the mean of what it is asked for, and is put back where that leaves its error bar.
-    Starting from nothing, this comes near the smallest shifts but need not reach them. It ends when
-    less than 1 ns is missing, or after _ORDERING_ROUNDS: what is missing then stays.
+    Each pair of domains gives one bound, shift[destination] − shift[source] ≥ −delay, with the
+    third-worst delay, so that one or two bad matches move nothing. Bounds are met by relaxation: in
+    each round every violated bound asks its two domains to move by half of what is missing each. A
+    domain moves by the mean of what it is asked for, but not beyond its limit. Starting from 0,
+    this comes near the smallest shifts but need not reach them. It ends when less than 1 ns is
+    missing, or after _ORDERING_ROUNDS rounds: what is missing then stays.
     """
     shift = np.zeros(len(limit_ns))
     bounds = _bounds(source, destination, delay_ns)
@@ -293,7 +293,9 @@ def order_shifts(
 def _bounds(
     source: Integers, destination: Integers, delay_ns: Floats
 ) -> tuple[Integers, Integers, Floats]:
-    """Return (source, destination, least difference of shifts) of each pair of two domains."""
+    """Return (source, destination, least difference of shifts) for each ordered pair of domains
+    with BELIEVED_VIOLATION orders or more.
+    """
     rows = np.flatnonzero(source != destination)
     pair = combine(source[rows], destination[rows]) if len(rows) else rows
     order = rows[np.lexsort((delay_ns[rows], pair))]
@@ -323,7 +325,7 @@ def fit_method(ties: Ties, lines: Lines, component: Integers) -> str:
 
 
 def _fitted(lines: Lines, alone: np.typing.NDArray[np.bool_]) -> str:
-    """Say what was fitted for how many domains; a reference has no drift of its own."""
+    """Say for how many domains a drift was fitted, and for how many the offset alone."""
     linked = int(np.count_nonzero(~alone))
     drifting = int(np.count_nonzero(lines.drift[~alone]))
     if drifting == linked:
@@ -334,7 +336,7 @@ def _fitted(lines: Lines, alone: np.typing.NDArray[np.bool_]) -> str:
 
 
 def fit_notes(lines: Lines, component: Integers, rank: Integers) -> tuple[str, ...]:
-    """Say what limits a fit; `rank` (anchor,) are global ranks."""
+    """Say what limits a fit; `rank` (anchor,) is the global rank of each anchor."""
     notes: list[str] = []
     num_components = int(component.max(initial=0)) + 1
     if num_components > 1:
@@ -401,9 +403,9 @@ def fit_clocks(ties: Ties, *, with_drift: bool = True) -> Lines:
     """Fit lines of all domains; a drift that the window cannot determine is left out.
 
     Where the lines break causality grossly, the robust fit has settled on wrong ends (half of a
-    class may be late by a slow link). It is then begun again where causality is kept, and that
-    result is taken if it makes the anchors agree better. So a handful of wrong matches cannot
-    force it.
+    class may be late by a slow link). It is then begun again from a solution that keeps causality,
+    and the new result is taken only if its anchors agree better. So a handful of wrong matches
+    cannot force another result.
     """
     anchors = ties.anchors
     problem = LineProblem.of(anchors, ties.domain[anchors.rank], ties.num_domains)
@@ -429,7 +431,7 @@ def _certain_lines(
     drifting: Flags,
     start: Floats | None = None,
 ) -> Lines:
-    """Return fitted lines with those of the drifts only that are known well enough."""
+    """Return fitted lines; drifts that are not known well enough (LARGEST_DRIFT_ERROR) are 0."""
     drifting = drifting & (np.bincount(problem.domain, minlength=problem.num_domains) > 2)
     while True:
         lines = fit_lines(problem, noise, drifting, start)
@@ -445,7 +447,7 @@ def _noise(
     drifting: Flags,
     start: Floats | None = None,
 ) -> Floats:
-    """Return (anchor,) deviations: of collectives about common lines, of messages about their own.
+    """Return (anchor,) standard deviations of collectives and of messages about separate lines.
 
     The messages of each pair of domains have two lines to themselves, so that a slow link does not
     make collectives look inexact.
@@ -482,7 +484,7 @@ def relative_lines(
 
 
 def causality_of(ties: Ties, lines: Lines) -> Causality:
-    """Add to the causality what a fit believes of the collectives' ends."""
+    """Return the causality of ties, with what a fit believes of the collectives' ends."""
     believed = np.zeros(len(ties.causality.members.event), dtype=np.bool_)
     believed[ties.member_rows] = lines.weights[: ties.num_collective] > 0
     return replace(ties.causality, believed=believed)
@@ -495,7 +497,7 @@ def accuracy_of(ties: Ties, lines: Lines, component: Integers) -> Accuracy:
 
 
 def _extents_ns(ties: Ties, lines: Lines) -> Floats:
-    """Return (anchor,) from the first start to the last end of its event."""
+    """Return (anchor,) time from the first start to the last end of the anchor's event."""
     anchors = ties.anchors
     if not len(anchors.event):
         return np.zeros(0)
@@ -526,13 +528,13 @@ class ClockLines:
     centre_ns: Integers
 
     def only(self, chosen: Integers) -> ClockLines:
-        """Return those of some ranks, given by their places."""
+        """Return the lines of some ranks, given by their places."""
         return ClockLines(self.offset_ns[chosen], self.drift[chosen], self.centre_ns[chosen])
 
     def common(self, position: Integers, time_ns: Integers) -> Integers:
         """Return the common time of each time; `position` (time,) is the place of its rank.
 
-        Each rank's map never reverses an order, so that what nests keeps nesting.
+        The times of a rank keep their order, so spans that nest still nest.
         """
         if not self.offset_ns.any() and not self.drift.any():
             return time_ns
@@ -543,9 +545,9 @@ class ClockLines:
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """Corrections of all ranks; every array is (rank,) in the order of `ranks`.
+    """Corrections of all ranks: common = local + offset_ns + drift · (local − centre_ns).
 
-    common = local + offset_ns + drift · (local − centre_ns).
+    Arrays are (rank,) in the order of `ranks`, unless another shape is given.
     """
 
     ranks: Integers
@@ -562,23 +564,23 @@ class Alignment:
     method: str
     notes: tuple[str, ...] = ()
     num_refused: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """(domain,) ends of collectives that were not believed."""
+    """(domain,) how many ends of collectives were not believed."""
     step: ClockStep | None = None
     """A jump of a clock that no line fits; times are still as recorded (`without_steps`)."""
 
     @property
     def lines(self) -> ClockLines:
-        """Return what puts the ranks' times on the common clock."""
+        """Return the lines that put the ranks' times on the common clock."""
         return ClockLines(self.offset_ns, self.drift, self.centre_ns)
 
     def correct(self, position: Integers, time_ns: Integers) -> Integers:
-        """Return the common time of each time; `position` is that of its rank in `ranks`."""
+        """Return the common time of each time; `position` (time,) is its rank's in `ranks`."""
         return self.lines.common(position, time_ns)
 
     def error_between(self, one: Integers, other: Integers) -> Floats:
         """Return the error bar, ns, of comparing times between ranks (positions in `ranks`).
 
-        0 within a clock domain, infinite across components; see `aggregate.clocks`.
+        It is 0 within a clock domain, infinite across components; see `aggregate.clocks`.
         """
         return self.accuracy.between(self.domain[one], self.domain[other])
 
@@ -589,10 +591,10 @@ class Alignment:
         return common.astype(np.float64)
 
     def fits(self, reference_ns: int) -> dict[int, ClockFit]:
-        """Return the fits as a timeline carries them, the offset being that at `reference_ns`.
+        """Return the fits as a timeline carries them, with the offset at `reference_ns`.
 
-        Picoseconds are kept, far below what can be measured: the digits after them are those of
-        the processor that added up, and the same trace would not give the same file elsewhere.
+        Offsets are rounded to picoseconds, far finer than can be measured: later digits depend on
+        the processor, and the same trace would not give the same file on every machine.
         """
         offset = self.offset_ns + self.drift * (reference_ns - self.centre_ns)
         error_ns = self.accuracy.of_domains()[self.domain]
@@ -655,7 +657,7 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
 def members_around(
     step: ClockStep, spans: pa.Table, matches: Matches, ranks: Integers, domain: Integers
 ) -> Members:
-    """Return all members of the collectives that end near a jump by the clock that jumped."""
+    """Return all members of collectives that, by the clock that jumped, end near the jump."""
     rows = joining_members(spans, matches)
     low, high = around(step)
     start_ns = numbers(spans, "start_ns")[rows]
@@ -667,11 +669,10 @@ def members_around(
 
 
 def _residuals(ties: Ties, lines: Lines, accuracy: Accuracy) -> _Residuals:
-    """Return median and 99th percentile of each rank's distances over the anchors that were
-    believed.
+    """Return the median and 99th percentile of each rank's distances over its believed anchors.
 
-    Classes that are noisier than those that join a rank to the others are left out of the
-    residuals, and with several clocks those that join none; num_anchors counts all.
+    With several clocks, classes noisier than the one that joins the rank to the reference, and
+    classes that join no clocks, are left out of the residuals; num_anchors counts all classes.
     """
     anchors, num_ranks = ties.anchors, len(ties.domain)
     believed = np.flatnonzero(lines.weights > 0)
@@ -700,7 +701,7 @@ def _residuals(ties: Ties, lines: Lines, accuracy: Accuracy) -> _Residuals:
 def without_steps(
     spans: pa.Table, matches: Matches, headers: Mapping[int, RankHeader], clocks: Alignment
 ) -> tuple[tuple[ClockStep, ...], Alignment]:
-    """Return (jumps, alignment without them) of clocks that jumped, put back where that helps.
+    """Return (jumps, alignment without them), as long as taking a jump out improves the fit.
 
     `clocks` is the alignment of the spans as they are. The jumps are to be taken out in turn.
     """
@@ -723,7 +724,7 @@ def without_steps(
 
 
 def _widened(alignment: Alignment, least_ns: Floats) -> Alignment:
-    """Return the error bars that hold what the fit has refused of a clock."""
+    """Return the alignment with error bars of `least_ns` (domain,) or more."""
     if not least_ns.any():
         return alignment
     error_ns = np.maximum(alignment.accuracy.violation_ns, least_ns)
@@ -735,7 +736,7 @@ def _in_order(
 ) -> tuple[Alignment, tuple[str, ...]]:
     """Move clocks so that nothing is received before it was sent.
 
-    How far they had to be moved, and what then remains impossible, widens the error bars.
+    How far clocks had to be moved, and what then remains impossible, widens the error bars.
     """
     num_domains = len(component)
     if num_domains == 1:

@@ -4,9 +4,9 @@
     workers    clocks, waits, self times, tracks → kept there; sums   client   summary, head
     workers    a block of rows → its bytes, gzipped                   client   blocks → the file
 
-Every task is a plain function, the one that runs locally (`megascan.parallel.Workers`), and results
+Every task is the plain function that also runs locally (`megascan.parallel.Workers`), and results
 are taken in order, so the output is the same to the bit. Spans do not travel: Dask runs a task
-where the shard that it asks for is. The shards of a worker that dies are read again by another.
+where the shard that it asks for is. If a worker dies, another reads its shards again.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ process."""
 
 @dataclass(frozen=True)
 class WorkerView:
-    """What a worker has and sees: versions by package, and how many of some files it can read."""
+    """What a worker has: versions by package, and how many of the rank files it can read."""
 
     versions: dict[str, str]
     num_readable: int
 
 
 def look(paths: Sequence[Path]) -> WorkerView:
-    """Return what this process has and sees."""
+    """Return the package versions of this process and how many of `paths` it can read."""
     versions = {"MegaScan's schema": str(SCHEMA_VERSION)}
     for name in _EQUAL_EVERYWHERE:
         try:
@@ -62,25 +62,23 @@ def look(paths: Sequence[Path]) -> WorkerView:
 
 
 def first(pair: tuple[Table, object]) -> Table:
-    """Return the table of what a piece of work made."""
+    """Return the table from the (table, result) of a piece of work."""
     return pair[0]
 
 
 def second(pair: tuple[object, Result]) -> Result:
-    """Return what a piece of work hands over."""
+    """Return the result from the (table, result) of a piece of work."""
     return pair[1]
 
 
 def run_on_worker(work: Callable[..., Result], *arguments: object) -> Result:
-    """Do a piece of work, on a worker: Dask has put tables in the place of the futures that were
-    submitted as its arguments.
-    """
+    """Do a piece of work on a worker, where Dask has replaced futures in `arguments` by tables."""
     return work(*arguments)
 
 
 _CONNECT_SECONDS = 10
 _PATIENCE_SECONDS = 15.0
-"""How long work waits for a worker when all are gone: a nanny may start a new one."""
+"""How long work waits for a worker when all are gone: Dask's nanny may start a new worker."""
 _POLL_SECONDS = 2.0
 _WAITING_A_THREAD = 3
 
@@ -89,10 +87,10 @@ _WAITING_A_THREAD = 3
 def connect(address: str) -> Iterator[Cluster]:
     """Connect to the cluster whose scheduler listens at `address` (tcp://host:8786).
 
-    Raises UsageError for an address that is none, MissingError when nobody answers there, when it
-    has no workers, or when their versions differ from this process's.
+    Raises UsageError if `address` is not an address, MissingError if no scheduler answers, or if it
+    has no workers or workers with other versions than this process.
     """
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what goes wrong is said by us
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # we report errors
     try:
         client = Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError) as error:
@@ -144,9 +142,7 @@ class Cluster:
                     )
 
     def files(self, paths: Sequence[Path]) -> list[Path]:
-        """Return rank files by names that mean the same everywhere; InputError for a worker that
-        cannot read them.
-        """
+        """Return rank files by absolute paths; raise InputError if a worker cannot read them."""
         absolute = [path.absolute() for path in paths]
         self._check_files(absolute)
         return absolute
@@ -159,7 +155,7 @@ class Cluster:
     def keep(
         self, work: Callable[..., tuple[pa.Table, Result]], tasks: Iterable[Task]
     ) -> Iterator[tuple[Kept, Result]]:
-        """Yield what the work returns, its table where it was made."""
+        """Yield what the work returns; its table stays on the worker that made it."""
         for future in self._in_turn((work, task) for task in tasks):
             result = self.result_of(self._submit(second, future))
             yield _Remote(self._submit(first, future), self), cast("Result", result)
@@ -170,7 +166,7 @@ class Cluster:
         tasks: Iterable[Task],
         output: GrowingFile,
     ) -> Iterator[Result]:
-        """Write the bytes that the work returns; workers may be on machines without that file."""
+        """Write the bytes that the work returns, in this process: workers may not see the file."""
         return appended(self.results(work, tasks), output)
 
     def put(self, table: pa.Table) -> Kept:
@@ -219,11 +215,11 @@ class Cluster:
     def _has_workers(self) -> bool:
         try:
             return bool(self.client.nthreads())
-        except (OSError, TimeoutError):  # nor is there a scheduler
+        except (OSError, TimeoutError):  # the scheduler is gone as well
             return False
 
     def result_of(self, future: Future) -> object:
-        """Wait for what a task gave; tasks of a dead worker run again on another while there is
+        """Wait for what a task returns; a dead worker's tasks run again on another, if there is
         one.
         """
         seen = time.monotonic()

@@ -1,7 +1,7 @@
 """Split communication into wait and transfer, and take it out of the spans around it.
 
-Which member was last is known where all ranks are seen together (`split_waits`, of the ends of a
-trace); self times need one rank only (`decompose`, of a shard).
+Which member came last is only known where all ranks are seen together (`split_waits`, for the ends
+of a trace); self times need one rank only (`decompose`, for a shard).
 
     own start          last member's start          end
         ├──── wait ────────────┼───── transfer ──────┤
@@ -9,8 +9,8 @@ trace); self times need one rank only (`decompose`, of a shard).
 wait = last member's start − own start, never negative, never beyond the span; transfer = the rest.
 For a message the other side is the only other member: a receive waits until the send started, a
 send until the receive was posted. Where the last start lies on another clock and no further off
-than the error bar of the two clocks, no wait is claimed and all of the span is transfer; where
-nothing links the two clocks, or the end is only a bound, neither is claimed (-1).
+than the error bar of the two clocks, the wait is 0 and all of the span is transfer. Where nothing
+links the two clocks, or the end is only a bound, neither wait nor transfer is claimed (-1).
 
 No rank waits for a member that comes after it has left:
 
@@ -20,13 +20,13 @@ No rank waits for a member that comes after it has left:
     broadcast      ├──────┤    ╷            although only the root can be waited for
     broadcast                  ├───┤
     all_reduce ├──────┤                     impossible: no rank leaves before the last has come, so
-    all_reduce              ├──────────┤    the match is wrong; neither is claimed
+    all_reduce              ├──────────┤    the match is wrong: no wait or transfer is claimed
 
 A collective or a receive that ends before its last member starts, by no more than the error bar,
 has waited all of its time.
 
-The self time of any other span is its duration minus the union of the synchronous communication
-of its rank inside it; a bracket around collectives and the collectives in it count once.
+The self time of any other span is its duration less the union of its rank's synchronous
+communication inside the span; a bracket around collectives and the collectives in it count once.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from megascan.vocabulary import ROOTED_OPS
 _ROUNDING_NS = 2.0
 """Two times are rounded to whole ns each."""
 _BLOCK_ENDS = 1 << 16
-"""Members of whole matches whose waits are split together, about."""
+"""About how many members (of whole matches) have their waits split together."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Derived columns of a span table, (span,) each, ns; -1 where they do not apply."""
+    """Derived columns of a span table, (span,) each; times in ns; -1 where they do not apply."""
 
     match: Integers
     wait_ns: Integers
@@ -73,7 +73,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class _Ends:
-    """What waits are made of; all but `accuracy` are (end,)."""
+    """What waits are computed from; all but `accuracy` are (end,)."""
 
     start_ns: Integers
     duration_ns: Integers
@@ -98,7 +98,7 @@ class _Ends:
         )
 
     def waits(self, rows: RowNumbers) -> Integers:
-        """Return the waits of some rows, whole matches in order."""
+        """Return the waits, ns, of some rows, which must be whole matches in order."""
         first = group_starts(self.match[rows])
         group = group_numbers(first, len(rows))
         start_ns, duration = self.start_ns[rows], self.duration_ns[rows]
@@ -121,15 +121,15 @@ class _Ends:
         return np.where(known, claimed_ns, NOT_APPLICABLE)
 
     def _last_before_end(self, rows: RowNumbers) -> RowNumbers:
-        """Return for each of some rows, whole matches in order, the row of the last member that
-        started by its end. There is one: the row itself did.
+        """Return for each row the row of the last member of its match that started by the row's end
+        (at least the row itself did). Rows must be whole matches in order.
         """
         by_start = np.lexsort((self.start_ns[rows], self.match[rows]))
         start_ns, first = self.start_ns[rows[by_start]], group_starts(self.match[rows])
         group = group_numbers(first, len(rows))
         low, high = first[group], (first + group_lengths(first, len(rows)))[group]
         end_ns = self.start_ns[rows] + self.duration_ns[rows]
-        while (low + 1 < high).any():  # all of them halve their members together
+        while (low + 1 < high).any():  # binary search, of all rows together
             middle = (low + high) // 2
             came = start_ns[middle] <= end_ns
             low, high = np.where(came, middle, low), np.where(came, high, middle)
@@ -139,7 +139,7 @@ class _Ends:
 def split_waits(ends: pa.Table, matches: Matches, clocks: Alignment) -> Integers:
     """Return (end,) wait_ns of the ends of all ranks on the common clock; -1 where none is claimed.
 
-    What is claimed splits the span: the rest is transfer.
+    Where a wait is claimed, the rest of the span is transfer.
     """
     wait = np.full(ends.num_rows, NOT_APPLICABLE, dtype=np.int64)
     columns = _Ends.of(ends, matches.match, clocks)
@@ -156,14 +156,14 @@ def split_waits(ends: pa.Table, matches: Matches, clocks: Alignment) -> Integers
 
 
 def transfers(spans: pa.Table, wait_ns: Integers) -> Integers:
-    """Return what of each span is no waiting, (span,) ns; -1 where no wait is claimed."""
+    """Return each span's duration less its wait, (span,) ns; -1 where no wait is claimed."""
     return np.where(wait_ns >= 0, numbers(spans, "duration_ns") - wait_ns, NOT_APPLICABLE)
 
 
 def decompose(spans: pa.Table, match: RowNumbers, wait_ns: Integers) -> Parts:
     """Return the derived columns of some ranks' spans, ordered by (rank, start).
 
-    `match` and `wait_ns` are those of the ends among them.
+    `match` and `wait_ns` belong to the ends among the spans.
     """
     rows = np.flatnonzero(is_end(spans))
     wait, matches = np.full((2, spans.num_rows), NOT_APPLICABLE, dtype=np.int64)
@@ -192,7 +192,8 @@ def self_times(
 ) -> tuple[Integers, Integers]:
     """Return (self_ns, self_cpu_ns) of each span of a table ordered by (rank, start).
 
-    `inside` marks the spans to be taken out. CPU time of a span is taken to be spread evenly.
+    `inside` marks the spans to be taken out of the spans around them. The CPU time of a span is
+    taken to be spread evenly.
     """
     axis = TimeAxis.of(rank, start_ns, start_ns + duration_ns)
     start = axis.place(rank, start_ns)

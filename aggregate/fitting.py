@@ -15,17 +15,18 @@ end at 120 ns, their mean. With the first as reference they are 0 and −40, so 
 
 Weights w come from the residuals: Huber's first, then Tukey's biweight, which gives gross errors no
 weight at all (Holland & Welsch, Comm. Statist. A6, 1977). Large problems are first solved on a
-part of their events, and from there on all of them. How much anchors scatter is estimated
-beforehand, for each class of anchors (the collectives of one parallel axis, operation and size)
-from its median residual: the few events that tie nodes together must not be thrown out because the
-many inside a node are more exact.
+part of their events, and starting from that solution on all events. How much anchors scatter is
+estimated beforehand from the median residual of each class of anchors (the collectives of one
+parallel axis, operation and size): the few events that tie nodes together must not be thrown out
+because the many events inside a node are more exact.
 
 Nothing here calls BLAS, `pow` or `hypot`, whose last digits depend on the processor: where only few
-events tie two hosts together, a last digit of a sum becomes a nanosecond of an hour's end. The same
-files give the same times, bit for bit, on any machine.
+events tie two hosts together, the last digit of a sum may become a nanosecond at the end of an
+hour. So the same files give the same times, bit for bit, on any machine.
 
 Rounds of fitting and weighing anew find a solution near the one they begin with, not the best of
-all. They begin with all anchors believed, unless a better one is known (`aggregate.causality`).
+all. They begin with the solution that believes all anchors, unless a better solution is known
+(`aggregate.causality`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 EXPECTED_DRIFT = 100e-6
 """P: standard deviation of real clocks' drifts that the fit assumes (a ratio)."""
 _TOLERANCE = 1e-10
-"""Squared distance from the solution, in standard deviations, at which the solver stops."""
+"""Squared distance from the solution at which the solver stops, in squared standard deviations."""
 _TINY = 1e-30
 
 Product: TypeAlias = Callable[[Floats], Floats]
@@ -56,8 +57,8 @@ Product: TypeAlias = Callable[[Floats], Floats]
 class LineProblem:
     """Anchors as rows of the problem, ordered by event.
 
-    value  (anchor,) local − centre of its domain, ns
-    age    (anchor,) the same in units of span_ns, so that offsets and drifts are alike in size
+    value  (anchor,) local time less the centre of its domain, ns
+    age    (anchor,) `value` in units of span_ns, so that offsets and drifts are alike in size
     starts (event,)  first row of each event
     A solution is (2 · domain,): offsets in ns, then drifts in ns a span.
     """
@@ -72,9 +73,9 @@ class LineProblem:
 
     @classmethod
     def of(cls, anchors: Anchors, domain: Integers, num_domains: int) -> LineProblem:
-        """Set the problem up from anchors and the domain of each (anchor,), one of num_domains.
+        """Set the problem up from anchors; `domain` (anchor,) numbers are below num_domains.
 
-        Each domain's times are centred on their middle, which keeps offset and drift apart.
+        Each domain's times are centred on their middle, which separates offset from drift.
         """
         low = np.full(num_domains, np.iinfo(np.int64).max)
         high = np.full(num_domains, np.iinfo(np.int64).min)
@@ -100,7 +101,7 @@ class LineProblem:
         return len(self.centre_ns)
 
     def thinned(self, rows: Integers) -> LineProblem:
-        """Return the same problem with some anchors only, whole events."""
+        """Return the problem with the anchors of some rows only, which must be whole events."""
         starts = group_starts(self.event[rows])
         return LineProblem(
             event=np.cumsum(np.bincount(starts, minlength=len(rows))) - 1,
@@ -113,7 +114,7 @@ class LineProblem:
         )
 
     def extended(self, domain: Integers, time_ns: Integers) -> LineProblem:
-        """Add further events of two members each, domain and time_ns (pair, 2)."""
+        """Return the problem with further events of two members; domain and time_ns (event, 2)."""
         num_events = len(self.starts)
         value = (time_ns - self.centre_ns[domain]).astype(np.float64).ravel()
         event = np.r_[self.event, num_events + np.repeat(np.arange(len(domain)), 2)]
@@ -142,26 +143,26 @@ class LineProblem:
         return np.bincount(self.domain, values, self.num_domains).astype(np.float64)
 
     def domain_means(self, values: Floats) -> Floats:
-        """Return (domain,) mean over each domain's anchors, 0 without any."""
+        """Return (domain,) mean over each domain's anchors, 0 for a domain without anchors."""
         return self.domain_sums(values) / np.maximum(self.domain_sums(np.ones_like(values)), 1.0)
 
     def residuals(self, solution: Floats, weights: Floats) -> Floats:
-        """Return (anchor,) distance from the event's weighted mean, ns."""
+        """Return (anchor,) distance from the weighted mean of the anchor's event, ns."""
         offset, drift = solution[: self.num_domains], solution[self.num_domains :]
         corrected = self.value + offset[self.domain] + drift[self.domain] * self.age
         total = np.maximum(self.event_sums(weights), _TINY)
         return corrected - (self.event_sums(weights * corrected) / total)[self.event]
 
     def weight_of_others(self, weights: Floats, rows: Integers) -> Floats:
-        """Return (row,) share of the event's weight that the anchors' other members hold."""
+        """Return (row,) share of an event's weight that is not that of the row's own anchor."""
         total = np.maximum(self.event_sums(weights), _TINY)[self.event[rows]]
         return np.maximum(1.0 - weights[rows] / total, 1e-6)
 
     def solve(self, weights: Floats, drifting: Flags, guess: Floats) -> Floats:
         """Solve weighted least squares; domains that are not `drifting` (domain,) keep drift 0.
 
-        Weights (anchor,) are 1/variance in ns⁻². Domains hang together by differences only: a
-        constant may be added to all of a component.
+        Weights (anchor,) are 1/variance in ns⁻². Only differences between domains are determined:
+        any constant may be added to the offsets of a component.
         """
         free = np.r_[np.ones(self.num_domains), drifting.astype(np.float64)]
         weighted = weights * self.residuals(np.zeros(2 * self.num_domains), weights)
@@ -170,7 +171,7 @@ class LineProblem:
         return conjugate_gradients(product, right, diagonal, guess * free)
 
     def _normal(self, weights: Floats, free: Floats) -> tuple[Product, Floats]:
-        """Return the product with the normal matrix, and its diagonal minus the events' part."""
+        """Return the product with the normal matrix, and its diagonal without the events' part."""
         n = self.num_domains
         means = self._means(weights)
         w_one, w_age = self.domain_sums(weights), self.domain_sums(weights * self.age)
@@ -186,10 +187,10 @@ class LineProblem:
         return product, np.maximum(np.r_[w_one, w_age2], _TINY)
 
     def _means(self, weights: Floats) -> csr_array:
-        """Return (event, 2 · domain) matrix M: MᵀM is what eliminating the events' times takes
-        away.
+        """Return (event, 2 · domain) matrix M; eliminating the events' times subtracts MᵀM from the
+        normal matrix.
         """
-        from scipy.sparse import csr_array  # half of all imports; see `load_solver`
+        from scipy.sparse import csr_array  # half the time of all imports; see `load_solver`
 
         share = weights / np.sqrt(np.maximum(self.event_sums(weights), _TINY))[self.event]
         entries, columns = np.empty(2 * len(share)), np.empty(2 * len(share), dtype=np.int32)
@@ -200,16 +201,16 @@ class LineProblem:
 
 
 def load_solver() -> None:
-    """Load what only fitting needs, which takes longer than all else: while others still read."""
+    """Import the slow module that only fitting needs; call it while rank files are being read."""
     importlib.import_module("scipy.sparse")
 
 
 def conjugate_gradients(product: Product, right: Floats, diagonal: Floats, guess: Floats) -> Floats:
     """Solve A x = right for a positive semidefinite A whose range holds `right`.
 
-    Preconditioned by `diagonal`. SciPy's own solver divides by zero where rounding has left a
-    part of `right` in A's null space, which every constant shift of a component is; here a step
-    that A no longer sees ends the search.
+    `diagonal` is the preconditioner. A's null space has the constant shifts of each component.
+    Where rounding has left a part of `right` in it, SciPy's own solver divides by zero; here a step
+    that A maps to nothing ends the search.
     """
     solution = guess.copy()
     residual = right - product(solution)
@@ -238,14 +239,14 @@ def _product(one: Floats, other: Floats) -> float:
 
 
 _HUBER, _TUKEY = 1.345, 4.685
-"""Tuning for 95 % efficiency on normal noise, in standard deviations."""
+"""Tuning constants for 95 % efficiency on normal noise, in standard deviations."""
 _ROUNDS = 25
 _FINEST_NOISE_NS = 50.0
-"""Timers are not better than this; below it residuals are rounding."""
+"""Timers are not more exact than this; smaller residuals are rounding."""
 _SETTLED = 0.05
 """Rounds end when no clock's residuals move by more than this part of the noise on average."""
 _FIRST_NOISE_NS = 1e3
-"""Small, so that no expectation about drifts has a part in where the rounds begin."""
+"""Small, so that EXPECTED_DRIFT does not influence where the rounds begin."""
 _MAD_TO_SIGMA = 1.4826
 _THINNED_ANCHORS = 200_000
 _ENOUGH_ANCHORS = 30
@@ -262,7 +263,7 @@ class Lines:
     error.
     weights (anchor,) are relative, 0 for rejected anchors; residual_ns (anchor,) is the distance
     from the mean of the event's other members; noise_ns is the median anchor's deviation.
-    solution (2 · domain,) is what the problem has found.
+    solution (2 · domain,) is as in LineProblem.
     """
 
     solution: Floats
@@ -283,13 +284,13 @@ class Lines:
 
 
 def _together(one: Floats, other: Floats) -> Floats:
-    """Return the standard deviation of a sum, from those of its parts."""
+    """Return the standard deviation of a sum from the standard deviations of its two parts."""
     return np.asarray(np.sqrt(np.square(one) + np.square(other)))
 
 
 @dataclass(frozen=True)
 class _Noise:
-    """Standard deviation of anchors: that of their class and their own slack together.
+    """Estimate of anchors' standard deviations, from that of their class and their own slack.
 
     `samples` holds some rows of each class, enough for a median.
     """
@@ -304,11 +305,11 @@ class _Noise:
         return cls(label, slack_ns, tuple(r[:: len(r) // _MEDIAN_OF + 1] for r in rows))
 
     def of(self, problem: LineProblem, residual: Floats, weights: Floats) -> Floats:
-        """Return (anchor,) deviations, that of the class and the slack together."""
+        """Return (anchor,) standard deviations, of class and slack together."""
         return _together(self.of_classes(problem, residual, weights)[self.label], self.slack_ns)
 
     def of_classes(self, problem: LineProblem, residual: Floats, weights: Floats) -> Floats:
-        """Return (class,) deviations, from residuals freed of the anchor's own pull on the mean."""
+        """Return (class,) standard deviations; an anchor's pull on its event's mean is removed."""
         deviation = np.full(len(self.samples), _FINEST_NOISE_NS)
         for number, rows in enumerate(self.samples):
             if len(rows):
@@ -328,8 +329,8 @@ def estimate_noise(
     """Estimate the (anchor,) standard deviation of each anchor about the lines of `problem`.
 
     label     (anchor,) class whose anchors have the same noise, from 0
-    slack_ns  (anchor,) further standard deviation of an anchor that is known
-    drifting  (domain,) whose drift is free, all without
+    slack_ns  (anchor,) known further standard deviation of an anchor
+    drifting  (domain,) whether the drift is free; None frees all drifts
     start     (2 · domain,) solution to begin with
     """
     rows = thin_rows(problem, label)
@@ -350,10 +351,10 @@ def fit_lines(
     drifting: Flags,
     start: Floats | None = None,
 ) -> Lines:
-    """Solve for all domains at once.
+    """Fit the lines of all domains at once, by reweighted least squares.
 
     deviation_ns  (anchor,) standard deviations
-    drifting      (domain,) whose drift is free
+    drifting      (domain,) whether the drift is free
     start         (2 · domain,) solution to begin with
     """
     solution, rounds = start, _BOTH
@@ -371,7 +372,7 @@ def fit_lines(
 
 
 def unmoved_lines(problem: LineProblem) -> Lines:
-    """Return the lines that change nothing, with the residuals that the clocks have as they are."""
+    """Return the lines that leave all clocks as they are, with the residuals of these clocks."""
     label, slack = np.zeros(len(problem.event), dtype=np.int64), np.zeros(len(problem.event))
     solution, weights = np.zeros(2 * problem.num_domains), np.ones(len(problem.event))
     noise = _Noise.classes(label, slack)
@@ -380,7 +381,9 @@ def unmoved_lines(problem: LineProblem) -> Lines:
 
 
 def thin_rows(problem: LineProblem, label: Integers | None = None) -> Integers:
-    """Draw rows of events evenly, about _THINNED_ANCHORS of each class or all there are."""
+    """Draw whole events evenly and return their rows; of each class about _THINNED_ANCHORS rows, or
+    all if there are fewer.
+    """
     if label is None:
         label = np.zeros(len(problem.event), dtype=np.int64)
     stride = np.maximum(np.bincount(label) // _THINNED_ANCHORS, 1)
@@ -390,9 +393,7 @@ def thin_rows(problem: LineProblem, label: Integers | None = None) -> Integers:
 
 
 def _well_covered(part: LineProblem, whole: LineProblem) -> bool:
-    """Tell whether a part has enough anchors of every domain for its solution to be near the
-    whole's.
-    """
+    """Return whether `part` has enough anchors of every domain to be solved almost like `whole`."""
     some, all_of = (
         np.bincount(problem.domain, minlength=whole.num_domains) for problem in (part, whole)
     )
@@ -410,8 +411,9 @@ def _reweighted(
 ) -> tuple[Floats, Floats]:
     """Return the solution and its weights after each kind of weights has settled.
 
-    `deviation` (anchor,) is that of all rounds, or of the first only where `noise` finds the
-    others from the residuals. Without a `solution` to begin with, all anchors are believed first.
+    `deviation` (anchor,) is the standard deviation in all rounds; with `noise`, only in the first
+    solution, and each round estimates it from the residuals. Without a `solution` to begin with,
+    all anchors are believed first.
     """
     weights = 1.0 / np.square(deviation)
     if solution is None:

@@ -5,19 +5,20 @@ the ends of the other side for wrong matches. These refused ends show the jump: 
 of one clock, and follow each other in time:
 
     distance of an end     ████████▏                 believed, before the jump
-    from its event's                 ▁▁▁▁▁▁▁▁▁       not believed, after it
+    from its event's                 ▁▁▁▁▁▁▁▁▁       not believed, after the jump
                            ─────────┴────────── time
 
 The jump is the largest difference between the medians of the ends shortly before and after a
-moment. Later times of that clock are moved back by it, and the fit is made anew; it is kept if it
-then refuses a fifth fewer ends. What cannot be mended widens the clock's error bar.
+moment. Later times of that clock are moved back by the jump, and the fit is made anew; the new fit
+is kept if it refuses at least a fifth fewer ends. What cannot be mended widens the clock's error
+bar.
 
-Where clocks are fitted to some of the ends (`aggregate.anchors`), the moment is then looked for
-among all ends between the two drawn ones around it (`located`): a span on the wrong side would be
-off by the whole jump.
+Where clocks are fitted to only some of the ends (`aggregate.anchors`), the moment is then looked
+for among all ends near the two drawn ends around it (`located`): a span on the wrong side of the
+moment would be off by the whole jump.
 
-A link that becomes slow makes ends late, too, but by making the spans longer, and in one group. A
-clock that jumps leaves every span but one as long as it was, and is the same for all groups.
+A link that becomes slow makes ends late, too, but in one group only, and spans become longer. A
+clock that jumps moves the ends of all groups, and leaves every span but one as long as it was.
 """
 
 from __future__ import annotations
@@ -34,20 +35,21 @@ from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts
 
 MOST_STEPS = 16
 MENDED_SHARE = 0.8
-"""A jump is believed when without it the fit refuses at most this part of the ends it refused."""
+"""A jump is believed if the fit without it refuses at most this part of the ends refused before."""
 _SUSPICIOUS_SHARE = 0.1
 _FAULTY_SHARE = 0.25
-"""A rank that pauses for a while has fewer refused ends, and its clock is right."""
+"""A clock is at fault if more than this part of its ends are refused: a rank that pauses for a
+while has fewer refused ends, and a right clock."""
 _FEWEST_ENDS = 40
 _NEAR_ENDS = 15
 """Ends on each side of a moment whose medians are compared."""
 _LINE_ENDS = 60
-"""Ends on each side that say how far the clock has jumped."""
+"""Ends on each side of a jump that say how far the clock has jumped."""
 _NOISE_MULTIPLE = 8.0
 _SMALLEST_NS = 10e3
 _CERTAIN_QUANTILE = 0.99
 _GAPS_AROUND = 3
-"""Gaps on each side of a jump between two drawn ends in which all ends are looked at."""
+"""All ends are looked at for this many gaps (`ClockStep.gap_ns`) on each side of a jump's gap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +60,17 @@ class ClockStep:
     at_ns: int
     jump_ns: int
     gap_ns: int = 0
-    """From the last end that is known to lie before the jump to the first that lies after it."""
+    """Time from the last end known to lie before the jump to the first known to lie after it."""
 
     def excess_ns(self, domain: Integers, start_ns: Integers) -> Integers:
-        """Return how much too large times of some domains are."""
+        """Return (time,) by how much the times of `domain` (time,) are too large, ns."""
         is_later = (domain == self.domain) & (start_ns > self.at_ns)
         return np.where(is_later, self.jump_ns, 0)
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A domain and those of its ends, in the order of time, that another domain shares; (end,)."""
+    """A domain and its ends of events shared with other domains, (end,) in the order of time."""
 
     domain: int
     label: Integers
@@ -78,7 +80,7 @@ class Suspect:
     refused: Flags
 
     def at(self, low: int, high: int) -> Suspect:
-        """Return the ends from one place to another."""
+        """Return the ends from place `low` to before place `high`."""
         part = slice(low, high)
         return Suspect(
             self.domain, self.label[part], self.time_ns[part], self.length_ns[part],
@@ -86,7 +88,7 @@ class Suspect:
         )  # fmt: skip
 
     def line_at(self, time_ns: int) -> float:
-        """Return the distance at a time on the line through the ends, by medians."""
+        """Return the distance at a time, on a line that medians lay through the ends."""
         half = len(self.time_ns) // 2
         age = (self.time_ns - time_ns).astype(np.float64)
         run = np.maximum(age[half : 2 * half] - age[:half], 1.0)
@@ -108,10 +110,10 @@ def find_step(suspects: Sequence[Suspect]) -> ClockStep | None:
 
 
 def unmended_ns(suspects: Sequence[Suspect], num_domains: int) -> Floats:
-    """Return (domain,) what error bars must hold at least: how far refused ends lie, 0 where
-    none count.
+    """Return (domain,) the least error bar, ns: how far a faulty clock's ends scatter; else 0.
 
-    A clock is at fault where ends of every class that it has in numbers are refused.
+    A clock is at fault if many ends of every class of which it has enough ends are refused, and not
+    because their spans are longer.
     """
     error = np.zeros(num_domains)
     for each in suspects:
@@ -127,8 +129,8 @@ def unmended_ns(suspects: Sequence[Suspect], num_domains: int) -> Floats:
 
 
 def suspicious(ties: Ties, lines: Lines, refused: Integers) -> tuple[Suspect, ...]:
-    """Return domains with many refused ends, by `num_refused`; ends that no other domain shares say
-    nothing."""
+    """Return domains with many refused ends, which `num_refused` counts; ends of events that no
+    other domain shares are left out."""
     return tuple(_suspects(ties, lines, refused))
 
 
@@ -157,7 +159,7 @@ def _suspects(ties: Ties, lines: Lines, refused: Integers) -> Iterator[Suspect]:
 
 
 def _distances(ties: Ties, lines: Lines, rows: Integers) -> Floats:
-    """Return how far a domain's ends (row,) lie from the mean of the others of their events."""
+    """Return (row,) how far a domain's ends lie from the mean of other domains in their events."""
     anchors = ties.anchors
     domain = ties.domain[anchors.rank]
     common = lines.common(domain, anchors.end_ns)
@@ -173,15 +175,16 @@ def _from_others(event: Integers, common: Floats, rows: Integers, others: Intege
 
 
 def around(step: ClockStep) -> tuple[int, int]:
-    """Return from when to when, by the clock that jumped, ends help to find the moment."""
+    """Return (begin, end), by the clock that jumped, of the ends that help to find the moment."""
     reach = step.gap_ns // 2 + _GAPS_AROUND * step.gap_ns
     return step.at_ns - reach, step.at_ns + reach
 
 
 def located(step: ClockStep, members: Members, domain: Integers, lines: Lines) -> ClockStep:
-    """Return the jump with its moment between two ends of `members`, of which none is left out.
+    """Return the jump with its moment between two neighbouring ends of `members`.
 
-    domain  (member,) clock domain of each
+    members must have all collectives `around` the jump, not only drawn ones
+    domain  (member,) clock domain of each member
 
     The moment is where fewest ends lie on the wrong side of half the jump.
     """
@@ -206,9 +209,9 @@ def located(step: ClockStep, members: Members, domain: Integers, lines: Lines) -
 
 
 def _level(time_ns: Integers, distance_ns: Floats) -> Floats:
-    """Return the distances without the slope that nearly all neighbours share.
+    """Return the distances less their median slope and level.
 
-    The fitted line of a clock that jumps may be anything, for nearly all of its ends are refused.
+    The fitted line of a clock that jumps may have any slope, for nearly all its ends are refused.
     """
     run = np.maximum(time_ns[_NEAR_ENDS:] - time_ns[:-_NEAR_ENDS], 1)
     slope = np.median((distance_ns[_NEAR_ENDS:] - distance_ns[:-_NEAR_ENDS]) / run)
@@ -217,7 +220,7 @@ def _level(time_ns: Integers, distance_ns: Floats) -> Floats:
 
 
 def _steps(suspect: Suspect) -> Iterator[ClockStep]:
-    """Yield the largest jump of one clock, where it stands out from how its ends scatter."""
+    """Yield the largest jump of one clock if it stands out from how the clock's ends scatter."""
     windows = np.lib.stride_tricks.sliding_window_view(suspect.distance_ns, _NEAR_ENDS)
     medians = np.median(windows, axis=1)
     place = int(np.argmax(np.abs(medians[_NEAR_ENDS:] - medians[:-_NEAR_ENDS])))

@@ -11,10 +11,10 @@ will compute, and either may be unknown; where both name a microbatch they must 
     rank 0  all_reduce tp@0 iteration 1 sequence 1   no match: rank 1 is there, its span is not
 
 Every key begins with the iteration, so ends are matched some iterations at a time, and by threads:
-what that takes beside the ends themselves does not grow with the trace.
+the memory for matching does not grow with the trace, apart from the ends themselves.
 
 Order of arrival never decides. What has no complete counterpart keeps match = -1 and is counted.
-A communication span without `op` is a bracket around others and is not to be matched.
+A communication span without `op` is a bracket around other spans and is not matched.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from megascan.timeline import equals, narrow, narrow_codes
 
 _MOST_RANKS_SAID = 3
 _BLOCK_ENDS = 1 << 16
-"""Ends of whole iterations that are matched together, about."""
+"""About how many ends (of whole iterations) are matched together."""
 _MOST_BLOCKS = 1 << 16
 
 
@@ -53,9 +53,9 @@ _MOST_BLOCKS = 1 << 16
 class Matches:
     """Result of matching.
 
-    match    (span,) one id a span of the table, -1 where there is none
-    members  rows of the table that have one in the order of their ids: collectives first, each
-             one's members by rank; then messages, each one's send before its receive
+    match    (span,) id of the match of each span of the table, -1 for a span without a match
+    members  rows of the table that have a match, in the order of ids: collectives first, the
+             members of each by rank; then messages, the send of each before its receive
     """
 
     match: RowNumbers
@@ -75,8 +75,8 @@ class Matches:
 
 @dataclass(frozen=True)
 class _Part:
-    """Matching of some rows: the members of each match, in order, and how many each match has;
-    rows that have none, and rows that repeat a key of the same member.
+    """Matching of some rows: the members of each match, in order, and how many each match has; rows
+    without a match, and rows that repeat the key and member of an earlier row.
     """
 
     members: RowNumbers
@@ -87,7 +87,7 @@ class _Part:
 
 @dataclass(frozen=True, kw_only=True)
 class _Columns:
-    """What keys are made of, (span,) each, and texts by their codes."""
+    """Columns that keys are made of, (span,) each; texts are codes into lists of names."""
 
     rank: Narrow
     iteration: Narrow
@@ -125,7 +125,7 @@ class _Columns:
         )
 
     def wide(self, name: str, rows: Narrow) -> Integers:
-        """Return a column of some rows, for arithmetic."""
+        """Return some rows of a column as 64-bit integers, for arithmetic."""
         column: Narrow = getattr(self, name)
         return column[rows].astype(np.int64)
 
@@ -163,7 +163,7 @@ def _concatenated(arrays: Iterable[RowNumbers]) -> RowNumbers:
 
 
 _Block: TypeAlias = tuple[_Part, _Part, int]
-"""Matching of some iterations: collectives, messages, how many of these contradict each other."""
+"""Matching of some iterations: collectives, messages, number of pairs with two microbatches."""
 
 
 def _matched_blocks(columns: _Columns, groups: _Groups) -> Iterable[_Block]:
@@ -183,7 +183,7 @@ def _code_of(text: str, texts: list[str]) -> int:
 
 
 def _blocks(iteration: Narrow) -> Sequence[RowNumbers]:
-    """Return the rows of some iterations each, ascending, in the order of iterations."""
+    """Split rows into blocks of whole iterations, in their order; rows of a block are ascending."""
     num_rows = len(iteration)
     first, last = int(iteration.min(initial=0)), int(iteration.max(initial=0))
     if num_rows <= _BLOCK_ENDS or last - first >= num_rows:
@@ -198,15 +198,15 @@ def _blocks(iteration: Narrow) -> Sequence[RowNumbers]:
 class _Groups:
     """Process groups by code of the span table's `group` column.
 
-    `expected` is how many of a group's ranks are in the trace, `members` holds
-    code · num_ranks + rank of each of them.
+    expected  (group,) how many of the group's ranks are in the trace
+    members   code · num_ranks + rank, for each of these ranks of all groups
     """
 
     expected: Integers
     members: Integers
     num_ranks: int
     alone: Flags
-    """Groups of several ranks of which the trace has one: its spans have nobody to match."""
+    """(group,) whether the trace has only one of its several ranks, whose spans match nothing."""
     notes: tuple[str, ...]
 
     @classmethod
@@ -238,7 +238,7 @@ class _Groups:
 
 
 def _declared_groups(headers: Mapping[int, RankHeader]) -> dict[str, tuple[int, ...]]:
-    """Return the members of every group by name: the first rank that declares one is believed."""
+    """Return the members of every group by name, as the first rank that declares it says."""
     declared: dict[str, tuple[int, ...]] = {}
     for rank in sorted(headers):
         for name, members in headers[rank].groups.items():
@@ -250,7 +250,7 @@ def _declared_groups(headers: Mapping[int, RankHeader]) -> dict[str, tuple[int, 
 def _recorded_members(
     columns: _Columns, declared: Mapping[str, tuple[int, ...]]
 ) -> dict[int, tuple[int, ...]]:
-    """Return the members of groups that no header declares: the ranks that ever record one."""
+    """Return the members of groups that no header declares: all ranks that record the group."""
     unknown = np.array([name not in declared for name in columns.group_names], dtype=np.bool_)
     rows = np.flatnonzero(columns.is_collective & unknown[columns.group])
     rank = columns.wide("rank", rows)
@@ -276,7 +276,7 @@ def _match_collectives(columns: _Columns, groups: _Groups, rows: RowNumbers) -> 
 
 
 def _match_messages(columns: _Columns, rows: RowNumbers) -> tuple[_Part, int]:
-    """Match sends with receives; count the pairs that contradict each other's microbatch."""
+    """Match sends with receives; count the pairs that name different microbatches."""
     receives = columns.op[rows] == _code_of("recv", columns.op_names)
     rank, peer = columns.wide("rank", rows), columns.wide("peer", rows)
     sequence = columns.wide("sequence", rows)
@@ -299,7 +299,7 @@ def _match_messages(columns: _Columns, rows: RowNumbers) -> tuple[_Part, int]:
 
 
 def _contradicting(pairs: RowNumbers, microbatch: Narrow) -> RowNumbers:
-    """Return the rows of pairs in which both sides name a microbatch, and not the same."""
+    """Return the rows of pairs whose sides name different microbatches."""
     send, receive = microbatch[pairs[0::2]], microbatch[pairs[1::2]]
     differ = (send >= 0) & (receive >= 0) & (send != receive)
     contradicting: RowNumbers = pairs[np.repeat(differ, 2)]
@@ -309,9 +309,11 @@ def _contradicting(pairs: RowNumbers, microbatch: Narrow) -> RowNumbers:
 def _match_keys(
     rows: RowNumbers, key: Integers, member: Integers, usable: Flags, needed: Integers
 ) -> _Part:
-    """Take each key that has exactly the needed members among its usable rows for a match.
+    """Match the usable rows with the same key where they have exactly the needed members.
 
-    Of rows with the same key and member the first in the table counts; the others are duplicates.
+    key, member, usable, needed  (row,) for each of `rows`
+
+    Of rows with the same key and member the first in the table counts; later rows are duplicates.
     """
     candidates = np.flatnonzero(usable)
     member_key = combine(key[candidates], member[candidates])
@@ -347,7 +349,7 @@ def _unmatched_notes(rank: Narrow, parts: Mapping[str, Sequence[_Part]]) -> tupl
 
 
 def by_rank(ranks: Integers, values: Integers) -> RowNumbers:
-    """Return what `values` (position,) say of the `ranks` (position,), looked up by rank itself."""
+    """Return a table of `values` (position,) by rank, for the `ranks` (position,)."""
     table = np.zeros(int(ranks.max(initial=0)) + 1, dtype=np.int32)
     table[ranks] = values
     return table

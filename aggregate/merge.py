@@ -4,33 +4,34 @@
     centre                         ╰─ match ─ restarts ─ align ─ waits ╯
 
 Matching and alignment need all ranks at once, but few of their spans and columns: the ends
-(`megascan.timeline.ends_of`). Everything else needs one rank, and is done where its spans stay
-(`settle`), by what the centre sends there: a correction of the clocks, and match and wait of each
-end. A trace that is here as a whole goes the same way, in shards of some ranks.
+(`megascan.timeline.ends_of`). Everything else needs one rank only, and is done where the rank's
+spans stay (`settle`). The centre sends a correction of the clocks there, and match and wait of each
+end. A trace that this process holds as a whole goes the same way, in shards of some ranks.
 
 **Restarts.** The original MegaScan zeroes each rank's time at the begin of each step, so that no
-single offset can be right for a rank: behind the barrier before a step, ranks begin within some
-spread, anew each time. A restarted clock is a new clock. Each (rank, iteration) gets an offset of
-its own from what is matched in that iteration, by the same robust fit, under the same causality, as
-all clocks:
+single offset can be right for a rank: after the barrier before a step, ranks begin within some
+spread that differs from step to step. A restarted clock is a new clock. Each (rank, iteration) gets
+an offset of its own from what is matched in that iteration, by the robust fit and under the
+causality that hold for all clocks:
 
                  as read (steps laid end to end)         after
     rank 0   |step 1 ......|step 2 ......|          |step 1 ......|step 2 ......|
     rank 1   |step 1 ......|step 2 ......|           |step 1 ......|   |step 2 ......|
 
-What is lost is lost: how long after step 1 step 2 began is what the files' pauses say, the same
-for all ranks; drift within a step is not estimated. An iteration in which a rank has nothing
-matched stays as it was read, and is counted.
+How long after step 1 step 2 began is lost: it is what the files' pauses say, the same for all
+ranks. Drift within a step is not estimated. An iteration in which a rank has nothing matched stays
+as it was read, and is counted.
 
 **Borders.** The spans of a rank are divided between stretches that nothing reaches across:
 
     stretch 1  |w1 ······|w2 ·······|                     nothing of w2 is under way when w3 begins
     stretch 2                         |w3 ······|w4 ········|
-    stretch 3                                            |w5 ······|      w4 is: these stay together
+    stretch 3                                            |w5 ······|      w4 is when w5 begins: both
+                                                                          stretches stay together
 
 What is derived from a rank's spans (their order, self times, shares of an iteration, tracks) then
 needs one side of a border only. One thing reaches further: the device may have had nothing to do
-since before the border, which `Group.busy_until_ns` tells.
+since before the border; `Group.busy_until_ns` tells since when.
 """
 
 from __future__ import annotations
@@ -91,14 +92,14 @@ from megascan.timeline import (
 )
 
 BLOCK_ROWS = 1 << 16
-"""Spans of a shard, in whole ranks, of a trace that is here as a whole."""
+"""About how many spans a shard has, in whole ranks, if this process holds the whole trace."""
 
 
 @dataclass(frozen=True)
 class Restarts:
     """Shifts of restarted clocks: shift_ns (iteration, rank) is to be added to starts.
 
-    `iterations` and `ranks` say which, ascending.
+    `iterations` and `ranks`, both ascending, name the rows and columns of shift_ns.
     """
 
     iterations: Integers
@@ -107,7 +108,7 @@ class Restarts:
     notes: tuple[str, ...] = ()
 
     def of(self, rank: Integers, iteration: Integers) -> Integers:
-        """Return (span,) what to add; 0 in iterations in which no rank has an end."""
+        """Return (span,) what to add to starts; 0 in iterations in which no rank has an end."""
         if not len(self.iterations):
             return np.zeros(len(rank), dtype=np.int64)
         place = np.minimum(np.searchsorted(self.iterations, iteration), len(self.iterations) - 1)
@@ -122,7 +123,7 @@ class Restarts:
 def restarts(
     spans: pa.Table, matches: Matches, headers: Mapping[int, RankHeader]
 ) -> Restarts | None:
-    """Return what puts the ranks of each iteration together; None unless all clocks restart."""
+    """Return the shifts that align the ranks in each iteration; None unless all clocks restart."""
     if not all(header.clock.source == RESTARTING_CLOCK for header in headers.values()):
         return None
     ranks = np.array(sorted(headers), dtype=np.int64)
@@ -153,7 +154,7 @@ def restarts(
 
 
 def _shifts(members: Members, messages: Messages, num_clocks: int) -> tuple[Floats, Flags]:
-    """Return (clock,) what to add to its times, and whether anything ties it to another clock."""
+    """Return (clock,) shift to add to a clock's times, and whether other clocks are tied to it."""
     clocks = np.arange(num_clocks)
     ties = tied(members, messages, clocks)
     component = components(ties.anchors, clocks, num_clocks)
@@ -179,10 +180,10 @@ def _note(shift_ns: Floats, num_alone: int) -> str:
 
 @dataclass(frozen=True)
 class Correction:
-    """What puts the times of some ranks on the common clock; arrays (rank,) as `ranks` stand.
+    """What puts the times of some ranks on the common clock; arrays are (rank,), as `ranks`.
 
-    First restarts are undone, then jumps in turn, then times are put on the `lines`. No two of
-    these change the order of a rank's times.
+    First restarts are undone, then jumps in turn, then times are put on the `lines`. None of these
+    steps changes the order of a rank's times, but times that differed may become equal.
     """
 
     ranks: Integers
@@ -210,7 +211,7 @@ class Correction:
         )
 
     def applied(self, spans: pa.Table) -> pa.Table:
-        """Return spans on the common clock. A rank's order stays, but for what falls together."""
+        """Return spans with start_ns and duration_ns on the common clock."""
         start_ns, duration_ns = np.empty((2, spans.num_rows), dtype=np.int64)
         for low in range(0, spans.num_rows, BLOCK_ROWS):
             rows = slice(low, low + BLOCK_ROWS)
@@ -234,7 +235,7 @@ class Correction:
 class Share:
     """What makes a shard: spans of some ranks, where they stay, and the rows of their ends.
 
-    `busy_until_ns` as a Group's, of one rank.
+    `busy_until_ns`, for one rank, is that of its `Group`.
     """
 
     ranks: tuple[int, ...]
@@ -248,7 +249,7 @@ class Aligned:
     """What the centre knows of a trace when its ends are matched and on one clock.
 
     `ends` stand in the order of the common clock, as `matches` and `wait_ns` (end,) do. The `trace`
-    has none: their times as recorded would stay beside these for nothing.
+    has no spans: the ends with their times as recorded would use memory for nothing.
     """
 
     trace: Trace
@@ -260,7 +261,7 @@ class Aligned:
     notes: tuple[str, ...]
 
     def sent(self, share: Share) -> Settling:
-        """Return what is sent to where some spans are."""
+        """Return what is sent to the place where the spans of a share are."""
         return Settling(
             share.stays,
             self.correction.only(share.ranks),
@@ -270,7 +271,7 @@ class Aligned:
         )
 
     def shares(self) -> list[Share]:
-        """Return what makes a shard each, by the first of its ranks and in the order of time."""
+        """Return the shares, ordered by the first of their ranks, those of one rank by time."""
         ranks_of: dict[int, list[int]] = {}
         for rank in sorted(self.trace.stays):
             ranks_of.setdefault(self.trace.stays[rank][0].shard, []).append(rank)
@@ -282,11 +283,11 @@ class Aligned:
         ]
 
     def _shares_of(self, ranks: Sequence[int], rows: RowNumbers) -> Iterator[Share]:
-        """Yield the shares of ranks that were read together, whose ends stand in these rows.
+        """Yield the shares of `ranks` that were read together; `rows` are the rows of their ends.
 
-        Several ranks make one share, and so does a single rank whose clock jumps or that lacks
-        iterations, as both may reach over a border of stretches. Any other rank that was read in
-        stretches makes one share for each group of them.
+        Several ranks make one share. So does a single rank whose clock jumps or that lacks
+        iterations, as a jump or a gap may reach over a border of stretches. Any other rank that was
+        read in stretches makes one share for each `Group` of its stretches.
         """
         stays = tuple(stay for rank in ranks for stay in self.trace.stays[rank])
         correction = self.correction.only(ranks[:1])
@@ -301,7 +302,7 @@ class Aligned:
             low += group.num_ends
 
     def matched_ends(self) -> pa.Table:
-        """Return the ends with their match and their transfer."""
+        """Return the ends with two more columns: match and transfer_ns."""
         transfer_ns = transfers(self.ends, self.wait_ns)
         ends = self.ends.append_column("match", integer_column(self.matches.match))
         return ends.append_column("transfer_ns", integer_column(transfer_ns))
@@ -361,7 +362,7 @@ def align(trace: Trace) -> Aligned:
 
 @dataclass(frozen=True)
 class Settled:
-    """What the centre has to know of a shard's spans on the common clock; `sums` if wanted."""
+    """What the centre has to know of a shard's spans on the common clock; `sums` only if wanted."""
 
     num_spans: int
     start_ns: int
@@ -370,8 +371,8 @@ class Settled:
 
 @dataclass(frozen=True)
 class Settling:
-    """What the centre sends to where spans are: of which rows they are, their clocks, match and
-    wait of each of their ends, and until when the device was busy before them.
+    """What the centre sends to the place of some spans: which rows they are, the correction of
+    their clocks, match and wait of each of their ends, and until when the device was busy before.
     """
 
     stays: tuple[Stay, ...]
@@ -382,11 +383,11 @@ class Settling:
 
     @property
     def shards(self) -> list[int]:
-        """Return the shards of which these are rows, each once."""
+        """Return the shards that have rows of these spans, each shard once."""
         return list(dict.fromkeys(stay.shard for stay in self.stays))
 
     def chosen(self, tables: Sequence[pa.Table]) -> pa.Table:
-        """Return the rows of the shards' tables, ordered as recorded."""
+        """Return the spans in question from the tables of `shards`, ordered as recorded."""
         table_of = dict(zip(self.shards, tables, strict=True))
         parts = [
             without(table_of[stay.shard].slice(stay.begin, stay.end - stay.begin), stay.left_out)
@@ -402,11 +403,11 @@ class Settling:
 def settle(
     sent: Settling, run_id: str, on_cpu: frozenset[int] | None, *tables: pa.Table
 ) -> tuple[pa.Table, Settled]:
-    """Put spans of some ranks, those of the shards' `tables` that are meant, on the common clock
-    and derive their columns.
+    """Put the spans that `sent` names, rows of the `tables` of its shards, on the common clock and
+    derive their columns.
 
-    With `on_cpu`, the ranks without a device, they are summed up as well. Raises InputError for a
-    negative duration.
+    If `on_cpu` (the ranks without a device) is given, the spans are summed up as well. Raises
+    InputError for a negative duration.
     """
     spans = sent.chosen(tables)
     _check_durations(spans, run_id)
@@ -423,7 +424,7 @@ def settle(
 def build_shards(
     aligned: Aligned, kept: Sequence[Kept], workers: Workers, *, summed: bool = False
 ) -> tuple[ShardedTimeline, list[Sums]]:
-    """Put all ranks of a trace on one clock; its spans stay in shards.
+    """Put all ranks of a trace on one clock; the spans stay in shards, summed up if `summed`.
 
     Raises InputError for a trace without spans, or with a negative duration.
     """
@@ -451,7 +452,7 @@ def build_shards(
 
 def _rows_of_ranks(rank: Narrow, ranks: Sequence[int]) -> RowNumbers:
     """Return the rows of some ranks, ascending, in a table ordered by `rank` (row,)."""
-    wanted = np.array(ranks, dtype=rank.dtype)  # another type would have all rows converted
+    wanted = np.array(ranks, dtype=rank.dtype)  # another type would convert all rows
     low, high = (np.searchsorted(rank, wanted, side=side) for side in ("left", "right"))
     if len(ranks) and low[-1] - low[0] == (high - low)[:-1].sum():
         return np.arange(low[0], high[-1], dtype=np.int32)
@@ -511,7 +512,8 @@ def _timeline_table(spans: pa.Table, parts: Parts) -> pa.Table:
 class Group:
     """Stretches of a rank that belong together, and how many ends they have.
 
-    `busy_until_ns` is when the device had done what was launched before them, None if nothing was.
+    `busy_until_ns` is when the device had done all work of earlier stretches, None if they had no
+    device work.
     """
 
     stays: tuple[Stay, ...]
@@ -522,8 +524,9 @@ class Group:
 def groups_of(
     rank: int, stays: Sequence[Stay], corrected: Callable[[pa.Table], pa.Table]
 ) -> list[Group]:
-    """Divide the stretches of a rank, in the order of time; `corrected` sets times on the common
-    clock.
+    """Divide the stretches of a rank into groups, in the order of time.
+
+    `corrected` puts the times of spans on the common clock.
     """
     extents = [stay.extent for stay in stays if stay.extent is not None]
     times = _on_common_clock(rank, extents, corrected)
@@ -531,7 +534,7 @@ def groups_of(
     last_iteration = np.maximum.accumulate([one.last_iteration for one in extents])
     first_iteration = np.array([one.first_iteration for one in extents])
     is_border = times.first_start_ns[1:] >= np.maximum.accumulate(times.end_ns)[:-1]
-    # Spans that start at one time might else change places.
+    # Spans that start at the same time might otherwise change places.
     is_border &= times.first_start_ns[1:] > np.maximum.accumulate(times.last_start_ns)[:-1]
     is_border &= first_iteration[1:] > last_iteration[:-1]
     borders = (np.flatnonzero(is_border) + 1).tolist()
@@ -554,15 +557,15 @@ class _StretchTimes:
     last_start_ns: Integers
     """When the last span starts."""
     end_ns: Integers
-    """When the last span to end ends."""
+    """When the last span has ended."""
     device_end_ns: Integers
-    """When the device has done its work, 0 if it had none."""
+    """When the device has done its work, 0 if it had no work."""
 
 
 def _on_common_clock(
     rank: int, extents: Sequence[Extent], corrected: Callable[[pa.Table], pa.Table]
 ) -> _StretchTimes:
-    """Return when the stretches of a rank begin and end."""
+    """Return when the stretches of a rank begin and end on the common clock."""
     spans = [
         span
         for one in extents

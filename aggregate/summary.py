@@ -1,16 +1,16 @@
 """Sum a timeline up: where each rank's time went, clocks and completeness, as tables and as text.
 
-Every nanosecond of an iteration counts once. Spans of a rank overlap: communication inside a
-forward pass, a garbage collection inside it, a transfer next to it. Kinds are therefore laid over
-one another like layers, and each moment belongs to the topmost layer that covers it:
+Every nanosecond of an iteration counts once. Spans of a rank overlap: a forward pass has
+communication and garbage collection inside, and a transfer next to it. Kinds are therefore laid
+over one another like layers, and each moment belongs to the topmost layer that covers it:
 
     transfer                 ▐██▌             split of synchronous communication
     wait                 ▐███░░░▌
     unsplit                                   communication without a match
     host            ▐█▌                       on the CPU, where it interrupts the rank's one thread
     compute      ▐██░░░██░░░░░░░██▌
-    overlapped transfer, wait, unsplit        what of asynchronous communication nothing hides
-    compute                        ▐██▌       what of `grad-sync` is none of the gradients' transfer
+    overlapped transfer, wait, unsplit        asynchronous communication that nothing hides
+    compute                        ▐██▌       `grad-sync`, except for the gradients' transfer
     copy                         ▐█▌          copies between memories that nothing hides (profiles)
     host                          ░▐█▌        on a GPU, where it runs next to the device
     dispatch                ▐███▌             GPU: nothing to do, for the host launched too late
@@ -18,9 +18,9 @@ one another like layers, and each moment belongs to the topmost layer that cover
 
 The layers' visible lengths add up to the iteration exactly: in 10 ms, compute over 8 ms with an
 all-reduce of 3 ms inside it, 2 ms of them wait, makes compute 5, wait 2, transfer 1, idle 2. Of
-visible compute, what its thread did not spend on the CPU is shown apart (CPU runs): as `wait` while
-communication beside it is under way, as DistributedDataParallel waits for its buckets inside the
-backward pass, else as `preempted`.
+visible compute, the time that the thread did not spend on the CPU is shown separately (CPU runs):
+as `wait` while other communication is under way, for which DistributedDataParallel waits inside the
+backward pass, otherwise as `preempted`.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ HOST_KINDS = (Kind.DATA, Kind.GC, Kind.CHECKPOINT, Kind.HOST)
 
 
 def iteration_shares(timeline: Timeline) -> pa.Table:
-    """Return a row a rank and iteration: rank, iteration, duration_ns and `<share>_ns` of SHARES.
+    """Return one row a rank and iteration: rank, iteration, duration_ns and `<share>_ns` of SHARES.
 
-    The shares of a row add up to its duration_ns. An iteration lasts as its span says, or from
-    its first span to its last where that span is missing.
+    The shares of a row add up to duration_ns. An iteration lasts as long as its ITERATION span, or
+    from its first span to its last where that span is missing.
     """
     return _shares_of(timeline.spans, ranks_on_cpu(timeline.headers))
 
@@ -92,8 +92,8 @@ def ranks_on_cpu(headers: Mapping[int, RankHeader]) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Sums:
-    """What is summed up of some ranks' spans: shares as `iteration_shares` gives them, numbers of
-    spans by kind, and operations that are not matched (kind, rank, num_spans).
+    """Sums of some ranks' spans: shares as from `iteration_shares`, numbers of spans by kind, and
+    operations that are not matched (kind, rank, num_spans).
     """
 
     iterations: pa.Table
@@ -102,9 +102,9 @@ class Sums:
 
 
 def sums_of(spans: pa.Table, on_cpu: Collection[int], busy_until_ns: int | None = None) -> Sums:
-    """Sum up some ranks' spans (schema TIMELINE_SCHEMA), or some of one rank's.
+    """Sum up all spans of some ranks, or some spans of one rank (schema TIMELINE_SCHEMA).
 
-    `busy_until_ns` is when the rank's device had done what was launched before these.
+    `busy_until_ns` is when the rank's device had done what was launched before these spans.
     """
     kind_codes, kinds = codes(spans, "kind")
     counts = np.bincount(kind_codes, minlength=len(kinds))
@@ -146,10 +146,10 @@ def _shares_of(
 
 @dataclass(frozen=True, kw_only=True)
 class _Spans:
-    """Columns that the layers need; start and end are positions on the axis."""
+    """Columns that the layers need; start and end are positions on a TimeAxis of all ranks."""
 
     busy_until: Integers
-    """(1,) when the device had done what was launched before these spans, or nothing."""
+    """When the device had done what was launched before these spans, (1,); (0,) if not known."""
     rank: Integers
     start: Integers
     end: Integers
@@ -162,7 +162,7 @@ class _Spans:
     overlapped: Flags
     compute: Flags
     sync: Flags
-    """Waiting for gradients, which may travel beside it; and a little computing."""
+    """Spans that wait for gradients, which may be under way at that time, and compute a little."""
     copy: Flags
     host: Flags
 
@@ -200,7 +200,7 @@ class _Spans:
 
 @dataclass(frozen=True)
 class _Windows:
-    """Iterations of all ranks, ordered by rank and iteration; positions on the axis."""
+    """Iterations of all ranks, ordered by rank and iteration; start and end as in _Spans."""
 
     rank: Integers
     iteration: Integers
@@ -247,13 +247,15 @@ def _communication_layers(spans: _Spans, rows: Flags) -> Iterator[tuple[str, Int
 
 
 def _dispatch_gaps(spans: _Spans) -> tuple[Integers, Integers]:
-    """Return gaps before device spans that the host launched only after the device had finished."""
+    """Return (start, end) of gaps before device spans that were launched after the device had
+    finished all earlier spans.
+    """
     rows = np.flatnonzero(spans.launched)
     if not len(rows):
         return rows, rows
     rank = np.r_[spans.rank[rows[: len(spans.busy_until)]], spans.rank[rows]]
     finished = np.maximum.accumulate(np.r_[spans.busy_until, spans.end[rows]])[:-1]
-    rows = rows[len(rows) - len(finished) :]  # less the first, before which nothing is known
+    rows = rows[len(rows) - len(finished) :]  # not the first, if nothing is known before it
     start = spans.start[rows]
     launched = start + np.minimum(spans.launch_ns[rows], 0)
     late = (finished < start) & (launched >= finished) & (rank[1:] == rank[:-1])
@@ -263,9 +265,10 @@ def _dispatch_gaps(spans: _Spans) -> tuple[Integers, Integers]:
 def _off_core(
     on_cpu: Collection[int], spans: _Spans, windows: _Windows
 ) -> tuple[Integers, Integers]:
-    """Return (window,) ns of visible compute in which its thread was not on the CPU.
+    """Return the ns of visible compute, (window,), in which its thread was not on the CPU.
 
-    First while communication beside it was under way, for which it waited, then all other.
+    The first array is the time in which the thread waited, as overlapped communication was under
+    way; the second is all other time.
     """
     hidden = spans.communication & ~spans.overlapped
     hidden |= spans.host & np.isin(spans.rank, sorted(on_cpu))
@@ -291,15 +294,15 @@ def _off_core(
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Numbers of one timeline.
+    """Sums of one timeline.
 
     iterations  one row a rank and iteration: rank, iteration, duration_ns, `<share>_ns`
     ranks       one row a rank, worst first: rank, num_iterations, iteration_median_ns (the first
                 iteration of a job, which loads and compiles, must not stand for the others),
                 duration_ns (of all its iterations), `<share>_ns` and `<share>_ratio` of duration_ns
 
-    The ns of a row's shares add up to its duration. Worst is the rank that waits for others
-    least: all others wait for it.
+    The ns of a row's shares add up to its duration. The worst rank is the one that waits least: all
+    other ranks wait for it.
     """
 
     run_id: str
@@ -307,20 +310,20 @@ class Summary:
     iterations: pa.Table
     ranks: pa.Table
     num_spans: Mapping[str, int]
-    """By kind."""
+    """Numbers of spans by kind."""
     num_matches: int
     unmatched: pa.Table
-    """kind, rank, num_spans: operations without a counterpart, or recorded twice."""
+    """Operations without a counterpart, or recorded twice: kind, rank, num_spans."""
     clocks: Mapping[int, ClockFit]
     clock_method: str
     clock_names: Mapping[int, str]
-    """Of each rank, short enough to read: host, and the GPU where it has a clock of its own."""
+    """Short clock names by rank: the host, and the GPU where the GPU has a clock of its own."""
     completeness: Completeness
     tracing: Overhead
     """What tracing cost, by the run's own untraced iterations."""
 
     def to_json(self) -> dict[str, Json]:
-        """Return all of it; the tables as lists of records."""
+        """Return the summary as JSON, tables as lists of records."""
         record = {
             "schema": SCHEMA_VERSION,
             "run_id": self.run_id,
@@ -341,21 +344,21 @@ class Summary:
 
 
 def _without_copies(table: pa.Table) -> pa.Table:
-    """Leave the columns of copies out where there are none: only profiles record them."""
+    """Leave the columns of copies out where there are no copies: only profiles record them."""
     if np.any(table.column("copy_ns").to_numpy()):
         return table
     return table.drop_columns([name for name in table.column_names if name.startswith("copy_")])
 
 
 def summarise(timeline: Timeline) -> Summary:
-    """Sum up the shares of every rank and iteration, with what tells how far to trust them."""
+    """Sum up the shares of every rank and iteration, and what tells how far to trust the shares."""
     num_matches = int(numbers(timeline.spans, "match").max(initial=-1)) + 1
     sums = sums_of(timeline.spans, ranks_on_cpu(timeline.headers))
     return summary_of(timeline, [sums], num_matches)
 
 
 def summary_of(timeline: Timeline, sums: Sequence[Sums], num_matches: int) -> Summary:
-    """Return the summary of a timeline, whose spans need not be here, by the sums of its shards."""
+    """Return the summary of a timeline from the sums of its shards; its spans are not needed."""
     iterations = pa.concat_tables([one.iterations for one in sums])
     if len(sums) > 1:
         iterations = iterations.sort_by([("rank", "ascending"), ("iteration", "ascending")])
@@ -395,14 +398,14 @@ def _unmatched(spans: pa.Table) -> pa.Table:
 
 
 def _all_unmatched(tables: Sequence[pa.Table], kinds: list[str]) -> pa.Table:
-    """Put the tables of shards together, ordered by kind and rank."""
+    """Put the tables of shards together, ordered by rank within the order of `kinds`."""
     table = pa.concat_tables(tables)
     place = np.array([kinds.index(kind) for kind in table.column("kind").to_pylist()], np.int64)
     return table.take(pa.array(np.lexsort((numbers(table, "rank"), place))))
 
 
 def _clock_name(header: RankHeader) -> str:
-    """Return the domain's name without its boot, card and process ids, which only JSON keeps."""
+    """Return a clock domain's name without boot, card and process ids, which only JSON shows."""
     domain = header.clock.domain
     if not domain.startswith(f"{header.host}:"):
         return domain
@@ -411,7 +414,7 @@ def _clock_name(header: RankHeader) -> str:
 
 
 def _medians(values: Integers, rank: Integers, starts: Integers, count: Integers) -> Integers:
-    """Return (rank,) medians of values ordered by rank; of an even number the middle."""
+    """Return (rank,) medians of `values`, which are ordered by rank; halves are rounded down."""
     ordered = values[np.lexsort((values, rank))]
     low, high = ordered[starts + (count - 1) // 2], ordered[starts + count // 2]
     medians: Integers = low + (high - low) // 2
@@ -457,7 +460,7 @@ _WIDTH = 100
 def render_text(summary: Summary, most_ranks: int = _MOST_RANKS) -> str:
     """Render the table of shares, worst rank first, then alignment, completeness and notes.
 
-    At most `most_ranks` rows; longer tables say how many ranks are left out.
+    The table has at most `most_ranks` rows; a longer table says how many ranks are left out.
     """
     sections = (_heading(summary), _table(summary, most_ranks), _alignment(summary), _rest(summary))
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
@@ -498,7 +501,7 @@ def _table(summary: Summary, most_ranks: int) -> list[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Align columns to equal width, the second to the left and the others to the right."""
+    """Align columns to equal width, the second to the left and all others to the right."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     return [
         "  ".join(
@@ -579,7 +582,7 @@ def _compact(domains: list[list[ClockFit]]) -> list[str]:
 
 
 def _tracing(cost: Overhead) -> list[str]:
-    """Say what tracing cost; nothing for traces without times of untraced iterations."""
+    """Return lines on what tracing cost, or why that is unknown; none if nothing was traced."""
     if cost.traced is None or cost.run is None:
         why = _why_unknown(cost)
         return textwrap.wrap(f"tracing: {why}", _WIDTH, subsequent_indent="  ") if why else []

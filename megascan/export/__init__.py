@@ -1,12 +1,12 @@
 """Write timelines as files that trace viewers open: Chrome JSON and Perfetto protobuf.
 
-Owns what a viewer shows and the bytes that say it. Fed with a `megascan.timeline.Timeline` by the
-commands.
+Owns what a viewer shows and the bytes of the file. The commands give it a
+`megascan.timeline.Timeline`.
 
     writing.py    write_timeline: format by suffix, whole or not at all; start here
-    tracks.py     what is drawn: tracks, lanes, curves, marks; arrows.py what waited for
+    tracks.py     what is drawn: tracks, lanes, curves, marks; arrows.py: what waited for
                   what, and the chain of spans that determines each iteration's end
-    blocks.py     a piece of a file, and the record from which a reader has the timeline back
+    blocks.py     a piece of a file, and the record by which a reader restores the timeline
     chrome.py     a drawing as Chrome JSON
     perfetto.py   a drawing as packets, over protobuf.py: bytes of many equal messages at once
 """

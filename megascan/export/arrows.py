@@ -1,15 +1,15 @@
 """Draw what waited for what: arrows between spans, and the chain that determines the end.
 
-**Arrows** lead from the span that was waited for to those that waited. A collective begins when its
-last member arrives, so its arrows lead from the member that started last to each of the others; a
-receive completes after its send, so that arrow leads from send to receive. Viewers draw an arrow
-only forwards in time and bind its ends to the slices that are open at its two times:
+**Arrows** lead from the span that was waited for to the spans that waited. A collective begins when
+its last member arrives, so its arrows lead from the member that started last to each other member;
+a receive completes after its send, so the arrow of a message leads from send to receive. Viewers
+draw an arrow only forwards in time and bind its ends to the slices that are open at its two times:
 
-    last arriver       |s────────|      s at its own start
-    other        |───────f───────|      f at the same time, which is inside the other's slice
+    last arriver       |s────────|      s at the start of its slice
+    waiting rank |───────f───────|      f at the same time, inside the slice of the waiting rank
 
-Where clock error puts the other's end before the last arriver's start, the arrow is turned round
-rather than lost.
+Where clock error puts the end of the waiting slice before the last arriver's start, the arrow is
+turned round rather than lost.
 
 **The chain** of operations that determines each iteration's end is a track of the whole job:
 
@@ -18,8 +18,9 @@ rather than lost.
                           ▲                             ▲
     rank 5, compute  |forward ·····················|    │     arrows come from the spans themselves
 
-Hops of an iteration lie end to end. An iteration's path may begin on one rank before the one
-before has ended on another; it is drawn from that end on, and its arguments tell its length.
+Hops of an iteration lie end to end. An iteration's path may begin on one rank before the path of
+the iteration before has ended on another rank; it is drawn from that end on, and its arguments tell
+its full length.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class Arrows:
 def find_arrows(spans: pa.Table) -> Arrows:
     """Find the arrows of all matched communication among the ends of a timeline.
 
-    Spans of no length take part in none: no time lies inside them. Some matches are looked at at a
-    time, by threads: what sorting takes beside the ends does not grow with the trace.
+    Spans of no length have no arrows, as no time lies inside them. Threads sort blocks of matches,
+    so the memory for sorting does not grow with the trace.
     """
     match, start_ns = narrow(spans, "match"), numbers(spans, "start_ns")
     drawn = (match != NOT_APPLICABLE) & (numbers(spans, "duration_ns") > 0)
@@ -88,18 +89,18 @@ def find_arrows(spans: pa.Table) -> Arrows:
 
 
 _BLOCK_ENDS = 1 << 16
-"""Ends that are sorted at a time, about: one thread's work among others."""
+"""About how many ends one thread sorts at a time."""
 
 
 def _match_blocks(match: RowNumbers) -> list[RowNumbers]:
-    """Return places of whole matches, in the order of matches, for some of these at a time."""
+    """Split places into blocks of whole matches, in the order of matches."""
     num_blocks = len(match) // _BLOCK_ENDS + 1
     size = int(match.max(initial=0)) // num_blocks + 1
     return parted((match // size).astype(np.uint16))
 
 
 def _joined_arrows(parts: Sequence[tuple[Arrows, int]]) -> Arrows:
-    """Put arrows of blocks together, of which each has its number of operations."""
+    """Join the arrows of blocks; each part has its arrows and its number of operations."""
     before = np.cumsum([0, *(num_groups for _, num_groups in parts)], dtype=np.int32)
     found = [arrows for arrows, _ in parts]
     none = np.empty(0, dtype=np.int32)
@@ -114,10 +115,10 @@ def _joined_arrows(parts: Sequence[tuple[Arrows, int]]) -> Arrows:
 class BoundArrows:
     """Arrows between slices that are open at both their times; arrays of shape (arrow,).
 
-    Arrow i leaves row `start_row[i]` and reaches row `finish_row[i]`. Arrows of one `start` share
-    their start's row and time; starts are numbered from 1. `turned` marks those that clock error
-    turned round: they reach the beginning of a row. Of millions of arrows, the times are those of
-    the ends, `begin_ns` and `duration_ns` (end,), until they are asked for.
+    Arrow i leaves row `start_row[i]` and reaches row `finish_row[i]`. Arrows with the same `start`,
+    a number from 1, leave the same row at the same time. `turned` marks arrows that were turned
+    round for clock error: they reach the beginning of a row. As there may be millions of arrows,
+    times are computed on demand from `begin_ns` and `duration_ns` (end,).
     """
 
     start: RowNumbers
@@ -128,28 +129,28 @@ class BoundArrows:
     duration_ns: Integers
 
     def start_ns(self, arrows: Narrow) -> Integers:
-        """Return when some arrows leave."""
+        """Return the times, ns, at which some arrows leave."""
         row = self.start_row[arrows]
         last_inside = self.begin_ns[row] + self.duration_ns[row] - 1
         return np.where(self.turned[arrows], last_inside, self.begin_ns[row])
 
     def finish_ns(self, arrows: Narrow) -> Integers:
-        """Return when some arrows arrive, never before they leave."""
+        """Return the times, ns, at which some arrows arrive, never before they leave."""
         begin_ns = self.begin_ns[self.finish_row[arrows]]
         departure = self.begin_ns[self.start_row[arrows]]
         return np.where(self.turned[arrows], begin_ns, np.maximum(begin_ns, departure))
 
     def distinct_starts(self) -> RowNumbers:
-        """Return an arrow of each start, in the order of their numbers."""
+        """Return one arrow of each start, in the order of the starts' numbers."""
         straight = np.flatnonzero(~self.turned).astype(np.int32)
         first = straight[group_starts(self.start[straight])]
         return np.concatenate([first, np.flatnonzero(self.turned).astype(np.int32)])
 
 
 def bind(arrows: Arrows, spans: pa.Table) -> BoundArrows:
-    """Set the slices that arrows leave and reach while these are open, never backwards in time.
+    """Bind arrows to slices that are open when arrows leave and arrive, never backwards in time.
 
-    `spans` is the table whose rows the arrows speak of.
+    `spans` is the table whose rows the arrows name.
     """
     begin_ns, duration_ns = numbers(spans, "start_ns"), numbers(spans, "duration_ns")
     turned = np.empty(len(arrows.group), dtype=np.bool_)
@@ -177,7 +178,7 @@ CHAIN_TRACK = "critical path"
 
 @dataclass(frozen=True, kw_only=True)
 class Hop:
-    """A slice of the chain, on the common clock. `row` is its span in the table, -1 for none.
+    """A slice of the chain, on the common clock; `row` is its span in the table, -1 if it has none.
 
     `rank` is -1 for the slice that spans a whole iteration.
     """
@@ -192,9 +193,9 @@ class Hop:
 
 
 def in_order(hops: Sequence[Hop]) -> Iterator[Hop]:
-    """Yield hops that can lie on one track: each is over before the next of its level begins.
+    """Yield hops cut to lie on one track: each ends before the next hop of its level begins.
 
-    `hops` are those of an iteration after the slice that spans it, iterations in order.
+    `hops` are in the order of iterations; the slice that spans an iteration stands before its hops.
     """
     reached = before = int(np.iinfo(np.int64).min)
     for hop in hops:
@@ -212,9 +213,9 @@ def shown_hops(
     ranks: Collection[int],
     chosen: Flags | None,
 ) -> tuple[Hop, ...]:
-    """Return the hops of these ranks and iterations (None: all), by the rows of `chosen` spans.
+    """Return the hops of some ranks and iterations (None: all); rows count `chosen` spans only.
 
-    Only the first hop of an iteration in a span keeps its row: one arrow leads there.
+    If several hops of an iteration lie in one span, only the first keeps its row, for one arrow.
     """
     kept = {*ranks, NOT_APPLICABLE}
     renumber = None if chosen is None else np.where(chosen, np.cumsum(chosen) - 1, NOT_APPLICABLE)

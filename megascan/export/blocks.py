@@ -1,6 +1,6 @@
 """Declare a piece of an output file, and the record that stands at the head of every file.
 
-The record is JSON; with it and the spans a reader has the timeline back
+The record is JSON; from the record and the spans a reader restores the timeline
 (`megascan.reader.timeline_files`).
 """
 
@@ -20,12 +20,12 @@ from megascan.schema import SCHEMA_VERSION
 from megascan.timeline import Timeline, numbers
 
 BLOCK_ROWS = 3 << 14
-"""Spans a block: large enough for column operations, small enough to have a few in memory."""
+"""Spans of a block: enough for column operations, few enough for several blocks in memory."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of the file: its number of events, and its bytes or who makes them out of what."""
+    """A piece of the file: its number of events, and its bytes or a function that makes them."""
 
     num_events: int
     made: bytes | Callable[..., bytes | memoryview]
@@ -34,16 +34,16 @@ class Block:
 
 @dataclass(frozen=True)
 class Head:
-    """What stands first in a file: this process makes it while others make the blocks behind it.
+    """The first piece of a file, which this process makes while workers make the blocks after it.
 
-    `make` returns its number of events and its bytes.
+    `make` returns the head's number of events and its bytes.
     """
 
     make: Callable[[], tuple[int, bytes]]
 
 
 def row_blocks(num_rows: int) -> Iterator[slice]:
-    """Yield the rows of a shard, those of a block at a time."""
+    """Yield the rows of a shard, one block at a time."""
     for first in range(0, num_rows, BLOCK_ROWS):
         yield slice(first, min(first + BLOCK_ROWS, num_rows))
 
@@ -52,10 +52,10 @@ _NOTHING = object()
 
 
 def timeline_record(drawing: Drawing) -> dict[str, Json]:
-    """Return what a reader needs to have the timeline back, next to its spans.
+    """Return what a reader needs, in addition to the spans, to restore the timeline.
 
-    Headers, clocks and windows are those of the ranks that are shown. They are left as
-    dataclasses, which orjson writes as objects: of thousands of ranks copies would cost more.
+    Headers, clocks and windows are those of the ranks that are shown. They stay dataclasses, which
+    orjson writes as objects: for thousands of ranks, copies would cost more.
     """
     timeline = drawing.timeline
     ranks = drawing.ranks
@@ -92,10 +92,10 @@ def timeline_record(drawing: Drawing) -> dict[str, Json]:
 def _shared_groups(
     headers: Sequence[RankHeader], records: Sequence[dict[str, Json]]
 ) -> dict[str, Json]:
-    """Return every group once; the headers' records get the ids of theirs, or all if one
-    contradicts.
+    """Return every group once, and give each header's record the ids of its groups.
 
-    A large group stands in the headers of all its members: it is put into words once.
+    If any group of a header contradicts the groups so far, its record gets all its groups in full.
+    A large group stands in the headers of all its members; so it is written only once.
     """
     shared: dict[str, tuple[int, ...]] = {}
     for header, record in zip(headers, records, strict=True):
@@ -112,7 +112,7 @@ def _alike(ranks: tuple[int, ...], others: tuple[int, ...]) -> bool:
 
 
 def _common_fields(headers: Sequence[dict[str, Json]]) -> dict[str, Json]:
-    """Return what all headers say alike: run, layout, versions, …"""
+    """Return the fields that are equal in all headers: run, layout, versions, …"""
     if not headers:
         return {}
     return {
@@ -131,7 +131,7 @@ def _completeness(timeline: Timeline) -> dict[str, Json]:
 
 
 def _iterations(drawing: Drawing) -> Json:
-    """Return [iteration, start, end] in ns from the origin, over all ranks shown: where to look."""
+    """Return [iteration, start, end] of each iteration over all shown ranks, ns from the origin."""
     spans = drawing.iterations
     iteration = numbers(spans, "iteration")
     order = np.argsort(iteration, kind="stable")

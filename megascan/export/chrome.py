@@ -1,4 +1,4 @@
-"""Write Chrome JSON: an array of events, one a line, as any trace viewer takes it.
+"""Write Chrome JSON: an array of events, one a line, which any trace viewer opens.
 
     [
     {"name":"megascan_timeline","ph":"M",…}        the timeline's own record, for readers
@@ -8,13 +8,13 @@
     {"ph":"C",…}                                   curves
     ]
 
-Times are µs relative to the timeline's origin, so that a double keeps nanoseconds; `ts + dur` of
-a line are those of whole nanoseconds, so that nesting survives. Arguments that do not apply are
-left out.
+Times are µs relative to the timeline's origin, so that a double keeps nanoseconds. Both `ts` and
+`dur` stand for whole nanoseconds, so that nesting survives. Arguments that do not apply are left
+out.
 
-Texts are made of whole columns at once. Numbers come from orjson, which prints a numpy array ten
-times faster than a cast to strings: the printed array is taken as the data of an Arrow string
-column whose entries end behind each comma. Columns with few values become fragments: the text of
+Texts are made of whole columns at once. Numbers are printed by orjson, which prints a numpy array
+ten times faster than a cast to strings: the printed array becomes the data of an Arrow string
+column whose entries end after each comma. Columns with few values become fragments: the text of
 each combination of values that occurs is made once and then taken by code.
 """
 
@@ -60,7 +60,7 @@ def number_texts(values: Narrow | Floats) -> pa.StringArray:
     printed[-1] = ord(",")
     data = np.frombuffer(printed, dtype=np.uint8)
     offsets = np.empty(len(values) + 1, dtype=np.int32)
-    offsets[0] = 1  # behind the opening bracket
+    offsets[0] = 1  # after the opening bracket
     offsets[1:] = np.flatnonzero(data == ord(",")) + 1
     return pa.StringArray.from_buffers(len(values), pa.py_buffer(offsets), pa.py_buffer(printed))
 
@@ -72,7 +72,7 @@ def microsecond_texts(values_ns: Integers) -> pa.StringArray:
 
 @dataclass(frozen=True)
 class Coded:
-    """A column of few values: `codes` in 0…num_codes-1, and the text of a code."""
+    """A column of few values: `codes` in 0…num_codes-1, and a function from a code to its text."""
 
     codes: Integers
     num_codes: int
@@ -97,7 +97,7 @@ def coded_texts(table: pa.Table, name: str, template: str) -> Coded:
 
 
 def coded_argument(table: pa.Table, column: Column) -> Coded:
-    """Code a column of few values as `"name":value,`; nothing where it does not apply."""
+    """Code a column of few values as `"name":value,`, or as "" where it does not apply."""
     if column.type == "text":
         code, texts = codes(table, column.name)
         quoted = [
@@ -112,7 +112,7 @@ def coded_argument(table: pa.Table, column: Column) -> Coded:
 
 @dataclass(frozen=True)
 class Fragments:
-    """A text a row: `texts` of those that occur, `code` of each row."""
+    """One text a row: the distinct `texts`, and the `code` of each row's text."""
 
     texts: pa.StringArray
     code: Integers
@@ -123,7 +123,7 @@ class Fragments:
 
 
 def fragments(columns: Sequence[Coded]) -> list[Fragments]:
-    """Return the texts of the columns in their order, in few columns of combined texts."""
+    """Combine columns, in their order, into few columns of texts."""
     texts: list[Fragments] = []
     pending: list[Coded] = []
     for column in columns:
@@ -140,7 +140,7 @@ def fragments(columns: Sequence[Coded]) -> list[Fragments]:
 
 
 def row_texts(columns: Sequence[Coded]) -> list[pa.StringArray]:
-    """Return the texts of the columns in their order, a text a row."""
+    """Combine columns, in their order, into few columns with a text for each row."""
     return [found.of() for found in fragments(columns)]
 
 
@@ -177,13 +177,13 @@ _TOP_LEVEL = {"rank", "kind", "name", "start_ns", "duration_ns"}
 _MANY_VALUED = (
     "sequence", "cpu_ns", "launch_ns", "match", "wait_ns", "transfer_ns", "self_ns", "self_cpu_ns",
 )  # fmt: skip
-"""Columns with about as many values as spans; the others come as fragments."""
+"""Columns with about as many values as spans; all other columns become fragments."""
 _LAST = "track"
-"""Always applies, so it can close the event without a comma."""
+"""Column that applies to every span, so it can close the event without a comma."""
 
 
 def chrome_head(drawing: Drawing) -> Head:
-    """Return the timeline's record, and what ranks, tracks and marks are called."""
+    """Return the head of the file: the timeline's record, names of ranks and tracks, and marks."""
 
     def make() -> tuple[int, bytes]:
         records = [_timeline_event(drawing), *_metadata(drawing), *_marks(drawing)]
@@ -195,7 +195,7 @@ def chrome_head(drawing: Drawing) -> Head:
 
 
 def chrome_blocks(drawing: Drawing) -> Iterator[Block]:
-    """Yield what follows the head, in order. Pieces are independent: any thread may make them."""
+    """Yield the blocks after the head, in order; independent, so that any worker may make them."""
     axes = _Axes(drawing.timeline.origin_ns, tid_base(drawing.timeline.layout))
     for shard in drawing.shards:
         for rows in row_blocks(shard.num_rows):
@@ -211,7 +211,7 @@ def chrome_blocks(drawing: Drawing) -> Iterator[Block]:
 
 @dataclass(frozen=True)
 class _Axes:
-    """Where an event stands: times from an origin, tracks from a first number."""
+    """Origins of an event's place: times count from `origin_ns`, tracks from `first_tid`."""
 
     origin_ns: int
     first_tid: int
@@ -245,7 +245,9 @@ def _meta(name: str, pid: int, tid: int, args: dict[str, Json]) -> dict[str, Jso
 
 
 def tid_base(layout: Layout) -> int:
-    """Lift thread ids above all ranks: a thread whose id is its process's is drawn first."""
+    """Return a number above all ranks to add to thread ids: viewers draw a thread first whose id is
+    that of its process.
+    """
     return 10 ** len(str(layout.world_size - 1)) if layout.world_size > 10 else 0
 
 
@@ -272,7 +274,7 @@ def _marks(drawing: Drawing) -> Iterator[dict[str, Json]]:
 def _chain(drawing: Drawing, axes: _Axes) -> Iterator[dict[str, Json]]:
     """Yield the chain's slices, on a process of the whole job, and arrows from its spans.
 
-    An arrow is there where its slice begins, or where its span ends if that is earlier.
+    An arrow lies where its slice begins, or where its span ends if that is earlier.
     """
     if not drawing.chain:
         return
@@ -339,7 +341,7 @@ def _span_block(spans: pa.Table, laid: pa.Table, axes: _Axes, rows: slice) -> me
 
 
 def _few_valued(table: pa.Table, tid: Integers) -> tuple[list[Fragments], list[Fragments]]:
-    """Return what stands before and behind the numbers of each row's event."""
+    """Return the texts before and after the many-valued numbers of each row's event."""
     head = [
         coded_texts(table, "name", ',\n{{"ph":"X","name":{},'),
         coded_texts(table, "kind", '"cat":{},'),
@@ -366,7 +368,7 @@ def _text_of(pieces: list[pa.StringArray]) -> memoryview:
 
 
 def _arrow_blocks(drawing: Drawing, axes: _Axes) -> Iterator[Block]:
-    """Yield all arrows' starts, then all their finishes: at one time a start comes first."""
+    """Yield all arrows' starts, then all finishes, so that of equal times a start comes first."""
     arrows = drawing.arrows
     for phase, shards, time_of in (
         ('"ph":"s"', drawing.by_shard(arrows.start_row, arrows.distinct_starts()), arrows.start_ns),

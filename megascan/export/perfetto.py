@@ -1,14 +1,15 @@
 """Write Perfetto protobuf: exact nanoseconds, a tree of tracks, typed arguments, interned texts.
 
-**Packets** (`protobuf.py` makes their bytes). A slice is two packets, its begin (name, category,
-arguments, leaving arrows) and its end (arriving arrow: its target may have begun before the arrow's
-source). The engine sorts packets by time and keeps the file's order at a tie, so within a block
-come first the ends, then the begins (longer first), then the ends of slices of no length: a slice
-that ends where another begins is closed before it. Blocks refer only to texts of the file's first
-packets, so they are made independently; those few (tracks, texts, the timeline's record, marks) are
-made one by one with Perfetto's own classes. Times are ns from the timeline's origin.
+**Packets** (`protobuf.py` makes their bytes). A slice is two packets: its begin (name, category,
+arguments, leaving arrows) and its end (an arriving arrow, as the slice may have begun before the
+arrow's source). The engine sorts packets by time and keeps the file's order for equal times. So a
+block has first the ends, then the begins (longer first), then the ends of slices of no length: a
+slice that ends where another begins is closed before the other begins. Blocks refer only to texts
+of the file's first packets, so blocks are made independently. The few first packets (tracks, texts,
+the timeline's record, marks) are made one by one with Perfetto's own classes. Times are ns from the
+timeline's origin.
 
-**Tracks.** Viewers sort what is not ordered explicitly by name, so every level says its order:
+**Tracks.** Viewers sort tracks without an explicit order by name, so every level gives its order:
 
     run r-2024…                        root: its row shows the job's iterations
       DP0                              a group's row shows its iterations
@@ -17,8 +18,8 @@ made one by one with Perfetto's own classes. Times are ns from the timeline's or
             iteration, compute, collective, …, curves
 
 Rows stay visible when collapsed, so a rank's row repeats its iterations with their wait share. A
-group's row spans from its first member's start to its last member's end, cut at its next iteration,
-and names the member that waited least: the one the others waited for.
+slice in a group's row goes from its first member's start to its last member's end, cut at the
+group's next iteration, and names the member that waited least: the other members waited for it.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, TIMELINE_EVENT
 from megascan.timeline import codes, distinct, numbers, rows_alike
 
 ROOT = 1
-"""Uuid of the root track; the others follow in the order of the tree."""
+"""Uuid of the root track; uuids of all other tracks follow in the order of the tree."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,10 @@ class TrackNode:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackTree:
-    """All tracks, and where to find those that something is drawn on.
+    """All tracks, and the uuids of tracks on which something is drawn.
 
-    `levels` gives the uuid of each rank's group, from the root inwards; `kinds` is keyed by rank
-    and track number, `curves` by rank and the curve's name, `marks` by rank.
+    `levels` has the uuid of each rank's group on each level, from the root inwards; `kinds` is
+    keyed by rank and track number, `curves` by rank and the curve's name, `marks` by rank.
     """
 
     nodes: tuple[TrackNode, ...]
@@ -114,7 +115,7 @@ class TrackTree:
     curves: dict[tuple[int, str], int]
     marks: dict[int, int]
     chain: int
-    """0 where there is none."""
+    """Uuid of the track of the chain, 0 without a chain."""
 
 
 def build_tree(drawing: Drawing) -> TrackTree:
@@ -209,8 +210,8 @@ def descriptor_packets(tree: TrackTree) -> Iterator[TracePacket]:
 class SummarySlices:
     """Slices of one iteration on one track each, every array of shape (slice,).
 
-    `wait_ratio` is the mean wait share of `num_ranks` ranks, and `least_waiting_rank` the one with
-    the smallest; -1 both where waits are unknown.
+    `wait_ratio` is the mean wait share of `num_ranks` ranks, `least_waiting_rank` the rank with the
+    smallest wait share; both are -1 where waits are unknown.
     """
 
     track_uuid: Integers
@@ -235,7 +236,7 @@ def summarise(drawing: Drawing, tree: TrackTree) -> SummarySlices:
 
 
 def _rank_iterations(drawing: Drawing) -> tuple[pa.Table, Floats]:
-    """Return the iteration spans and the wait share of each, -1 where it is unknown."""
+    """Return the iteration spans and the wait share of each, -1 for an unknown share."""
     spans = drawing.iterations
     shares = np.full(spans.num_rows, float(NOT_APPLICABLE))
     for curve in drawing.counters:
@@ -248,9 +249,7 @@ def _rank_iterations(drawing: Drawing) -> tuple[pa.Table, Floats]:
 
 
 def _grouped(spans: pa.Table, shares: Floats, uuid_of_rank: Mapping[int, int]) -> SummarySlices:
-    """Make one slice a (track, iteration): rows sorted so that a group's least waiting rank is
-    first.
-    """
+    """Make one slice for each (track, iteration); `uuid_of_rank` is the track of each rank."""
     rank, iteration = numbers(spans, "rank"), numbers(spans, "iteration")
     ranks = np.array(sorted(uuid_of_rank), dtype=np.int64)
     uuids = np.array([uuid_of_rank[each] for each in ranks.tolist()], dtype=np.int64)
@@ -282,14 +281,14 @@ def _grouped(spans: pa.Table, shares: Floats, uuid_of_rank: Mapping[int, int]) -
 
 
 def _cut(track: Integers, begin: Integers, end: Integers) -> Integers:
-    """Cut ends so that each slice is over when the next of its track begins."""
+    """Cut ends so that each slice is over when the next slice of its track begins."""
     limit = np.append(np.where(np.diff(track) == 0, begin[1:], end[:-1]), end[-1:])
     cut: Integers = np.maximum(np.minimum(end, limit), begin)
     return cut
 
 
 SUMMARY_CATEGORY = "summary"
-"""Category of the slices that are no spans: iterations of ranks and groups."""
+"""Category of slices that are not spans: iterations of ranks and groups."""
 RECORD_CATEGORY = "megascan"
 RECORD_ARGUMENT = "json"
 """The timeline's record is the text of this argument of an instant on the root track."""
@@ -342,12 +341,12 @@ def intern(texts: Mapping[str, list[str]], summary: SummarySlices) -> Interned:
 
 
 def iteration_name(iteration: int) -> str:
-    """Name of a summary slice."""
+    """Return the name of a summary slice."""
     return f"iteration {iteration}"
 
 
 def head(drawing: Drawing, tree: TrackTree, interned: Interned) -> Trace:
-    """Return the packets that stand first."""
+    """Return the first packets of the file: tracks, texts, the timeline's record, marks."""
     trace = Trace(packet=descriptor_packets(tree))
     _add_texts(trace, interned)
     _add_record(trace, drawing)
@@ -389,10 +388,10 @@ def _add_mark(trace: Trace, mark: Mark, track: int, origin_ns: int) -> None:
 
 
 def _chain_block(drawing: Drawing, track: int) -> bytes:
-    """Make the chain's slices, each hop inside that of its iteration; arrows end in hops.
+    """Make the chain's slices, each hop inside the slice of its iteration; arrows end in hops.
 
-    They stand behind all spans: at a tie the engine keeps the file's order, and an arrow must have
-    left before it arrives.
+    They stand after all spans: for equal times the engine keeps the file's order, and an arrow must
+    have left before it arrives.
     """
     trace, origin_ns = Trace(), drawing.timeline.origin_ns
     open_until_ns: list[int] = []
@@ -413,7 +412,7 @@ def _chain_block(drawing: Drawing, track: int) -> bytes:
 
 
 def _chain_flow(drawing: Drawing, number: int) -> int:
-    """Return the id of the arrow to a hop, behind those of all matched communication."""
+    """Return the id of the arrow to a hop; these ids follow those of matched communication."""
     return 1 + len(drawing.arrows.start) + number
 
 
@@ -441,7 +440,7 @@ def _annotate(annotation: DebugAnnotation, value: Json) -> None:
 
 
 _ARROW_BITS = 20
-"""Room for the number of arrows of one span: members of the largest group."""
+"""Bits for the number of arrows of one span, up to the members of the largest group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -465,7 +464,7 @@ class _Ends:
 
 @dataclass(frozen=True, kw_only=True)
 class _BlockEnds:
-    """Arrow ends of a block: row i has `num[i]` of them, its first one is `ids[before[i]]`."""
+    """Arrow ends of a block: row i has `num[i]` ends, with ids from `ids[before[i]]` on."""
 
     num: Integers
     before: Integers
@@ -477,8 +476,8 @@ class _BlockEnds:
 
 @dataclass(frozen=True, kw_only=True)
 class _BlockArrows:
-    """Arrows at the rows of a block: `leaving` their begins, `arriving` at their ends, and `turned`
-    by clock error, arriving at begins.
+    """Arrows at the rows of a block: arrows `leaving` begins of rows, `arriving` at ends of rows,
+    and arrows `turned` round for clock error, which arrive at begins.
     """
 
     leaving: _BlockEnds
@@ -487,11 +486,11 @@ class _BlockArrows:
 
 
 def _arrows_of_shards(drawing: Drawing) -> Iterator[tuple[_Ends, _Ends, _Ends]]:
-    """Yield what leaves, arrives and is turned at the rows of each shard."""
+    """Yield the arrows that leave, arrive and are turned round at the rows of each shard."""
     arrows = drawing.arrows
     leaving = _ends_of_shards(drawing.by_shard(arrows.start_row))
     if drawing.chain:
-        leaving = (_with_chain(drawing, ends) for ends in leaving)  # of the one shard
+        leaving = (_with_chain(drawing, ends) for ends in leaving)  # of the only shard
     arriving, turned = (
         _ends_of_shards(drawing.by_shard(arrows.finish_row, np.flatnonzero(chosen)))
         for chosen in (~arrows.turned, arrows.turned)
@@ -504,14 +503,14 @@ def _ends_of_shards(
 ) -> Iterator[_Ends]:
     """Yield the ends of arrows in each shard.
 
-    Arrows are numbered from 1: a slice with several of them needs as many ids.
+    Every arrow has an id of its own, from 1, as a slice may have several arrows.
     """
     for _, arrows, rows in by_shard:
         yield _Ends.of(rows, arrows.astype(np.int64) + 1)
 
 
 def _with_chain(drawing: Drawing, leaving: _Ends) -> _Ends:
-    """Add the arrows to the hops of the chain to those that leave the one shard."""
+    """Add the arrows that lead to hops of the chain to the arrows that leave the only shard."""
     reached = [number for number, hop in enumerate(drawing.chain) if hop.row >= 0]
     rows = np.array([drawing.chain[number].row for number in reached], dtype=np.int64)
     flows = np.array([_chain_flow(drawing, number) for number in reached], dtype=np.int64)
@@ -541,7 +540,7 @@ class _Rows:
 
 
 def perfetto_pieces(drawing: Drawing) -> tuple[Head, Iterator[Block]]:
-    """Return the file piece by piece, in order. Pieces are independent: anybody may make them."""
+    """Return the pieces of the file in order; they are independent, so any worker may make them."""
     tree = build_tree(drawing)
     summary = summarise(drawing, tree)
     interned = intern(drawing.texts, summary)
@@ -620,7 +619,7 @@ def _span_block(
 
 
 def _end_packets(rows: _Rows, chosen: Integers, arriving: _BlockEnds) -> bytes | memoryview:
-    """Make the ends of the chosen rows: in any order, they close what is innermost."""
+    """Make the end packets of the chosen rows, in any order: an end closes the innermost slice."""
     plain, reached = chosen[arriving.num[chosen] == 0], chosen[arriving.num[chosen] > 0]
     with_arrow = [*end(rows.track[reached]), *arriving_flow(arriving.of_rows(reached, 0))]
     return b"".join(
@@ -634,7 +633,10 @@ def _end_packets(rows: _Rows, chosen: Integers, arriving: _BlockEnds) -> bytes |
 def _begin_packets(
     interned: Interned, rows: _Rows, leaving: _BlockEnds, turned: _BlockEnds
 ) -> bytes | memoryview:
-    """Make the begins of a block in the order of its rows, pattern by pattern of what they hold."""
+    """Make the begin packets of a block in the order of its rows.
+
+    Rows with the same arguments and numbers of arrows are made together.
+    """
     pattern = turned.num << _ARROW_BITS | leaving.num
     for name in SPAN_ARGUMENTS:
         pattern = pattern << 1 | rows.applies[name]
@@ -650,7 +652,7 @@ def _begin_packets(
 
 
 def _begin_event(interned: Interned, rows: _Rows, part: Integers) -> list[Part]:
-    """Begin of rows to which the same arguments apply."""
+    """Make the begin events of rows to which the same arguments apply."""
     event = begin(rows.track[part], rows.name[part], rows.category[part])
     for name in SPAN_ARGUMENTS:
         if rows.applies[name][part[0]]:

@@ -1,9 +1,9 @@
 """Make the bytes of many equal protobuf messages at once, and of Perfetto's packets.
 
-Messages with the same fields have the same length if their numbers have: a varint may be padded
-with continuation bits, so every column gets the width of its largest number. A batch of messages is
-then a matrix of shape (message, byte) that numpy fills column by column, and the lengths of nested
-messages are constants:
+Messages with the same fields have the same length if their numbers have the same length. A varint
+may be padded with continuation bits, so every column gets the width of its largest number. A batch
+of messages is then a matrix of shape (message, byte) that numpy fills column by column, and the
+lengths of nested messages are constants:
 
     name 5     0x50 0x85 0x00        both as wide as 300 needs: 7 bits a byte, the lowest first,
     name 300   0x50 0xac 0x02        bit 8 of all but the last byte set
@@ -44,20 +44,20 @@ def varint(value: int) -> bytes:
 
 @cache
 def tag(field: int, wire_type: int) -> bytes:
-    """Return what stands before a field's value."""
+    """Return the tag that stands before a field's value."""
     return varint(field << 3 | wire_type)
 
 
 Unsigned = npt.NDArray[np.unsignedinteger[Any]]
-"""A column of numbers from 0 up, or with negative ones as two's complement in eight bytes."""
+"""A column of numbers from 0 up; negative numbers are two's complement in eight bytes."""
 Whole = Integers | Unsigned
-"""A column of whole numbers, as `unsigned` leaves it or not."""
+"""A column of whole numbers, before or after `unsigned`."""
 
 
 def unsigned(values: Integers) -> Unsigned:
-    """Return numbers in the fewest bytes that hold them: packets take some rows at a time of them.
+    """Return numbers in the fewest bytes that hold them, which makes taking rows for packets fast.
 
-    -1 stands for none and may become any number; a number below it leaves all in eight bytes.
+    -1 means no number and may become any number; any number below -1 keeps all in eight bytes.
     """
     if values.min(initial=0) < NOT_APPLICABLE:
         return values.view(np.uint64)
@@ -72,7 +72,7 @@ class Varints:
     width: int
 
     def fill(self, out: Bytes) -> None:
-        """Write them into (message, width) bytes."""
+        """Write the column into (message, width) bytes."""
         rest = self.values
         for place in range(self.width - 1):
             out[:, place] = rest.astype(np.uint8) | np.uint8(0x80)
@@ -88,16 +88,16 @@ class Fixed64:
     width: int = 8
 
     def fill(self, out: Bytes) -> None:
-        """Write them into (message, width) bytes."""
+        """Write the column into (message, width) bytes."""
         out.view(self.values.dtype.newbyteorder("<"))[:, 0] = self.values
 
 
 Part = bytes | Varints | Fixed64
-"""Bytes that all messages share, or a column of them."""
+"""A part of messages: bytes that all messages share, or a column of numbers."""
 
 
 def varints(values: Whole) -> Varints:
-    """Encode numbers as varints; negative ones take ten bytes, as protobuf wants."""
+    """Encode numbers as varints; negative numbers take ten bytes, as protobuf requires."""
     numbers: Unsigned = values.view(f"u{values.itemsize}")
     top = int(numbers.max(initial=0))
     width = min(max(-(-top.bit_length() // 7), 1), _LONGEST_VARINT)
@@ -117,7 +117,7 @@ def nested(field: int, parts: Sequence[Part]) -> list[Part]:
 
 
 def matrix(num_messages: int, parts: Sequence[Part]) -> Bytes:
-    """Put parts side by side, shape (message, byte): what is shared in one go, then columns."""
+    """Put parts next to each other, shape (message, byte): shared bytes in one go, then columns."""
     shared = b"".join(part if isinstance(part, bytes) else bytes(part.width) for part in parts)
     out = np.empty((num_messages, len(shared)), dtype=np.uint8)
     out[:] = np.frombuffer(shared, dtype=np.uint8)
@@ -154,7 +154,7 @@ def _binary(piece: Bytes) -> pa.BinaryArray:
 
 
 SEQUENCE = 1
-"""All packets are of one sequence: its first packet holds every text that the others refer to."""
+"""Number of the only packet sequence; its first packet has all texts that packets refer to."""
 STARTS_STATE, NEEDS_STATE = 3, 2
 
 
@@ -208,7 +208,7 @@ def _event(kind: EventType, track: Whole) -> list[Part]:
 
 
 def int_argument(name: int, value: Whole) -> list[Part]:
-    """Return an argument with whole numbers; `name` is that of its interned name."""
+    """Return an argument with whole numbers; `name` is the number of its interned name."""
     return _argument(name, tag(_INT, VARINT), varints(value))
 
 

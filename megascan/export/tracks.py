@@ -2,19 +2,19 @@
 
 Titles and numbers make any viewer order ranks by DP, PP, TP. Each rank and kind has a track.
 
-**Lanes.** A slice viewer stacks the slices of a track, so any two of them must be disjoint or
-nested. Spans of one rank and kind nearly always are; asynchronous communication and clock
-corrections make exceptions. Only where they occur is a kind spread over several tracks (lanes):
+**Lanes.** A slice viewer stacks the slices of a track, so any two slices must be disjoint or
+nested. Spans of one rank and kind nearly always are, except for asynchronous communication and
+after clock corrections. Only where spans cross is a kind spread over several tracks (lanes):
 
     cluster    spans of a track that overlap in one chain (disjoint from all other spans)
     depth      number of open spans when a span begins, and just before it ends
 
-A cluster nests if and only if every span has the same depth at both its ends. Where that fails,
-the spans that end less deep than they began (they outlive an earlier span) move to further lanes;
-if that does not mend the cluster, all of it does. Further lanes hold disjoint spans only: with D
-spans open at most, span i of the cluster takes over the lane of the span that ended (i − D)-th,
-which has ended by then because at most D are open. All of it is sorting and counting; the cost
-is a few passes over the spans whatever their number.
+A cluster nests if and only if every span has the same depth at both its ends. If a cluster does not
+nest, the spans that end less deep than they began (they outlive an earlier span) move to further
+lanes; if the rest still does not nest, the whole cluster moves. Further lanes hold disjoint spans
+only: with D spans open at most, span i of the cluster takes over the lane of the span that ended
+(i − D)-th, which has ended by then because at most D spans are open. All of it is sorting and
+counting: a few passes over the spans, whatever their number.
 
     spans [0,10) [2,4) [3,6)  →  [2,4) and [3,6) cross: [3,6) begins at depth 3 and ends at 2
     lane 0: [0,10) ⊃ [2,4)        lane 1: [3,6)
@@ -23,7 +23,7 @@ is a few passes over the spans whatever their number.
 
     wait share            Σ wait of synchronous communication / duration of the iteration, 0…100 %
     collective bandwidth  Σ size / Σ transfer of the iteration's collectives, in GB/s (decimal)
-    p2p bandwidth         the same of its sends and receives
+    p2p bandwidth         Σ size / Σ transfer of the iteration's sends and receives
 
 Only iterations with an iteration span have a wait share; bandwidth counts communication with a
 known size and a transfer above 0: 8 MB in 2 ms and 4 MB in 1 ms are 12 MB / 3 ms = 4 GB/s.
@@ -67,12 +67,12 @@ from megascan.timeline import (
 from megascan.topology import Layout
 
 AXES = ("dp", "pp", "cp", "ep", "tp")
-"""Axes in the order in which ranks stand: what differs least is outermost."""
+"""Axes in the order by which ranks are sorted; replicas, which differ least, are outermost."""
 
 KIND_NUMBERS: dict[str, int] = {str(kind): number for number, kind in enumerate(Kind, start=1)}
-"""Position of a kind's track within its rank, from 1: 0 is for findings."""
+"""Position of each kind's track within a rank, from 1, as 0 is for findings."""
 CURVE_NUMBER = len(KIND_NUMBERS) + 2
-"""Position of the first curve, behind all kinds."""
+"""Position of the first curve, after all kinds."""
 
 MARK_TRACK = "finding"
 MARK_NUMBER = 0
@@ -81,7 +81,7 @@ _LANES_IN_ORDER = 10
 
 
 def axis_labels(layout: Layout, rank: int, axes: Iterable[str]) -> list[str]:
-    """Return `DP03` in a layout of 16, for each axis: padded, so that names sort like numbers."""
+    """Return a label like `DP03` for each axis, padded to the axis's size to sort like numbers."""
     place = layout.coordinates(rank)
     return [_axis_label(axis, getattr(place, axis), getattr(layout, axis)) for axis in axes]
 
@@ -92,7 +92,7 @@ def _axis_label(axis: str, place: int, size: int) -> str:
 
 
 def shown_axes(layout: Layout) -> list[str]:
-    """Return the axes that tell ranks apart; DP, PP and TP are always named."""
+    """Return the axes that titles name: DP, PP, TP, and all others of more than one rank."""
     return [axis for axis in AXES if axis in ("dp", "pp", "tp") or getattr(layout, axis) > 1]
 
 
@@ -120,15 +120,15 @@ def rank_order(layout: Layout, rank: int) -> tuple[int, ...]:
 
 
 def kind_number(kind: str) -> int:
-    """Return the position of a kind's track; unknown kinds share the one behind them all."""
+    """Return the position of a kind's track; unknown kinds share one position after all others."""
     return KIND_NUMBERS.get(kind, len(KIND_NUMBERS) + 1)
 
 
 def track_number(kind_number: int, lane: int) -> int:
-    """Number of a track within its rank: 20 for compute, 21 for its second lane, …
+    """Return a track's number within its rank: 20 for compute, 21 for the second lane of it, …
 
-    Viewers show tracks in the order of their numbers. The eleventh lane and further ones stand
-    behind everything, where there is room for any number of them.
+    Viewers show tracks in the order of their numbers. The eleventh and further lanes stand after
+    all other tracks, where there is room for any number of lanes.
     """
     if lane < _LANES_IN_ORDER:
         return kind_number * _LANES_IN_ORDER + lane
@@ -136,7 +136,7 @@ def track_number(kind_number: int, lane: int) -> int:
 
 
 def track_title(kind: str, lane: int) -> str:
-    """Return `collective`, and `collective (lane 2)` for what overlaps it without nesting."""
+    """Return a track's title: `collective`, or `collective (lane 2)` for the second lane."""
     return kind if lane == 0 else f"{kind} (lane {lane + 1})"
 
 
@@ -149,9 +149,9 @@ def assign_lanes(
 ) -> Integers:
     """Assign every span a lane, from 0, shape (span,).
 
-    `group` numbers the tracks; within a group spans stand in order of (start, -end). Where
-    `disjoint` holds, nesting is not allowed either: flow arrows bind to the innermost slice, so
-    the slices they bind to must not cover each other. Spans of no length fit anywhere: lane 0.
+    `group` numbers the tracks; within a group spans stand in the order of (start, -end). Where
+    `disjoint` holds, spans must not be nested either: flow arrows bind to the innermost slice, so
+    slices with arrows must not cover each other. Spans of no length fit anywhere and get lane 0.
     """
     lanes = np.zeros(len(group), dtype=np.int64)
     rows = np.flatnonzero(end_ns > start_ns)
@@ -168,24 +168,24 @@ def assign_lanes(
 
 
 def _narrow(group: Integers) -> npt.NDArray[np.integer]:
-    """Use 16 bits where they suffice: numpy then sorts by radix, ten times faster."""
+    """Convert to 16 bits if they suffice: numpy then sorts by radix, ten times faster."""
     return group.astype(np.uint16) if len(group) and group.max() < 2**16 else group
 
 
 def _depth_at_begin(start: Integers, end: Integers) -> Integers:
-    """Open spans once each span has begun, itself included."""
-    # ends of ordered spans are nearly in order, which a stable sort makes use of
+    """Return (span,) the number of open spans once each span has begun, itself included."""
+    # ends of ordered spans are nearly in order, which makes a stable sort fast
     ended = np.searchsorted(np.sort(end, kind="stable"), start, side="right")
     return np.arange(1, len(start) + 1) - ended
 
 
 def _outliving(start: Integers, end: Integers, depth: Integers) -> Flags:
-    """Mark the spans that are less deep at their end than at their begin: they outlive an
-    earlier one.
+    """Mark the spans that are less deep at their end than at their begin, as they outlive an
+    earlier span.
 
-    Of any set of crossing spans at least one is found, none in a set that nests.
+    In any set of crossing spans at least one is marked; in a set that nests, none.
     """
-    by_end = np.argsort(end[::-1], kind="stable")  # at one end the later span, the inner, first
+    by_end = np.argsort(end[::-1], kind="stable")  # of equal ends the later, inner span first
     by_end = len(end) - 1 - by_end
     ended_before = np.empty_like(start)
     ended_before[by_end] = np.arange(len(end))
@@ -210,13 +210,13 @@ def _spread(start: Integers, end: Integers, bad: Flags) -> Integers:
 
 
 def _clusters(start: Integers, end: Integers) -> Integers:
-    """Number of the overlapping chain each ordered span belongs to."""
+    """Number the clusters of overlapping ordered spans, (span,)."""
     reach = np.maximum.accumulate(end)
     return np.concatenate([[0], np.cumsum(start[1:] >= reach[:-1])]).astype(np.int64)
 
 
 def _disjoint_lanes(start: Integers, end: Integers) -> Integers:
-    """Assign lanes to ordered spans so that those of a lane are disjoint, cluster by cluster."""
+    """Assign lanes to ordered spans, cluster by cluster, so that spans of a lane are disjoint."""
     cluster = _clusters(start, end)
     first = group_starts(cluster)
     lanes_needed = np.maximum.reduceat(_depth_at_begin(start, end), first)[cluster]
@@ -233,7 +233,7 @@ def _disjoint_lanes(start: Integers, end: Integers) -> Integers:
 
 
 _PART_ROWS = 1 << 17
-"""Spans worked on at a time, in whole ranks: bounds the memory that sorting takes."""
+"""Spans to lay at a time, in whole ranks; this bounds the memory for sorting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,12 +246,12 @@ class TrackKey:
 
     @property
     def number(self) -> int:
-        """Return its number within the rank."""
+        """Return the track's number within its rank."""
         return track_number(kind_number(self.kind), self.lane)
 
 
 def lay_tracks(spans: pa.Table) -> tuple[npt.NDArray[np.int32], tuple[TrackKey, ...]]:
-    """Return the track number of every span within its rank, and the tracks there are, ordered."""
+    """Return the track number of every span within its rank, and all tracks in order."""
     spans = spans.select(["rank", "kind", "start_ns", "duration_ns"])
     track = np.empty(spans.num_rows, dtype=np.int32)
     used: list[TrackKey] = []
@@ -287,7 +287,7 @@ def _lay_part(spans: pa.Table) -> tuple[npt.NDArray[np.int32], list[TrackKey]]:
 class Selection:
     """Which spans to write; None stands for all.
 
-    `iterations` leaves out spans that belong to no iteration (a checkpoint after the last one).
+    `iterations` leaves out spans without an iteration (a checkpoint after the last iteration).
     """
 
     ranks: Collection[int] | None = None
@@ -296,7 +296,7 @@ class Selection:
 
     @property
     def takes_all(self) -> bool:
-        """Tell whether nothing is left out."""
+        """Return whether nothing is left out."""
         return self.ranks is None and self.iterations is None and self.kinds is None
 
     def words(self) -> str:
@@ -322,7 +322,7 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A finding to draw: a slice on a track of its own of that rank, on the common clock."""
+    """A finding to draw: a slice on the rank's track for findings, on the common clock."""
 
     rank: int
     start_ns: int
@@ -371,7 +371,7 @@ class _Iterations:
 
 
 def make_counters(spans: pa.Table) -> tuple[Counter, ...]:
-    """Make the curves of some ranks' spans, those without a value, too."""
+    """Make the curves of some ranks' spans, including curves without values."""
     spans = spans.select(_COLUMNS)
     iterations = _iteration_spans(spans)
     talk = spans.filter(pa.array(equals(spans, "kind", *map(str, COMMUNICATION_KINDS))))
@@ -382,7 +382,7 @@ def make_counters(spans: pa.Table) -> tuple[Counter, ...]:
 
 
 def joined_counters(parts: Sequence[tuple[Counter, ...]]) -> tuple[Counter, ...]:
-    """Put the curves of all shards together, ordered by rank; those without a value go."""
+    """Join the curves of all shards, ordered by rank; curves without values are left out."""
     found = []
     for curves in zip(*parts, strict=True):
         rank, iteration, time_ns, value = (
@@ -422,7 +422,7 @@ def _iteration_spans(spans: pa.Table) -> _Iterations:
 
 
 def _place(talk: pa.Table, iterations: _Iterations) -> Integers:
-    """Return the row of the iteration each span belongs to, -1 for none."""
+    """Return (span,) the row of the iteration that a span belongs to, -1 for no iteration."""
     if not len(iterations.key):
         return np.full(talk.num_rows, -1, dtype=np.int64)
     key = _keys(talk)
@@ -467,10 +467,10 @@ TEXT_COLUMNS = ("name", "kind", *(c.name for c in TIMELINE_COLUMNS if c.type == 
 
 @dataclass(frozen=True, kw_only=True)
 class Laid:
-    """What the centre has to know of a shard when its spans are laid on tracks.
+    """What the centre has to know of a shard whose spans are laid on tracks.
 
-    `end_rows` (end,) is the row, among those that are drawn, of each of its ends, -1 for none.
-    `texts` are those that its text columns may hold.
+    `end_rows` (end,) is the row of each end among the drawn rows, -1 if it is not drawn. `texts`
+    are the texts that each text column may hold.
     """
 
     num_rows: int
@@ -483,7 +483,7 @@ class Laid:
 def lay(spans: pa.Table, selection: Selection) -> tuple[pa.Table, Laid]:
     """Select spans of a shard and lay them on tracks.
 
-    The table has the track of each row that is drawn and, of a selection, which row it is.
+    The table has the track of each drawn row and, if not all rows are drawn, the row's number.
     """
     curves = make_counters(spans)
     chosen = selection.mask(spans)
@@ -508,7 +508,7 @@ def lay(spans: pa.Table, selection: Selection) -> tuple[pa.Table, Laid]:
 def drawn_rows(
     spans: pa.Table, laid: pa.Table, rows: slice | Integers
 ) -> tuple[pa.Table, Integers]:
-    """Return some of a shard's rows that are drawn, and their tracks."""
+    """Return some of a shard's drawn rows, and their tracks."""
     track = numbers(laid, "track")[rows]
     if "row" in laid.column_names:
         return spans.take(pa.array(numbers(laid, "row")[rows])), track
@@ -531,11 +531,10 @@ class DrawnShard:
 class Drawing:
     """A timeline ready for any encoder.
 
-    `timeline` has no spans: those that are drawn stay in `shards`. `iterations` are the iteration
-    spans among them. Arrows speak of ends: `end_shard` and `end_row` say where each of them stands.
-    `marks`, `counters` and hops of the `chain` are those of selected ranks; `texts` by column, in
-    the order of shards. Where there is a chain one shard holds all spans, and hops speak of its
-    rows.
+    `timeline` has no spans: the drawn spans stay in `shards`; `iterations` are the iteration spans
+    among them. Arrows name ends: `end_shard` and `end_row` say where each end stands. `marks`,
+    `counters` and hops of the `chain` are those of selected ranks; `texts` are by column, in the
+    order of shards. If there is a chain, a single shard holds all spans, and hops name its rows.
     """
 
     timeline: Timeline
@@ -556,15 +555,16 @@ class Drawing:
     def by_shard(
         self, ends: RowNumbers, arrows: Narrow | None = None
     ) -> Iterator[tuple[DrawnShard, RowNumbers, Integers]]:
-        """Yield, for each shard, which arrows have an end there and the rows of these ends.
+        """Yield for each shard the arrows that have an end there, and the rows of these ends.
 
-        `ends` (arrow,) are rows of the table of ends; all arrows are meant or some, in that order.
+        `ends` (arrow,) are rows of the table of ends; if `arrows` are given, only these count, in
+        their order.
         """
         shard = self.end_shard[ends if arrows is None else ends[arrows]]
         bounds = np.cumsum([0, *np.bincount(shard, minlength=len(self.shards))]).tolist()
         order = np.argsort(shard, kind="stable").astype(np.int32)
         own = order if arrows is None else arrows[order].astype(np.int32)
-        del shard, order, arrows  # what is not deleted stays until the last shard is written
+        del shard, order, arrows  # else they stay until the last shard is written
         for each, (low, high) in zip(self.shards, pairwise(bounds), strict=True):
             yield each, own[low:high], self.end_row[ends[own[low:high]]].astype(np.int64)
 
@@ -575,18 +575,17 @@ def make_drawing(
     marks: Sequence[Mark],
     chain: Sequence[Hop] = (),
 ) -> Drawing:
-    """Select, put on tracks, connect.
+    """Select spans, lay them on tracks, and connect them by arrows.
 
-    Arrows and curves are those of the whole timeline: a selection shows less of them, it does not
-    change what they say. A `chain` needs a timeline of one shard. Raises UsageError for a
-    selection that holds nothing.
+    Arrows and curves are computed from the whole timeline: a selection shows fewer, but does not
+    change any. A `chain` needs a timeline of one shard. Raises UsageError for an empty selection.
     """
     timeline, ends = sharded.frame, sharded.ends
     end_shard = np.empty(ends.num_rows, np.min_scalar_type(len(sharded.shards)))  # sorted by radix
     end_row = np.empty(ends.num_rows, dtype=np.int32)
     shards, found = [], []
     laying = sharded.workers.keep(lay, ((shard.spans, selection) for shard in sharded.shards))
-    arrows = find_arrows(ends)  # while others lay
+    arrows = find_arrows(ends)  # while workers lay spans
     for number, (shard, (table, laid)) in enumerate(zip(sharded.shards, laying, strict=True)):
         end_shard[shard.ends], end_row[shard.ends] = number, laid.end_rows
         shards.append(DrawnShard(shard.spans, table, laid.num_rows, shard.ranks))
@@ -622,7 +621,7 @@ def make_drawing(
 
 
 def _joined_texts(found: Sequence[Laid]) -> dict[str, list[str]]:
-    """Return the words of each column of texts in all shards, each word once."""
+    """Return the texts of each text column in all shards, each text once."""
     return {
         name: list(dict.fromkeys(text for laid in found for text in laid.texts[name]))
         for name in TEXT_COLUMNS
@@ -635,7 +634,7 @@ def _drawn_hops(
     ranks: Collection[int],
     shards: Sequence[DrawnShard],
 ) -> tuple[Hop, ...]:
-    """Return the hops that are shown, by the rows that are drawn of the one shard."""
+    """Return the hops that are shown; their rows count the drawn rows of the only shard."""
     (shard,) = shards
     laid, chosen = shard.laid.open(), None
     if "row" in laid.column_names:
@@ -647,7 +646,7 @@ def _drawn_hops(
 def _shown_ranks(
     timeline: Timeline, selection: Selection, tracks: tuple[TrackKey, ...]
 ) -> set[int]:
-    """Return the ranks that are drawn, those that recorded nothing among them."""
+    """Return the ranks that are drawn, including ranks that recorded nothing."""
     ranks = set(timeline.headers) if selection.ranks is None else set(selection.ranks)
     return ranks & set(timeline.headers) | {track.rank for track in tracks}
 

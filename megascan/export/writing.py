@@ -2,8 +2,8 @@
 
 A file gets its name only when it is complete (`megascan.overwriting`). Gzip is done block by block:
 members in a row are one gzip file, so blocks compress in parallel. isal (Intel's library) is four
-times faster than zlib at its fastest level and no larger. Members carry no time of day: same input,
-same bytes.
+times faster than zlib's fastest level, and its output no larger. Members carry no time of day, so
+the same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def gzip_member(block: bytes | memoryview) -> bytes:
 def make_block(
     make: Callable[..., bytes | memoryview], gzipped: bool, num_events: int, *arguments: object
 ) -> tuple[int, bytes]:
-    """Make the bytes of a block and encode them; return its number of events with them."""
+    """Make and encode the bytes of a block; return (num_events, bytes)."""
     return num_events, encoded(make(*arguments), gzipped)
 
 
 def encoded(block: bytes | memoryview, gzipped: bool) -> bytes:
-    """Return what is written of a block."""
+    """Return the bytes that are written for a block: gzipped or as they are."""
     return gzip_member(block) if gzipped else bytes(block)
 
 
@@ -81,7 +81,7 @@ def format_of(path: Path) -> FileFormat:
 
 
 def leftovers(path: Path) -> list[Path]:
-    """Return what killed processes have left of other timelines in the folder of `path`."""
+    """Return partial files of other timelines, left by killed processes next to `path`."""
     found = path.parent.glob(".*.part")
     endings = tuple(f"{suffix}.part" for suffix in _FORMATS)
     own = partial_of(path)
@@ -101,10 +101,10 @@ def write_timeline(
 
     The suffix decides the format: `.json` and `.json.gz` are Chrome JSON, `.pftrace` and
     `.pftrace.gz` Perfetto's protobuf. `selection` limits the spans; `marks` are drawn on tracks of
-    their own, and so is the `chain` that determines each iteration's end, whose hops name rows of
-    the whole timeline (all spans come to this process for it). The same shards give the same bytes,
-    whoever holds them. Raises UsageError for another suffix and OutputError when the file exists
-    (without `force`) or cannot be written.
+    their own, and so is the `chain` that determines each iteration's end. Its hops name rows of
+    the whole timeline, so with a chain all spans come to this process. The same shards give the
+    same bytes, wherever they are. Raises UsageError for another suffix and OutputError if the file
+    exists (without `force`) or cannot be written.
     """
     if chain and isinstance(timeline, ShardedTimeline):
         timeline = timeline.whole()
@@ -122,9 +122,9 @@ def write_timeline(
 def _written(
     head: Head, blocks: Iterable[Block], workers: Workers, gzipped: bool, output: GrowingFile
 ) -> Iterator[int]:
-    """Write each piece, in order; yield its number of events. Workers make what is not made.
+    """Write each piece, in order, and yield its number of events. Workers make unfinished blocks.
 
-    The head of thousands of ranks takes seconds: it is made when the workers have begun.
+    The head of thousands of ranks takes seconds, so it is made after the workers have begun.
     """
 
     def written_head() -> int:

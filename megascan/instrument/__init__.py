@@ -1,19 +1,19 @@
-"""Instrumentation from outside: a table of places in other people's code, wrapped while a run is
-traced and put back afterwards.
+"""Instrument a job from outside: wrap places in other people's code while a run is traced, and put
+them back afterwards.
 
-Owns what becomes a span, and what its name, group, microbatch and running number are. Fed by the
-running job (megatron.core, torch.distributed, torch.nn); feeds `megascan.tracer`. Names come from
-`megascan.vocabulary`.
+Owns what becomes a span, and the span's name, group, microbatch and running number. Called by the
+running job (megatron.core, torch.distributed, torch.nn); hands spans to `megascan.tracer`. Names
+come from `megascan.vocabulary`.
 
-    table.py        the places: start reading here, add a line to trace something new
+    table.py        the table of places: start here, add a line to trace something new
     place.py        how a place is wrapped and put back; where a rank is within an iteration
     megatron.py     passes, modules, messages, optimizer, garbage collections of Megatron-Core
     collectives.py  process groups by id, layout of a device mesh; torch.distributed's collectives;
                     the gradient reduction of DDP
-    functional.py   torch's functional collectives, which DTensor communicates by
+    functional.py   torch's functional collectives, which DTensor uses
     layers.py       which layers of a model are alike
     plain_torch.py  models of plain PyTorch, through hooks
-    updates.py      finished gradients and the optimizer's step, whoever wrote the trainer
+    updates.py      finished gradients and the optimizer's step, with any trainer
     starting.py     `start`, the one call a trainer makes; what all ranks agree on first
 """
 

@@ -1,20 +1,19 @@
-"""Collectives of torch.distributed: group, running number, bytes; coalesced and asynchronous ones.
+"""Record collectives of torch.distributed: group, running number, bytes; also coalesced and async.
 
 Process groups have ids (`Groups`). megatron.core keeps its groups as module variables of
 `parallel_state`; two communicators over the same ranks (data parallel with and without context
-parallel, say) are told apart by their axis. A device mesh names its dimensions as torch's own
-examples and torchtitan do; several dimensions of data parallelism (replicated and sharded) are one
-axis to us.
+parallel, say) have different axes. A device mesh must name its dimensions as torch's own examples
+and torchtitan do; several dimensions of data parallelism (replicated and sharded) are one axis.
 
-A synchronous collective is bracketed where it is executed; it stands on the overlapped track where
-that is a stream of its own, as FSDP has them. An asynchronous one is recorded from its
-launch to its completion on the overlapped track, and the handle given to the caller is a stand-in
-that still does what the caller expects of it.
+The span of a synchronous collective brackets its execution; it stands on the overlapped track if
+the collective runs on a separate stream, as FSDP's do. An asynchronous collective is recorded from
+its launch to its completion on the overlapped track, and its caller gets a stand-in for the work,
+which behaves as the work does.
 
-DistributedDataParallel reduces its buckets in C++, where nothing can be seen. Given a communication
-hook it leaves them to Python. The hook here does what the reducer does by itself: the same
-division, then the same all-reduce over the same group, asynchronous as before. NCCL divides on the
-way where that changes no bit.
+DistributedDataParallel reduces its buckets in C++, where nothing can be seen. If it is given a
+communication hook, it leaves them to Python. The hook here does what the reducer does by itself:
+the same division, then the same all-reduce over the same group, asynchronous as before. NCCL does
+the division on the way if that changes no bit.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def axes_of(mesh: DeviceMesh) -> list[str]:
-    """Return the axis of each mesh dimension, outermost first; ConfigError for unknown names."""
+    """Return each mesh dimension's axis, outermost first. Raises ConfigError for unknown names."""
     names = mesh.mesh_dim_names
     unknown = [name for name in names or () if name not in MESH_AXES]
     if not names or unknown:
@@ -60,7 +59,7 @@ def axes_of(mesh: DeviceMesh) -> list[str]:
 def topology_of(mesh: DeviceMesh, rank: int) -> tuple[Layout, Coordinates]:
     """Return the layout of a mesh over all ranks, and the place of a rank in it.
 
-    Raises ConfigError when the mesh does not hold every rank, or not in the order of a grid.
+    Raises ConfigError if the mesh does not hold every rank in the order of a grid.
     """
     axes, sizes = axes_of(mesh), mesh.mesh.shape
     merged: dict[str, int] = {}
@@ -79,7 +78,7 @@ def topology_of(mesh: DeviceMesh, rank: int) -> tuple[Layout, Coordinates]:
 
 
 def _is_split(axes: list[str]) -> bool:
-    """Tell whether an axis stands in two places with another between."""
+    """Return whether an axis stands in two places with another axis between them."""
     runs = [axis for number, axis in enumerate(axes) if not number or axes[number - 1] != axis]
     return len(runs) != len(set(runs))
 
@@ -87,8 +86,9 @@ def _is_split(axes: list[str]) -> bool:
 class Groups:
     """Names and members of the process groups this rank belongs to.
 
-    Read once, when tracing starts; a group made later is named when it is first used. A device
-    mesh names the groups of its dimensions; `all_data_parallel` says that there is no other axis.
+    Groups are read when tracing starts; a group made later is named when it is first used. A device
+    mesh names the groups of its dimensions. `all_data_parallel` says that data parallelism is the
+    only axis.
     """
 
     def __init__(self, mesh: DeviceMesh | None = None, *, all_data_parallel: bool = False) -> None:
@@ -102,25 +102,25 @@ class Groups:
         self._read_others()
 
     def _read_mesh(self, mesh: DeviceMesh) -> None:
-        """Name the groups of the mesh; dimensions of one axis differ: `dp`, `dp-dp_shard`."""
+        """Name the groups of the mesh; several dimensions of an axis add a name: `dp-dp_shard`."""
         names, axes = mesh.mesh_dim_names or (), axes_of(mesh)
         for name, axis in zip(names, axes, strict=True):
             self._enter(mesh.get_group(name), axis if axes.count(axis) == 1 else f"{axis}-{name}")
 
     def _read_registry(self) -> None:
         parallel_state = sys.modules.get("megatron.core.parallel_state")
-        if parallel_state is None:  # a trainer without megatron.core
+        if parallel_state is None:  # the trainer does not use megatron.core
             return
         from torch.distributed import distributed_c10d
 
-        alive = distributed_c10d._world.pg_names  # megatron.core keeps some that were destroyed
+        alive = distributed_c10d._world.pg_names  # megatron.core keeps destroyed groups
         for variable, axis in AXIS_OF_VARIABLE.items():
             group = getattr(parallel_state, variable, None)
             if group is not None and not isinstance(group, list) and group in alive:
                 self._enter(group, axis)
 
     def _read_others(self) -> None:
-        """Name the world, and groups that the trainer made itself."""
+        """Name the world, and all groups that the trainer itself has made."""
         from torch.distributed import distributed_c10d, group
 
         if group.WORLD is not None:
@@ -154,8 +154,8 @@ class Groups:
         return self._enter(group, f"dp-{axis}" if self._is_whole(group) else axis)
 
     def _is_whole(self, group: ProcessGroup) -> bool:
-        """Tell whether a group is one more of all ranks, which are all data parallel: those of some
-        may be anything, experts say.
+        """Return whether a group holds all ranks of a job that is all data parallel; groups of some
+        ranks may have any purpose, experts for example.
         """
         import torch.distributed as dist
 
@@ -170,7 +170,7 @@ class Groups:
         return len(self._members[name])
 
     def is_data_parallel(self, name: str) -> bool:
-        """Tell whether gradients and parameters travel over this group."""
+        """Return whether gradients and parameters travel over a group."""
         return self._all_data_parallel or is_data_parallel(name)
 
     @property
@@ -181,15 +181,15 @@ class Groups:
 
 ALL_TO_ALL = "all_to_all"
 _NOWHERE = sys.maxsize
-"""Position of a parameter that a function does not have."""
+"""Position of a parameter that the function does not have."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A function of torch.distributed: the name we give it and the argument that is its payload.
+    """A function of torch.distributed: our name for it, and the argument that is its payload.
 
-    `result` is the argument that is complete afterwards, where that is one tensor. `coalesces` says
-    that inside a coalescing manager it is only noted down, and launched later.
+    `result` is the argument that is complete afterwards, if that is one tensor. `coalesces` says
+    that the function, inside a coalescing manager, only notes the call, to be launched later.
     """
 
     function: str
@@ -222,9 +222,9 @@ OPERATIONS = (
 
 
 def argument_reader(function: Function, name: str | None) -> Callable[[Call], object]:
-    """Return a function that reads one argument of a call, by name or position; None if not given.
+    """Return a function that reads one argument of a call, by name or position, None if not given.
 
-    Binding a call to the whole signature takes ten times as long.
+    Binding a call to the whole signature would take ten times as long.
     """
     position = _position(function, name)
 
@@ -266,10 +266,10 @@ _Manager: TypeAlias = AbstractContextManager[object]
 
 
 class PendingWork:
-    """Stands for an asynchronous work: the caller's wait is also the latest end of its span.
+    """Stand-in for an asynchronous work; the caller's wait is the latest end of the work's span.
 
-    It keeps the tensors alive until the caller's own wait: waiting for the work on another stream
-    to time it ends the protection that torch gives their memory.
+    It keeps the tensors alive until the caller's own wait: torch's protection of their memory ends
+    when the timer waits for the work on another stream.
     """
 
     def __init__(
@@ -283,11 +283,11 @@ class PendingWork:
         self._result: object = None
 
     def keep_result(self, result: object) -> None:
-        """Keep the tensor that is complete once the work is done."""
+        """Keep the tensor that is complete when the work is done."""
         self._result = result
 
     def wait(self, *arguments: object) -> object:
-        """Wait as the work does."""
+        """Wait for the work, and end its span if nothing has ended it yet."""
         done = self._work.wait(*arguments)
         self._keep, result, self._result = None, self._result, None
         if not self._watched and self._span.end is None:
@@ -298,7 +298,7 @@ class PendingWork:
         return done
 
     def mark_done_here(self) -> None:
-        """Mark the end: the current stream has waited for the work."""
+        """End the span now, as the current stream has waited for the work."""
         if self._watched or self._span.end is not None:
             return
         try:
@@ -313,7 +313,7 @@ class PendingWork:
 
 @dataclass(slots=True)
 class _Coalescing:
-    """A set under way: what was noted down inside it."""
+    """A coalesced set under way, and what was noted inside it."""
 
     group: ProcessGroup | None
     operation: str = ""
@@ -324,8 +324,8 @@ class _Coalescing:
 class Collectives:
     """Wraps the collectives of torch.distributed.
 
-    `base` records those over data-parallel groups only: the reduction of gradients and the
-    gathering of parameters.
+    Granularity `base` records only collectives over data-parallel groups: the reduction of
+    gradients and the gathering of parameters.
     """
 
     def __init__(
@@ -381,7 +381,7 @@ class Collectives:
         return self._outermost(original, around(tracer, original, enter, leave))
 
     def _outermost(self, original: Function, traced: Function) -> Function:
-        """Leave alone what another collective calls: it is part of that one."""
+        """Record only outermost calls: a collective that another collective calls is part of it."""
         inside = self._inside
 
         @functools.wraps(original)
@@ -397,8 +397,8 @@ class Collectives:
         return call
 
     def buffers(self, original: Function) -> Function:
-        """Wrap what DDP does at the begin of a forward: C++ sends the buffers of the first rank to
-        all, and whoever comes before that rank waits for it inside its forward.
+        """Wrap what DDP does at the begin of a forward: C++ sends the first rank's buffers to all
+        ranks, and a rank that comes before the first rank waits for it inside its own forward.
         """
         tracer = self._tracer
 
@@ -419,8 +419,8 @@ class Collectives:
         return around(tracer, original, enter, leave)
 
     def note_exchange(self, operation: str) -> None:
-        """Let an exchange of all with all end the knowledge of tokens where nobody says which ranks
-        share experts: a router may send some of them more than others.
+        """Note that the tokens of a pass are unknown if an all-to-all may belong to experts: a
+        router may send more tokens to some ranks than to others.
         """
         if operation == ALL_TO_ALL and not self._knows_experts:
             self._tracer.note_tokens(0)
@@ -428,7 +428,8 @@ class Collectives:
     def _note_down(
         self, operation: Operation, group: ProcessGroup | None, payload: object, call: Call
     ) -> bool:
-        """Tell whether the call belongs to a coalesced set, which will be recorded as one."""
+        """Add the call to the coalesced set under way on its group; return False if there is none.
+        """
         for coalescing in self._coalescing:
             if _same_group(coalescing.group, group):
                 coalescing.operation = operation.name
@@ -438,7 +439,7 @@ class Collectives:
         return False
 
     def _name_if_wanted(self, group: ProcessGroup | None) -> str | None:
-        """Return the id of a group to record: not of one member; in `base` data parallel only."""
+        """Return the id of a group; None if it has one member, or `base` does not record it."""
         name = self._groups.name(group)
         if self._groups.num_members(name) < 2:
             return None
@@ -453,9 +454,9 @@ class Collectives:
         return arguments
 
     def described(self, operation: str, group: ProcessGroup, size_bytes: int) -> Arguments | None:
-        """Return the arguments of a collective of this group; None where it is not to be recorded.
+        """Return the arguments of a collective of this group; None if it is not to be recorded.
 
-        It then has a number of its own, so the caller records it.
+        The collective gets the next running number, so the caller must record it.
         """
         name = self._name_if_wanted(group)
         return None if name is None else self._describe(operation, name, size_bytes)
@@ -476,7 +477,7 @@ class Collectives:
         return PendingWork(work, self._tracer, span, watched, keep)
 
     def coalescing_manager(self, original: Function) -> Function:
-        """Wrap `_coalescing_manager`: what is launched inside it becomes one span."""
+        """Wrap `_coalescing_manager`: all that is launched inside it becomes one span."""
 
         def traced(
             group: ProcessGroup | None = None, *positional: object, **named: object
@@ -487,7 +488,7 @@ class Collectives:
         return traced
 
     def begin_set(self, group: ProcessGroup | None) -> _Coalescing:
-        """Begin a coalesced set: from now on, note down what is called on this group."""
+        """Begin a coalesced set: note all calls on this group from now on."""
         self._coalescing.append(_Coalescing(group))
         return self._coalescing[-1]
 
@@ -496,7 +497,9 @@ class Collectives:
         self._coalescing = [other for other in self._coalescing if other is not coalescing]
 
     def launch_set(self, coalescing: _Coalescing) -> tuple[Arguments, Mark] | None:
-        """Take the set that is about to be launched; None when it is not to be recorded."""
+        """Return arguments and begin of a set that is about to be launched; None if it is not to be
+        recorded.
+        """
         name = self._name_if_wanted(coalescing.group)
         if name is None or not coalescing.operation or not self._tracer.active:
             return None
@@ -524,7 +527,7 @@ class Collectives:
 
 
 class _CoalescedSet:
-    """A coalescing manager that is recorded; to the caller it is the original."""
+    """A recorded coalescing manager, which behaves like the original."""
 
     def __init__(
         self, collectives: Collectives, manager: _Manager, group: ProcessGroup | None
@@ -577,7 +580,7 @@ def _same_group(one: ProcessGroup | None, other: ProcessGroup | None) -> bool:
 
 
 class _Bucket(Protocol):
-    """What is used of torch.distributed.GradBucket."""
+    """The part of torch.distributed.GradBucket that is used here."""
 
     def buffer(self) -> torch.Tensor:
         """Return all gradients of the bucket as one flat tensor."""
@@ -587,7 +590,7 @@ logger = logging.getLogger("megascan")
 
 
 def reduces_in_backward(model: torch.nn.Module) -> bool:
-    """Tell whether a backward pass of the model ends with waiting for reduced gradients."""
+    """Return whether a backward pass of the model ends with waiting for reduced gradients."""
     from torch.nn.parallel import DistributedDataParallel
 
     sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
@@ -595,14 +598,14 @@ def reduces_in_backward(model: torch.nn.Module) -> bool:
 
 
 def reduces_now(model: torch.nn.Module) -> bool:
-    """Tell whether the backward pass under way reduces gradients: not inside DDP's `no_sync`."""
+    """Return whether the backward pass under way reduces gradients: not inside DDP's `no_sync`."""
     return bool(getattr(uncompiled(model), "require_backward_grad_sync", True))
 
 
 def replica_of(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the DDP model that holds a model, else the model.
+    """Return the DDP model that wraps a model, or the model itself if there is none.
 
-    Trainers hand out what is inside; what reduces its gradients is what is outside.
+    Trainers hand out the inner model, but the DDP model around it reduces the gradients.
     """
     from torch.nn.parallel import DistributedDataParallel
 
@@ -613,16 +616,16 @@ def replica_of(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model that `torch.compile` was given; other models as they are."""
+    """Return the model that `torch.compile` was given; return any other model as it is."""
     inside: torch.nn.Module = getattr(model, "_orig_mod", model)
     return inside
 
 
 def reduce_visibly(model: torch.nn.Module) -> None:
-    """Have a DDP model reduce its gradients through torch.distributed; others are left alone.
+    """Have a DDP model reduce its gradients through torch.distributed; ignore other models.
 
-    The hook stays when tracing ends: DDP cannot be given its own way back. A model that has a hook
-    already keeps it.
+    The hook stays when tracing ends, as DDP has no way to remove it. A model that already has a
+    hook keeps its hook.
     """
     from torch.nn.parallel import DistributedDataParallel
 
@@ -658,7 +661,7 @@ def _all_reduce(
         raise RuntimeError("an asynchronous all-reduce returned no work")
 
     def first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        if isinstance(work, PendingWork):  # a future's callback has a stream that waits for it
+        if isinstance(work, PendingWork):  # a callback runs on a stream that waits for the work
             work.mark_done_here()
         return future.value()[0]
 
@@ -667,10 +670,10 @@ def _all_reduce(
 
 
 def _scales_exactly(buffer: torch.Tensor, group: ProcessGroup, num_ranks: int) -> bool:
-    """Tell whether NCCL may scale what it reads, which spares a pass over all gradients.
+    """Return whether NCCL may scale what it reads, which saves a pass over all gradients.
 
-    A product with a power of two is the same number whoever computes it; in half precision NCCL's
-    sums of such products are not the sums of the products, bit for bit (tried with 2.28).
+    A product with a power of two is exact, so it does not matter who computes it. But in half
+    precision, NCCL's sums of scaled values differ from sums of values scaled before (NCCL 2.28).
     """
     import torch
     import torch.distributed as dist

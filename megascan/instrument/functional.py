@@ -1,12 +1,12 @@
-"""Functional collectives of torch: what DTensor communicates, torchtitan's tensor parallelism, say.
+"""Record torch's functional collectives, by which DTensor communicates (as in torchtitan).
 
     funcol.all_reduce(x) ──► a tensor that is not there yet ──► wait_tensor ──► y = x + it
     └── begin                                                            end ──┘
 
-The result is waited for by its first use, through `wait_tensor`: the span lasts from the call
-until then. Where it is waited for in another layer or pass, it stands on the overlapped track, with
-an end that is a bound: nobody knows how long it was waited for. Code that is being compiled is
-passed over: what is put around a function would break its graph.
+The first use of the result waits for it through `wait_tensor`: the span lasts from the call until
+then. If that is in another layer or pass, the span stands on the overlapped track, and its end is
+only a bound: how long the rank waited is unknown. Code that is being compiled is not traced: a
+wrapper around a function would break its graph.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FUNCTIONS = {
     "reduce_scatter_single": "reduce_scatter",
     "all_to_all_single": ALL_TO_ALL,
 }
-"""Functions by their names in torch, old ones and new ones, and what they do."""
+"""Our operations by the functions' names in torch, old and new."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class _Begun:
     arguments: Arguments
     place: tuple[object, ...]
     waited: Mark = None
-    """When its own call waited for it, where it did."""
+    """When the collective's own call waited for it; None if it did not."""
 
 
 @dataclass(eq=False)
@@ -62,15 +62,15 @@ class FunctionalCollectives(IterationListener):
     collectives: Collectives
     _under_way: list[_Begun] = field(default_factory=list)
     _pending: dict[int, _Begun] = field(default_factory=dict)
-    """By the storage of the result."""
+    """Launched collectives by the storage of their results."""
 
     def iteration_begins(self) -> None:
-        """Forget what nobody has waited for, and calls that ended with an exception."""
+        """Forget collectives that were not waited for, and calls that ended with an exception."""
         self._under_way.clear()
         self._pending.clear()
 
     def places(self) -> list[Place]:
-        """Return what is to be wrapped."""
+        """Return the places to wrap."""
         return [
             *(
                 Place(module=MODULE, attribute=name, wrap=self._wrap(operation))
@@ -88,7 +88,7 @@ class FunctionalCollectives(IterationListener):
 
         @functools.wraps(original)
         def traced(*positional: object, **named: object) -> object:
-            if _is_compiling() or not tracer.active or self._under_way:  # of another of them
+            if _is_compiling() or not tracer.active or self._under_way:  # inside another of these functions
                 return original(*positional, **named)
             begun = None
             try:
@@ -180,8 +180,8 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def process_group(given: object) -> ProcessGroup | None:
-    """Return the group that a functional collective is given: itself, its name, a mesh or one
-    dimension of it; None for lists of ranks, which have no group that could be named.
+    """Return the group that a functional collective was given: as a group, by name, or as a mesh or
+    a mesh dimension. Return None for lists of ranks, which have no named group.
     """
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh

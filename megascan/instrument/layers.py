@@ -1,21 +1,21 @@
 """Tell which layers of a model are alike, so that stages of a pipeline can be compared.
 
 Problem: a stage that is one rank, or one host, has no peer that does the same work. Its layers may
-be compared with those of other stages, but only if they are of one kind: in a hybrid model every
-eighth layer may be another one, and no device is slow for that.
+be compared with layers of other stages, but only if they are of the same kind: in a hybrid model
+every eighth layer may be different, and a device with such a layer is not slow.
 
-Idea: a layer's kind is a digest of what its modules are: where each stands, its class, the shapes
-and types of its parameters, and its plain settings (window of attention, dropout, an activation's
-name). What counts layers (`layer_number`, `layer_idx`) is left out, and so is what changes while it
-runs (private attributes).
+Idea: a layer's kind is a digest of its modules: the place of each module, its class, the shapes and
+types of its parameters, and its plain settings (window of attention, dropout, an activation's
+name). Numbers of layers (`layer_number`, `layer_idx`) are left out, and so are attributes that
+change while the model runs (private attributes).
 
     layer 1  self_attention: Attention, qkv (3072, 1024) …; mlp: MLP, fc1 (4096, 1024) …   5f1c09ab
-    layer 2  the same                                                                      5f1c09ab
+    layer 2  equal to layer 1                                                              5f1c09ab
     layer 3  self_attention: …, window_size (128, 0); mlp: …                               c07d51e2
 
-How long a layer of experts takes depends on the tokens that a router sends there, on each layer
-others: it has no kind. Nobody knows either what code makes of an equal module, so a verdict calls
-layers of one kind evidence.
+A layer of experts has no kind: how long it takes depends on the tokens that a router sends there,
+and these differ between layers. Equal modules may also run different code, so for a verdict layers
+of one kind are only evidence.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     import torch
 
 UNLIKE = ""
-"""The kind of a layer whose work the data decide."""
+"""Kind of a layer whose work depends on the data."""
 _COUNTS = re.compile(r"layer|idx|index|number|name$|(^|_)id$")
 _EXPERTS = re.compile(r"moe|router|expert|mixture", re.IGNORECASE)
 
 
 def kinds_of(layers: Iterable[tuple[int, torch.nn.Module]]) -> dict[int, str]:
-    """Return the kind of each numbered layer, `UNLIKE` where it has experts."""
+    """Return the kind of each numbered layer, `UNLIKE` for a layer with experts."""
     return {number: kind_of(layer) for number, layer in layers}
 
 
@@ -50,7 +50,7 @@ def numbered_layers(model: object) -> Iterator[tuple[int, torch.nn.Module]]:
 
 
 def kind_of(layer: torch.nn.Module) -> str:
-    """Return a digest of what a layer's modules are, `UNLIKE` where a router feeds any of them."""
+    """Return a digest of a layer's modules, `UNLIKE` if a router feeds any of them."""
     digest = hashlib.sha256()
     for name, module in layer.named_modules():
         if _EXPERTS.search(type(module).__name__):

@@ -10,14 +10,14 @@ return nothing change neither the graph nor a bit of the gradients.
     forward:   input ──► [module] ──► output
     backward:  input.grad (end) ◄── [module] ◄── output.grad (begin)
 
-The output of one layer is the input of the next: there the end of the later layer has to come
-before the begin of the earlier one, so a tensor has one hook that does both in that order.
+The output of one layer is the input of the next layer. There the backward of the later layer must
+end before that of the earlier layer begins, so a tensor has one hook that does both in that order.
 Modules whose input needs no gradient (the embedding) end with the whole backward.
 
-A message between stages is one span; those of one exchange have the same times. A message and its
-counterpart carry the same running number, which counts the messages of an iteration by (sender,
-receiver, direction). A received tensor learns its microbatch and chunk when the schedule uses it;
-both are the receiver's own.
+A message between stages is one span; messages of one exchange have the same times. A message and
+its counterpart carry the same running number, which counts the messages of an iteration by (sender,
+receiver, direction). The microbatch and chunk of a received tensor are known when the schedule uses
+it; both are those of the receiver.
 
 Optimizer steps, checkpoint saves and garbage collections are the host's work next to the passes.
 """
@@ -60,26 +60,27 @@ if TYPE_CHECKING:
 
 _BACKWARD = str(Phase.BACKWARD)
 _Entered: TypeAlias = "tuple[int | None, Phase | None, Mark, torch.Tensor | None]"
-"""Layer and phase outside of a module, its begin, and the activation that it was given."""
+"""Layer and phase around a module call, the call's begin, and the activation it was given."""
 
 NOT_TAKEN: Final = "not taken"
-"""Instead of its begin: the module of a layer that is not recorded in this iteration."""
+"""Stands in place of a begin for modules of layers that are not recorded in this iteration."""
 
 
 _Backward: TypeAlias = tuple[str, Arguments]
 """The backward of one call of a module: its name, and the arguments of the call's forward."""
 _Boundary: TypeAlias = tuple[list[_Backward], list[_Backward]]
-"""Backwards that end when a tensor's gradient is complete, and those that then begin."""
+"""Backwards that end when a tensor's gradient is complete, and backwards that begin then."""
 
 _OURS: Final = -1
-"""Key of our hook among a tensor's; torch counts its own from 0."""
+"""Key of our hook among a tensor's hooks; torch numbers its own hooks from 0."""
 
 
 class BackwardSpans(IterationListener):
     """Backward spans of modules, opened and closed by hooks on their tensors.
 
-    Registering a hook costs more than all the rest of a span, so a tensor has one, and it learns of
-    further modules. Of several that made the same tensor, the outermost came last and begins first.
+    Registering a hook costs more than all the rest of a span, so a tensor has one hook, to which
+    further modules are added. Of several modules that return the same tensor, the outermost is
+    added last, and its backward begins first.
     """
 
     def __init__(self, tracer: RecordingTracer, position: Position) -> None:
@@ -92,7 +93,7 @@ class BackwardSpans(IterationListener):
         self._boundaries: dict[int, tuple[weakref.ref[torch.Tensor], _Boundary]] = {}
 
     def iteration_begins(self) -> None:
-        """Start with nothing open."""
+        """Forget all open backwards."""
         self._stack.clear()
         self._boundaries.clear()
 
@@ -119,8 +120,8 @@ class BackwardSpans(IterationListener):
     ) -> None:
         """Register a hook as `Tensor.register_hook` does, without the handle that removes it.
 
-        Making the handle takes as long as all the rest. Hooks on leaves, on subclasses and next to
-        other hooks are torch's own business.
+        Making the handle takes as long as all the rest. For leaves, for subclasses, and for tensors
+        with other hooks, torch's own function is used.
         """
         plain = type(tensor) is self._plain_tensor and tensor._backward_hooks is None
         register = getattr(tensor.grad_fn, "_register_hook_dict", None) if plain else None
@@ -131,7 +132,7 @@ class BackwardSpans(IterationListener):
         register(tensor)
 
     def _pass(self, boundary: _Boundary, gradient: torch.Tensor) -> None:
-        """Close and open what ends and begins with this gradient: all at the same moment."""
+        """End and begin the backwards at this gradient's boundary, all at the same moment."""
         tracer, stack = self._tracer, self._stack
         if not tracer.active:
             return
@@ -156,14 +157,14 @@ class BackwardSpans(IterationListener):
             tracer.fail(error)
 
     def _close(self, place: int, end: Mark) -> None:
-        """End what is open from a place of the stack on: a backward and whatever is inside it."""
+        """End the open backwards from a place of the stack on: one, and all that are inside it."""
         while len(self._stack) > place:
             (name, arguments), begin = self._stack.pop()
             arguments = {**arguments, "phase": _BACKWARD}
             self._tracer.add(Kind.COMPUTE, name, begin, end, arguments)
 
     def end_all(self) -> None:
-        """End what is still open: the whole backward is over."""
+        """End all backwards that are still open, as the whole backward is over."""
         if self._stack and self._tracer.active:
             self._close(0, self._tracer.mark_at(None, self._stack[0][1]))
 
@@ -184,9 +185,10 @@ class Modules:
         return lambda original: self._wrap(name, original)
 
     def recompute_of(self, name: str) -> Callable[[Function], Function]:
-        """Record spans `name-recompute` of a function, for its calls inside a backward pass only.
+        """Record spans `name-recompute` of a function, only for calls inside a backward pass.
 
-        For what selective recomputation repeats and nobody needs to see in the first pass.
+        This is for functions that selective recomputation repeats; they are not recorded in the
+        first pass.
         """
         position, tracer, title = self._position, self._tracer, recompute_of(name)
 
@@ -235,7 +237,8 @@ class Modules:
                 title = repeated_name if position.phase is in_recompute else name
                 output: torch.Tensor = result[0] if isinstance(result, tuple) else result  # type: ignore[assignment]
                 tracer.add(Kind.COMPUTE, title, begun, tracer.mark_at(output, begun), arguments)
-                # Without gradients: an evaluation, or the first pass of a recomputed part.
+                # Outputs have no gradients in an evaluation, or in the first pass of a recomputed
+                # part.
                 if source is not output and getattr(output, "grad_fn", None) is not None:
                     watch_backward(backward_name, arguments, source, output)
             position.layer, position.phase = outer_layer, outer_phase
@@ -245,8 +248,8 @@ class Modules:
     def output_layer_of(self, original: Function) -> Function:
         """Wrap a model's `forward` so that its own output layer is traced from then on.
 
-        The output layer is an ordinary column-parallel linear, of a class that is used everywhere;
-        only the object can be told apart.
+        The output layer is an ordinary column-parallel linear, whose class is used everywhere, so
+        the object itself is wrapped.
         """
         tracer = self._tracer
 
@@ -261,7 +264,7 @@ class Modules:
         return around(tracer, original, enter, lambda call, result: result)
 
     def remove(self) -> None:
-        """Give the output layers their own forward back."""
+        """Restore the output layers' own forward."""
         for reference in self._patched:
             layer = reference()
             if layer is not None:
@@ -273,9 +276,9 @@ _Finder: TypeAlias = "Callable[[tuple[object, ...], dict[str, object]], torch.Te
 
 
 def _activation_finder() -> _Finder:
-    """Return a function that finds the first argument, behind `self`, with a gradient.
+    """Return a function that finds the first argument after `self` that needs a gradient.
 
-    It finds no weight, on which a hook would stay.
+    It returns None if that is a weight, as a hook would stay on the weight.
     """
     from torch import Tensor
     from torch.nn import Parameter
@@ -332,7 +335,7 @@ class Passes:
         self._updates = updates
 
     def forward_step(self, original: Function) -> Function:
-        """Record `forward`: one microbatch through one chunk, loss included; no evaluation."""
+        """Record `forward`: one microbatch through one chunk, with its loss; not in evaluations."""
         import torch
 
         microbatch_of = argument_reader(original, "current_microbatch")
@@ -369,13 +372,14 @@ class Passes:
         return around(tracer, original, enter, leave)
 
     def model_forward(self, original: Function) -> Function:
-        """Note the tokens that a model's first chunk gets: what the length of a pass depends on."""
+        """Note how many tokens a rank's first chunk gets, as the length of a pass depends on them.
+        """
         import torch
 
         tokens_of = argument_reader(original, "input_ids")
         packed_of = argument_reader(original, "packed_seq_params")
         position, tracer = self._position, self._tracer
-        known: set[int] = set()  # chunks whose layers were noted
+        known: set[int] = set()  # chunks whose layers have been noted
 
         def enter(call: Call) -> bool:
             model = call.positional[0]
@@ -434,7 +438,7 @@ class Passes:
         return around(tracer, original, enter, leave)
 
     def weight_gradients(self, original: Function) -> Function:
-        """Record `backward-weights`: the second half of a backward pass that a plan has split."""
+        """Record `backward-weights`: the second half of a backward pass that a plan splits."""
         microbatch_of = argument_reader(original, "microbatch")
         chunk_of = argument_reader(original, "chunk")
         position, tracer = self._position, self._tracer
@@ -455,8 +459,8 @@ class Passes:
 
 
 def num_tokens(model: object, tokens: object) -> int:
-    """Return how many tokens a chunk of a model gets: (batch, sequence), or of a later stage those
-    of its input (sequence, batch, hidden); 0 where neither is there.
+    """Return how many tokens a chunk of a model gets: by the shape of `tokens` (batch, sequence),
+    or in a later stage of its input (sequence, batch, hidden); 0 if that is absent.
     """
     if not getattr(model, "pre_process", True):
         tokens = getattr(getattr(model, "decoder", None), "input_tensor", None)
@@ -489,7 +493,7 @@ def simple(
 
 
 class _Transfer(Protocol):
-    """What the trainer says about one end of a message."""
+    """What a plan of the trainer says about one end of a message."""
 
     operation: str
     direction: str
@@ -500,7 +504,7 @@ class _Transfer(Protocol):
 
 @dataclass(frozen=True)
 class _Message:
-    """One tensor of an exchange; `handle` is its key among the handles of an overlapped one."""
+    """One tensor of an exchange; `handle` is its key among an overlapped exchange's handles."""
 
     name: str
     handle: str
@@ -517,7 +521,7 @@ class _Message:
 
 
 class PointToPoint:
-    """Wraps `P2PCommunicator._communicate`, which all exchanges of the schedules go through."""
+    """Wraps `P2PCommunicator._communicate`, through which all exchanges of the schedules go."""
 
     def __init__(self, tracer: RecordingTracer, position: Position, groups: Groups) -> None:
         self._tracer = tracer
@@ -549,9 +553,10 @@ class PointToPoint:
         return around(tracer, original, enter, leave)
 
     def transfer(self, original: Function) -> Function:
-        """Record the same spans for messages that a plan sends one by one (`training.pipeline`).
+        """Record spans as `communicate` does for messages that a plan sends one by one.
 
-        Each channel is a group of its own; the spans say the pipeline's, as all messages do.
+        Such plans are in `training.pipeline`. Each channel has a process group of its own, but
+        spans name the group of the pipeline, as all messages do.
         """
         from megatron.core import parallel_state
 
@@ -605,7 +610,7 @@ class PointToPoint:
         begin: Mark,
         handles: dict[str, AsyncWork],
     ) -> None:
-        """Record an overlapped exchange: each message until its own work is done."""
+        """Record an overlapped exchange: each message until the message's own work is done."""
         for message in messages:
             work = handles.get(message.handle)
             if work is None:
@@ -635,7 +640,8 @@ class PointToPoint:
         return arguments
 
     def _place(self, message: _Message, arguments: Arguments) -> None:
-        """Set microbatch and chunk: known of a sent tensor, learned later of a received one."""
+        """Set microbatch and chunk of a sent tensor; a received tensor's are set when it is used.
+        """
         identity = id(message.tensor)
         if message.operation == RECV:
             self._position.received[identity] = arguments
@@ -671,7 +677,7 @@ class CheckpointSaves:
         self._tracer = tracer
 
     def save_checkpoint(self, original: Function) -> Function:
-        """Record `save-checkpoint`, also between iterations; it is written with the next window."""
+        """Record `save-checkpoint`, also between iterations; the span goes to the next window."""
         tracer = self._tracer
 
         @functools.wraps(original)
@@ -713,10 +719,10 @@ class GarbageCollections(IterationListener):
             self._tracer.fail(error)
 
     def granularity_lowered(self) -> None:
-        """Listen no longer."""
+        """Stop listening to the collector."""
         self.tracing_ends()
 
     def tracing_ends(self) -> None:
-        """Listen no longer."""
+        """Stop listening to the collector."""
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)

@@ -1,7 +1,7 @@
-"""Places in other people's code, and where a rank is within its iteration.
+"""Wrap places in other people's code, and know where a rank is within its iteration.
 
-A place is named, wrapped while a run is traced, and put back afterwards. `Position` holds
-microbatch, chunk, layer, pass and the running numbers of operations.
+A place is a function that is wrapped while a run is traced, and put back afterwards. `Position`
+holds microbatch, chunk, layer, pass and the running numbers of operations.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ Function: TypeAlias = Callable[..., object]
 Undo: TypeAlias = Callable[[], None]
 
 _NOT_REBOUND = "torch"
-"""The package whose modules keep their references: its functions call each other by them."""
+"""Package whose modules keep their references, by which its functions call each other."""
 _REBOUND = "torch.distributed.distributed_c10d"
-"""The one module of it that others call functions by, DeepSpeed for one."""
+"""The only module of _NOT_REBOUND whose references are replaced: DeepSpeed calls functions by it.
+"""
 
 
 @dataclass(slots=True)
@@ -42,15 +43,15 @@ Leave: TypeAlias = Callable[[Call, object], object]
 
 
 Memory = TypeVar("Memory")
-"""What `beside` keeps from the begin of a call to its end."""
+"""Type of what `beside` keeps from the begin of a call to its end."""
 
 
 def around(tracer: RecordingTracer, original: Function, enter: Enter, leave: Leave) -> Function:
-    """Wrap `original` with tracing that can neither fail nor be noticed.
+    """Wrap `original` with tracing that never makes the call fail.
 
     `enter` may change the call's arguments and returns whether the call is traced; `leave` returns
-    the result to hand on. An error in either stops tracing, never the call. When `original` itself
-    raises, nothing is recorded.
+    the result to hand on. An error in `enter` or `leave` stops tracing, not the call. If `original`
+    itself raises, nothing is recorded.
     """
 
     @functools.wraps(original)
@@ -81,9 +82,10 @@ def beside(
     begin: Callable[[tuple[object, ...], dict[str, object]], Memory | None],
     end: Callable[[Memory, object], None],
 ) -> Function:
-    """Wrap `original` as `around` does, with tracing that only looks on; cheaper, for modules.
+    """Wrap `original` as `around` does, but without changing arguments or result; this is cheaper.
 
-    `begin` gets the arguments and returns what `end` gets beside the result; None: not traced.
+    `begin` gets the arguments and returns a memory for `end`, or None if the call is not traced;
+    `end` gets the memory and the result.
     """
 
     @functools.wraps(original)
@@ -108,10 +110,11 @@ def beside(
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A function or method, and what is put around it.
+    """A function or method, and the wrapper that is put around it.
 
-    `module` and `attribute` name it (``schedules``, ``P2PCommunicator._communicate``). Places that
-    a version does not have are passed over. `wrap` gets the original and returns its replacement.
+    `module` and `attribute` name the function (``schedules``, ``P2PCommunicator._communicate``).
+    Places that the installed version does not have are skipped. `wrap` gets the original and
+    returns its replacement.
     """
 
     module: str
@@ -122,21 +125,22 @@ class Place:
 
 @dataclass
 class Installation:
-    """Everything that was put in place, so that it can be taken away as a whole.
+    """All replacements that were made, so that they can be undone together.
 
-    What only `full` records is kept apart: it goes first when granularity is lowered.
+    Replacements that only granularity `full` needs are kept separately, to be undone when the
+    granularity is lowered.
     """
 
     undo: list[Undo] = field(default_factory=list)
     undo_full: list[Undo] = field(default_factory=list)
 
     def install(self, places: Sequence[Place]) -> list[Place]:
-        """Wrap places wherever they are referred to; return those that are there."""
+        """Wrap places wherever code refers to them; return the places that exist."""
         found = [spot for spot in map(_find, places) if spot is not None]
         bindings = _bindings([spot.original for spot in found if spot.is_of_module])
         installed = []
         for place in places:
-            spot = _find(place)  # anew: an earlier place may have wrapped the same function
+            spot = _find(place)  # again: an earlier place may have wrapped this function
             if spot is None:
                 continue
             replacement = place.wrap(spot.original)
@@ -153,24 +157,24 @@ class Installation:
         return installed
 
     def remove_full(self) -> None:
-        """Put back what only `full` records, last first."""
+        """Undo the replacements that only granularity `full` needs, the last first."""
         while self.undo_full:
             self.undo_full.pop()()
 
     def remove(self) -> None:
-        """Put everything back, last first."""
+        """Undo all replacements, the last first."""
         self.remove_full()
         while self.undo:
             self.undo.pop()()
 
 
 _OF_CACHES = ("cache_clear", "cache_info")
-"""What `functools.lru_cache` offers beside the call; `functools.wraps` does not copy methods."""
+"""Methods that `functools.lru_cache` adds to a function, which `functools.wraps` does not copy."""
 
 
 def _hand_on_cache(original: Function, replacement: Function) -> None:
-    """Let the replacement of a cached function be asked what the function is asked: Megatron-Core
-    empties the caches of some `forward` methods by `self.forward.cache_clear()`.
+    """Give the replacement of a cached function the methods of the cache: Megatron-Core empties the
+    caches of some `forward` methods by `self.forward.cache_clear()`.
     """
     for name in _OF_CACHES:
         if hasattr(original, name) and not hasattr(replacement, name):
@@ -181,7 +185,7 @@ def _replace(owner: object, name: str, original: Function, replacement: Function
     setattr(owner, name, replacement)
 
     def put_back() -> None:
-        if vars(owner).get(name) is replacement:  # else somebody wrapped or replaced it since
+        if vars(owner).get(name) is replacement:  # else other code has replaced it since
             setattr(owner, name, original)
 
     return put_back
@@ -189,7 +193,7 @@ def _replace(owner: object, name: str, original: Function, replacement: Function
 
 @dataclass(frozen=True)
 class _Spot:
-    """Where a place's function is bound now: the module, or a class of it."""
+    """Where a place's function is bound now: its module, or a class in that module."""
 
     owner: object
     name: str
@@ -201,7 +205,7 @@ class _Spot:
 
 
 def _find(place: Place) -> _Spot | None:
-    """Return a place's function; None when this installation or this trainer lacks it."""
+    """Return where a place's function is bound; None if it is not installed or not in use."""
     if not _is_in_use(place.module):
         return None
     try:
@@ -215,15 +219,15 @@ def _find(place: Place) -> _Spot | None:
 
 
 def _is_in_use(module: str) -> bool:
-    """Tell whether the trainer has imported the library (megatron.core, torch.distributed)."""
+    """Return whether the trainer has imported the library (megatron.core, torch.distributed)."""
     return ".".join(module.split(".")[:2]) in sys.modules
 
 
 def _bindings(originals: Sequence[Function]) -> dict[int, list[tuple[object, str]]]:
-    """Return by identity where module-level functions are bound: `from x import f`, `alias = x.f`,
+    """Return by identity of each function where it is bound: `from x import f`, `alias = x.f`,
     `self.f = x.f`.
 
-    Thousands of modules hold some 100,000 names, so they are looked through once for all functions.
+    Thousands of modules hold some 100,000 names, so they are searched once for all functions.
     """
     found: dict[int, list[tuple[object, str]]] = {id(original): [] for original in originals}
     for holder in (*_modules(), *_keepers(originals)):
@@ -234,7 +238,7 @@ def _bindings(originals: Sequence[Function]) -> dict[int, list[tuple[object, str
 
 
 def _modules() -> Iterator[object]:
-    """Yield the modules whose references are rebound."""
+    """Yield the modules whose references to functions are replaced."""
     for name, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and (name == _REBOUND or _is_others(name)):
             yield module
@@ -245,9 +249,9 @@ def _is_others(module_name: str) -> bool:
 
 
 def _keepers(originals: Sequence[Function]) -> list[object]:
-    """Return the objects that keep one of the functions as an attribute of their own.
+    """Return the objects that keep any of the functions as an attribute of their own.
 
-    The collector knows them; where an object's attributes are a dict, it knows that only.
+    The garbage collector knows these objects, or only the dicts of their attributes.
     """
     holders = gc.get_referrers(*originals) if originals else []
     dicts = [one for one in holders if isinstance(one, dict)]
@@ -256,13 +260,15 @@ def _keepers(originals: Sequence[Function]) -> list[object]:
 
 
 def _lets_attributes_be_set(holder: object) -> bool:
-    """Tell whether it is an ordinary object of others: no module, no class, no function."""
+    """Return whether an object is an ordinary object outside of torch: no module, class or
+    function.
+    """
     kind = type(holder)
     if kind.__setattr__ is not object.__setattr__ or not _is_others(kind.__module__):
         return False
     try:
         has_own = isinstance(vars(holder), dict)
-    except Exception:  # whatever stands for an object and is not bound to one
+    except Exception:  # a proxy that is not bound to an object
         return False
     return has_own and not isinstance(holder, ModuleType | FunctionType)
 
@@ -275,12 +281,13 @@ _TEXTS = {phase: str(phase) for phase in Phase}
 
 @dataclass
 class Position(IterationListener):
-    """State of one iteration; everything starts anew with the next.
+    """Where a rank is within an iteration; reset at each iteration.
 
-    `outputs` remembers by identity which tensor a forward returned, so that its backward knows its
-    microbatch and chunk; `received` which arguments wait for the tensor's use to learn theirs.
-    Identities are safe: the schedule keeps these tensors until then. `passes_known` says that
-    somebody tells where forward and backward begin and end.
+    `outputs` has, by identity of a tensor that a forward returned, the microbatch and chunk, for
+    the tensor's backward. `received` has, by identity of a received tensor, the arguments of its
+    message, which get microbatch and chunk when the tensor is used. Identities are safe: the
+    schedule keeps these tensors until then. `passes_known` says that it is known where forward and
+    backward begin and end.
     """
 
     slot: Slot | None = None
@@ -293,7 +300,9 @@ class Position(IterationListener):
     _numbers: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
 
     def iteration_begins(self) -> None:
-        """Forget the last iteration; numbers start at 0, so that a lost event shifts nothing."""
+        """Forget the last iteration; numbers start at 0 again, so that a lost event has no effect
+        on later iterations.
+        """
         self.slot = self.phase = self.layer = None
         for memory in (self.outputs, self.gradients, self.received, self._numbers):
             memory.clear()
@@ -318,7 +327,7 @@ class Position(IterationListener):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Tell whether an evaluation runs now: it needs no gradients, belongs to no pass."""
+        """Return whether an evaluation runs now, which needs no gradients and is in no pass."""
         if not self.passes_known or self.phase is not None:
             return False
         import torch
@@ -326,12 +335,12 @@ class Position(IterationListener):
         return not torch.is_grad_enabled()
 
     def learn(self, tensor: object, slot: Slot) -> None:
-        """Give a received tensor's message its microbatch and chunk, now that it is used."""
+        """Give the message of a received tensor its microbatch and chunk when the tensor is used."""
         arguments = self.received.pop(id(tensor), None)
         if arguments is not None:
             arguments["microbatch"], arguments["chunk"] = slot
 
 
 def first_of(value: object) -> object:
-    """Return the tensor of a schedule's slot, which is a tensor or a list that holds one."""
+    """Return the tensor from a value of a schedule: a tensor, or a list with a tensor."""
     return value[0] if isinstance(value, list) and value else value

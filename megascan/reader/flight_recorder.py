@@ -1,15 +1,15 @@
 """Read PyTorch's flight-recorder dumps: which collective each rank stood in when they were made.
 
-A dump is what `torch._C._distributed_c10d._dump_fr_trace` (or `_dump_nccl_trace`) returns, a
-pickle, or its JSON twin, in a file a rank whose name ends with the rank (`nccl_trace_rank_3`):
+A dump is the pickle that `torch._C._distributed_c10d._dump_fr_trace` (or `_dump_nccl_trace`)
+returns, or its JSON form. Each rank has a file whose name ends with the rank (`nccl_trace_rank_3`):
 
     entries        process_group (name, description), collective_seq_id, profiling_name, state,
                    time_created_ns, retired (its end was seen)
     pg_status      by group: last enqueued, started, completed collective
 
-A rank stands in its oldest entry that has not ended; if all have, it is outside of any collective,
-and its newest entry says how far it came. A pickle can name any code to run, and a trace folder is
-anybody's: only plain values are taken, everything else is refused.
+A rank stands in its oldest entry that has not ended; if all entries have ended, it is outside of
+any collective, and its newest entry says how far it came. A pickle can name any code to run, and
+anybody may write to a trace folder: only plain values are read, everything else is refused.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where one rank stood: in a collective (`is_inside`), or behind the last one it finished."""
+    """Where one rank stood: in a collective (`is_inside`), or after its last collective."""
 
     rank: int
     is_inside: bool
     operation: str = ""
-    """As PyTorch names it: "nccl:all_reduce"; "" when the rank recorded nothing."""
+    """PyTorch's name of the operation: "nccl:all_reduce"; "" if the rank recorded nothing."""
     group: str = ""
     sequence: int = 0
     """Number of the collective (or message) in its group."""
@@ -47,14 +47,14 @@ class Standing:
 
     @property
     def words(self) -> str:
-        """Return "in nccl:all_reduce 57 of group tp", or what came before."""
+        """Return the place as "in nccl:all_reduce 57 of group tp", or the last collective."""
         if not self.operation:
             return "no collective recorded"
         what = f"{self.operation} {self.sequence} of group {self.group}"
         return f"in {what}" if self.is_inside else f"in none, the last was {what}"
 
     def to_json(self) -> dict[str, Json]:
-        """Return it for payloads."""
+        """Return the standing for payloads."""
         return cast("dict[str, Json]", asdict(self))
 
 
@@ -64,7 +64,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_dump(path: Path) -> Mapping[str, Any]:
-    """Read a dump. Raises InputError for what is not one."""
+    """Read a dump. Raises InputError if the file is not a dump."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise InputError(f"{path} is larger than a flight-recorder dump; move it away")
@@ -84,7 +84,7 @@ def read_dump(path: Path) -> Mapping[str, Any]:
 
 
 def standing_of(rank: int, dump: Mapping[str, Any]) -> Standing:
-    """Say where a rank stood. Raises InputError for entries that are damaged."""
+    """Return where a rank stood. Raises InputError for damaged entries."""
     entries = dump.get("entries", [])
     try:
         begun = [entry for entry in entries if not _has_ended(entry)]
@@ -112,7 +112,7 @@ def _has_ended(entry: Mapping[str, Any]) -> bool:
 
 
 def read_standings(folders: Sequence[Path]) -> Iterator[Standing]:
-    """Yield where the ranks stood whose dumps lie in the folders; pass over what is no dump."""
+    """Yield where ranks stood, from all dumps in the folders; skip files that are no dumps."""
     for folder in folders:
         for path in sorted(folder.glob(DUMP_PATTERN)):
             match = _RANK.search(path.name)

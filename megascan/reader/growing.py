@@ -1,16 +1,16 @@
-"""Follow one of our rank files while its job writes it: each window once, when it is finished.
+"""Follow one of our rank files while its job writes it: hand out each window once it is finished.
 
     looked at      [ header  w1  w2  w3 ]              hands out w1, w2, w3
     a second later [ header  w1  w2  w3  w4  w5▏       hands out w4; w5 is not whole yet
 
-What a rank file goes through meanwhile is followed, too: a clean close and a resumed run (the
-bracket at its end goes, a second header comes), a successor that replaces it (`--trace-max-bytes`),
-a fresh run after the old file was moved away, truncation, deletion. A window is known by its run
-and its last iteration, so none is handed out twice, whatever was put in the file's place.
+Changes of the file are followed, too: a clean close and a resumed run (the bracket at the end goes,
+a second header comes), a successor that replaces the file (`--trace-max-bytes`), a fresh run after
+the old file was moved away, truncation, deletion. A window is known by its run and its last
+iteration, so no window is handed out twice, whatever was put in the file's place.
 
 A long history is not read: the first look goes backwards from the end to the last windows wanted,
-and takes the run's header from the beginning. Gzip files are walked the same way, member by member.
-Nothing is mapped into memory: a mapped file that shrinks would kill the process.
+and takes the run's header from the beginning. Gzip files are walked in the same way, member by
+member. Nothing is mapped into memory: a mapped file that shrinks would kill the process.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ _AROUND = b"[,\n"
 _TOGETHER_BYTES = 2 << 20
 """Text that is parsed in one go."""
 _STEP_BYTES = 1 << 18
-"""Read at once: what thousands of files hold between two looks must fit into memory together."""
+"""Bytes of a file that are read at once: those of thousands of files must fit into memory."""
 _HEADER_BYTES = 1 << 22
 """More than the header of a job of many thousand ranks."""
 _HOLE_S = 30.0
-"""Over NFS a file may be long already and still hold zeros where writes are on their way."""
+"""How long zeros in a file may stay: over NFS a file may be long before its writes arrive."""
 _TRACE_BYTES = 64
-"""Bytes before the current place that must still be there, or the file is another one."""
+"""Bytes before the current place; if they change, the file is another file."""
 _MEMBER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00"
-"""How each gzip member of a rank file begins (no name, no time)."""
+"""First bytes of each gzip member of a rank file (no name, no time)."""
 _GZIP_WINDOW = zlib.MAX_WBITS | 16
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """How far back the first look goes: the last `num_windows`, and of the run `run_id` none up to
-    `after_iteration`.
+    """How far back the first look goes: the last `num_windows`, but of the run `run_id` only
+    windows after `after_iteration`.
     """
 
     num_windows: int
@@ -64,14 +64,14 @@ class Wanted:
     after_iteration: int = -1
 
     def reaches(self, window: WindowRecord, num_windows: int) -> bool:
-        """Tell whether a window, of which `num_windows` are later ones, is still wanted."""
+        """Return whether a window with `num_windows` later windows is still wanted."""
         seen = window.run_id == self.run_id and window.last_iteration <= self.after_iteration
         return num_windows < self.num_windows and not seen
 
 
 @dataclass
 class _Place:
-    """Where reading goes on, and the bytes that stood before it."""
+    """Place in a file where reading goes on, and the bytes before it."""
 
     offset: int = 0
     before: bytes = b""
@@ -84,8 +84,8 @@ class _Place:
 class GrowingFile:
     """One rank's file; `poll` returns the windows that were finished since the last call.
 
-    `problem` is a sentence about what could not be read, once; `is_closed` tells that the job has
-    closed the file.
+    `problem` is a sentence about what could not be read, set once; `is_closed` tells that the job
+    has closed the file.
     """
 
     path: Path
@@ -94,15 +94,15 @@ class GrowingFile:
     is_closed: bool = False
     is_there: bool = False
     has_more: bool = False
-    """Whether the last call left finished windows for the next."""
+    """Whether the last call of `poll` left finished windows for the next call."""
     changed_unix_s: float = 0.0
     problem: str = ""
     header: RankHeader | None = None
     _place: _Place = field(default_factory=_Place)
     _read: tuple[int, int] = (0, 0)
-    """Where the text that was read last begins and ends."""
+    """Begin and end of the text that was read last."""
     _hole_since_s: float | None = None
-    """When zeros were first seen in what comes next."""
+    """When zeros were first seen in the bytes to read next."""
     _runs: FileRuns | None = None
     _handed: dict[str, int] = field(default_factory=dict)
     """Last iteration handed out, by run."""
@@ -112,7 +112,7 @@ class GrowingFile:
 
     @property
     def runs(self) -> FileRuns:
-        """Return what follows the file from mark to mark, once text was read."""
+        """Return the follower of the file's marks; text must have been read before."""
         assert self._runs is not None
         return self._runs
 
@@ -123,7 +123,7 @@ class GrowingFile:
     def read(self) -> bytes:
         """Return the text of windows that were finished since the last call, to be given to `take`.
 
-        Empty when there are none.
+        The text is empty if no window was finished.
         """
         try:
             with open(self.path, "rb", opener=_without_waiting) as file:
@@ -135,7 +135,7 @@ class GrowingFile:
         return b""
 
     def take(self, text: bytes, follow_it: Callable[[], None] | None = None) -> list[Segment]:
-        """Return the windows of a text that was read; `follow_it` when it was parsed already."""
+        """Return the windows of a text from `read`; `follow_it` follows a text parsed already."""
         return [segment for segment in self._parsed(text, follow_it) if self._is_new(segment)]
 
     def _is_new(self, segment: Segment) -> bool:
@@ -175,8 +175,8 @@ class GrowingFile:
         return text.removeprefix(BYTE_ORDER_MARK).strip(_AROUND)
 
     def _waits_for(self, has_hole: bool) -> bool:
-        """Tell whether a hole (zeros, or no whole member before one) may yet be filled; later it is
-        damage.
+        """Return whether to wait for a hole (zeros, or a torn member before a whole one) to be
+        filled; after _HOLE_S it is damage.
         """
         if not has_hole:
             self._hole_since_s = None
@@ -186,7 +186,7 @@ class GrowingFile:
         return now - self._hole_since_s < _HOLE_S
 
     def _is_another(self, file: BinaryIO, status: os.stat_result) -> bool:
-        """Tell whether what was read is gone: replaced, truncated, or never begun."""
+        """Return whether the file is not the one that was read: new, replaced or truncated."""
         place = self._place
         if self._runs is None or status.st_ino != place.inode or status.st_size < place.offset:
             return True
@@ -194,7 +194,7 @@ class GrowingFile:
         return file.read(len(place.before)) != place.before
 
     def _begin(self, file: BinaryIO, status: os.stat_result) -> None:
-        """Find the first window wanted, and the header that stands before it."""
+        """Find the first wanted window, and the header before it."""
         lines = _members_backwards if _is_gzip(file) else _marks_backwards
         offset, header = _first_wanted(file, lines(file), self.wanted)
         self._runs = FileRuns(self.path)
@@ -204,7 +204,7 @@ class GrowingFile:
         self._place = _Place(offset=offset, inode=status.st_ino)
 
     def _next_text(self, file: BinaryIO) -> tuple[bytes, int, bool]:
-        """Return text up to a window's end, where that is, and whether it is the file's last."""
+        """Return text up to a window's end, the place of that end, and whether nothing follows."""
         return (_next_members if _is_gzip(file) else _next_lines)(file, self._place.offset)
 
     def _parsed(self, text: bytes, follow_it: Callable[[], None] | None) -> list[Segment]:
@@ -221,13 +221,13 @@ class GrowingFile:
         return found
 
     def _damaged(self, begin: int, end: int, error: InputError) -> list[Segment]:
-        """Go on behind damage; return the windows before it."""
+        """Go on after damage; return the windows before the damage."""
         found = self._runs.take_finished() if self._runs else []
         self._leave_out(begin, end, str(error))
         return found
 
     def _leave_out(self, begin: int, end: int, reason: str) -> None:
-        """Say what is left out, and go on with what is known of the run."""
+        """Note bytes that are left out, and go on with the header that is known."""
         where = "" if str(self.path) in reason else f"{self.path}: "
         self.problem = f"{where}bytes {begin:,} to {end:,} were left out: {reason}"
         self._runs = FileRuns(self.path)
@@ -243,9 +243,9 @@ class GrowingFile:
 
 
 def polled(files: Iterable[GrowingFile], parser: Templates) -> Iterator[Segment]:
-    """Yield what many files' `poll` would; short texts of several files are parsed in one go.
+    """Yield the segments that `poll` of each file would return; parse short texts in one go.
 
-    Parsing 100 spans costs 5 ms, and so does parsing 1,000 of them: columns are read one by one.
+    Parsing 100 spans takes 5 ms, and so does parsing 1,000 spans: the cost is by column.
     """
     batch: list[tuple[GrowingFile, bytes]] = []
     for file in files:
@@ -266,7 +266,7 @@ def _taken(batch: Sequence[tuple[GrowingFile, bytes]], parser: Templates) -> Ite
 def _followed_together(
     batch: Sequence[tuple[GrowingFile, bytes]], parser: Templates
 ) -> list[Callable[[], None]] | None:
-    """Return what follows each text; None for all where one of them is not laid out as usual."""
+    """Return a function for each text that follows it; None if any text has an unusual layout."""
     whole = bytearray(b"\n".join(text for _, text in batch))
     events = parse_block(Block(whole, 1), parser)
     counts = [text.count(b"\n") + 1 for _, text in batch]
@@ -277,7 +277,7 @@ def _followed_together(
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; a pipe that nobody writes to is opened, too, instead of waited for."""
+    """Open a file without waiting: a pipe without a writer would block otherwise."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -287,8 +287,9 @@ def _is_gzip(file: BinaryIO) -> bool:
 
 
 def _next_lines(file: BinaryIO, offset: int) -> tuple[bytes, int, bool]:
-    """Return the text from `offset` to the last whole window mark within a step, or to the first
-    one.
+    """Return the text from `offset` to the last whole window mark within a step.
+
+    If no mark is within a step, the text goes to the first mark after that.
     """
     file.seek(offset)
     text = b""
@@ -302,7 +303,7 @@ def _next_lines(file: BinaryIO, offset: int) -> tuple[bytes, int, bool]:
 
 
 def _last_window_end(text: bytes) -> int:
-    """Return where the last complete window mark of a text ends; 0 without one."""
+    """Return where the last complete window mark of a text ends; 0 without a complete mark."""
     at = text.rfind(_WINDOW_MARK)
     while at >= 0:
         begin, newline = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at)
@@ -322,9 +323,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _next_members(file: BinaryIO, offset: int) -> tuple[bytes, int, bool]:
-    """Return the text of complete members from `offset` on, at least one window's if there is
-    one.
-    """
+    """Return the text of complete members from `offset` on, up to the end of a window."""
     raw, parts, end = b"", [], offset
     file.seek(offset)
     while piece := file.read(max(_STEP_BYTES, len(raw))):
@@ -339,9 +338,9 @@ def _next_members(file: BinaryIO, offset: int) -> tuple[bytes, int, bool]:
 
 
 def _next_whole_member(file: BinaryIO, offset: int) -> int:
-    """Return where a complete member begins behind one that is not, 0 without one.
+    """Return where a complete member begins after a damaged or torn member, 0 if none does.
 
-    Members are written one after the other, so what is missing before it was lost.
+    Members are written one after the other, so data missing before a complete member was lost.
     """
     file.seek(offset)
     raw = file.read()
@@ -353,7 +352,7 @@ def _next_whole_member(file: BinaryIO, offset: int) -> int:
 
 
 def _members(raw: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Return (begin, end, text) of complete gzip members; damage and a torn member end them."""
+    """Yield (begin, end, text) of complete gzip members up to the first damaged or torn member."""
     begin = 0
     while begin < len(raw):
         inflater = zlib.decompressobj(_GZIP_WINDOW)
@@ -370,7 +369,7 @@ def _members(raw: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 @dataclass(frozen=True)
 class _Mark:
-    """A window's or run's record, and where the reading of what follows it begins."""
+    """A window's or run's record, and where the text after it begins."""
 
     end: int
     record: RankHeader | WindowRecord
@@ -379,7 +378,10 @@ class _Mark:
 def _first_wanted(
     file: BinaryIO, marks: Iterator[_Mark], wanted: Wanted
 ) -> tuple[int, RankHeader | None]:
-    """Return where the wanted windows begin and the header in force there (None: read it)."""
+    """Return where the wanted windows begin, and the header in force there.
+
+    The header is None if reading starts at the file's begin and meets the header itself.
+    """
     start, num_windows = 0, 0
     run_id = ""
     for mark in marks:
@@ -400,7 +402,7 @@ def _first_wanted(
 
 
 def first_header(file: BinaryIO) -> RankHeader | None:
-    """Return the header at a rank file's beginning, None where there is none that can be read."""
+    """Return the header at a rank file's beginning; None if no header can be read there."""
     file.seek(0)
     text = file.read(_HEADER_BYTES)
     if text.startswith(_MEMBER[:2]):
@@ -413,7 +415,7 @@ def first_header(file: BinaryIO) -> RankHeader | None:
 
 
 def _record(line: bytes, where: str) -> RankHeader | WindowRecord | None:
-    """Read a mark; None for lines that are none, or are damaged."""
+    """Read a mark from a line; return None if the line is no mark, or is damaged."""
     if _WINDOW_MARK not in line and _HEADER_MARK not in line:
         return None
     try:
@@ -436,7 +438,7 @@ def _marks_backwards(file: BinaryIO) -> Iterator[_Mark]:
 
 
 def _marks_in(text: bytes, begin: int, cut: int) -> Iterator[_Mark]:
-    """Yield the marks of whole lines behind `cut`, the last first."""
+    """Yield the marks of whole lines after `cut`, the last mark first."""
     at = len(text)
     while (at := max(text.rfind(_WINDOW_MARK, cut, at), text.rfind(_HEADER_MARK, cut, at))) >= 0:
         line_begin, newline = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at)
@@ -448,7 +450,10 @@ def _marks_in(text: bytes, begin: int, cut: int) -> Iterator[_Mark]:
 
 
 def _members_backwards(file: BinaryIO) -> Iterator[_Mark]:
-    """Yield the same of a compressed file, by the members' first bytes."""
+    """Yield headers and window marks of a gzip file from its end to its beginning.
+
+    Members are found by their first bytes.
+    """
     end = file.seek(0, os.SEEK_END)
     tail = b""
     while end > 0:

@@ -10,7 +10,7 @@ the PyTorch profiler write them, are cut between their events, block by block:
       {                             },
 
 A line end cannot stand inside a JSON string, so a bracket on a line of its own separates
-records, which may then be read where they stand. What is not laid out so is read as a whole
+records, which may then be read where they stand. A file with another layout is read as a whole
 document. There is no loop over events; damaged lines are set aside by number.
 """
 
@@ -40,17 +40,17 @@ _LINE_END = 10
 _LINE_ENDS_BLANKED = bytes.maketrans(b"\n", b" ")
 _GZIP_MAGIC = b"\x1f\x8b"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""What some editors put before UTF-8; it means nothing."""
+"""Mark that some editors put before UTF-8, without meaning."""
 _GZIP_WINDOW = zlib.MAX_WBITS | 16
 
 
 @dataclass(frozen=True)
 class Block:
-    """Whole lines of a file, without the last one's line end; `first_line` counts from 1.
+    """Whole lines of a file, without the line end of the last line; `first_line` counts from 1.
 
-    `torn` marks the last block of a compressed stream that was cut off. Where `bounds` are given,
-    an event stands in text[bounds[i]:bounds[i + 1]], on as many lines as it likes, and the block's
-    lines are its events.
+    `torn` marks the last block of a compressed stream that was cut off. If `bounds` are given,
+    event i stands in text[bounds[i]:bounds[i + 1]], on any number of lines, and `first_line`
+    counts events.
     """
 
     text: bytearray
@@ -59,7 +59,7 @@ class Block:
     bounds: Integers | None = None
 
     def one_a_line(self) -> Block:
-        """Return the same block with every event on a line of its own."""
+        """Return the block with every event on a line of its own."""
         if self.bounds is None:
             return self
         text, cuts = self.text.translate(_LINE_ENDS_BLANKED), self.bounds[1:-1]
@@ -75,8 +75,8 @@ class _Piece:
 
 
 def file_batches(paths: Sequence[Path], most_bytes: int, short_bytes: int) -> Iterator[list[Path]]:
-    """Yield files to be read in one go: together up to `most_bytes`, those above `short_bytes`
-    alone.
+    """Yield batches of files to be read together, up to `most_bytes` each; a file above
+    `short_bytes` makes a batch of its own.
     """
     batch: list[Path] = []
     room = most_bytes
@@ -108,10 +108,10 @@ def read_blocks(path: Path, part: tuple[int, int] | None = None) -> Iterator[Blo
     """Yield a file's content in blocks of whole lines, about BLOCK_BYTES each.
 
     Memory is bounded by the block and the longest line. Gzip is recognised by its first bytes;
-    members that follow one another are read as one; a stream that was cut off ends with what is
-    there and `torn`. Of a plain file `part` may say from which byte to which; lines then count
-    from its begin. Raises InputError for a file that cannot be read or whose compression is
-    damaged.
+    members that follow one another are read as one. If a stream was cut off, the last block has
+    what is there, and is `torn`. For a plain file, `part` may give the first byte and the byte to
+    stop before; lines then count from the part's begin. Raises InputError for a file that cannot be
+    read or whose compression is damaged.
     """
     held: list[bytes] = []
     line, torn = 1, False
@@ -129,7 +129,7 @@ def read_blocks(path: Path, part: tuple[int, int] | None = None) -> Iterator[Blo
 
 
 def read_all(path: Path) -> tuple[bytes, bool]:
-    """Read a whole file's content, and whether its compressed stream was torn."""
+    """Return a whole file's content, and whether its compressed stream was torn."""
     start = _first_bytes(path, BLOCK_BYTES)
     if len(start) < BLOCK_BYTES and not start.startswith(_GZIP_MAGIC):
         return start.removeprefix(BYTE_ORDER_MARK), False
@@ -138,13 +138,13 @@ def read_all(path: Path) -> tuple[bytes, bool]:
 
 
 _MORE_BYTES = 1 << 16
-"""Of a pipe, or of a file that has grown: a call's buffer is allocated whole."""
+"""Bytes to read at a time from a pipe or a file that has grown: each call allocates all of them."""
 
 
 def _first_bytes(path: Path, size: int) -> bytes:
-    """Return a file's first bytes as they are, all of a shorter one, in five calls of the system.
+    """Return up to `size` first bytes of a file as they are, by five system calls.
 
-    Of thousands of short files, Python's own file objects take longer than their bytes.
+    For thousands of short files, Python's file objects take longer than reading the bytes.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -190,7 +190,7 @@ def _plain_pieces(path: Path, begin: int, end: int) -> Iterator[_Piece]:
 
 
 def _unmarked(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
-    """Leave out the mark of the byte order that a text may begin with."""
+    """Leave out the BYTE_ORDER_MARK with which a text may begin."""
     for first in pieces:
         yield _Piece(first.data.removeprefix(BYTE_ORDER_MARK), first.torn)
         yield from pieces
@@ -218,9 +218,9 @@ def _inflated(raw: Iterator[bytes], size: int, path: Path) -> Iterator[_Piece]:
 
 
 def read_pieces(path: Path, size: int) -> Iterator[tuple[bytes, bool]]:
-    """Yield a file's (decompressed) bytes piece by piece, and whether its stream was torn there.
+    """Yield a file's (decompressed) bytes piece by piece, and whether the stream was torn there.
 
-    For files that have no lines; errors as `read_blocks`.
+    For files without lines. Raises InputError as `read_blocks` does.
     """
     for piece in _pieces(path, size):
         yield piece.data, piece.torn
@@ -234,7 +234,7 @@ _FIRST_RECORD = re.compile(
 
 @dataclass(frozen=True)
 class Document:
-    """What stands around the array of events, and the events with their bounds, block by block.
+    """The text around a file's array of events, and the events with their bounds, block by block.
 
     `tail` is what follows the array; it is filled while the blocks are read.
     """
@@ -245,11 +245,11 @@ class Document:
 
 
 def open_document(path: Path) -> Document:
-    """Open a JSON file of another tool as its events.
+    """Open a JSON file of another tool as a document of events.
 
     A block's `first_line` counts records from 1; `torn` marks a file whose array does not close.
-    Raises InputError for files that cannot be read, or that are
-    neither laid out as above nor a whole JSON document.
+    Raises InputError for files that cannot be read, or that have neither the layout above nor a
+    whole JSON document.
     """
     source = read_blocks(path)
     first = next(source)
@@ -265,10 +265,10 @@ def open_document(path: Path) -> Document:
 def _separated(
     text: bytearray, source: Iterator[Block], closing: bytes, tail: bytearray
 ) -> Iterator[Block]:
-    """Cut the stream behind records' closing brackets and the commas that follow them.
+    """Cut the stream after each record's closing bracket and comma.
 
-    The array ends where a square bracket follows the first record that no comma follows. What comes
-    after it may be laid out as the records are, and is put into `tail`.
+    The array ends where a square bracket, not a comma, follows a record. Text after the array may
+    have the layout of records; it is put into `tail`.
     """
     record = 1
     cuts, end = _cuts(text, closing)
@@ -293,9 +293,9 @@ def _separated(
 
 
 def _cuts(text: bytearray, closing: bytes) -> tuple[Integers, int | None]:
-    """Find the places behind the commas between records, and where the array's last record ends.
+    """Find the places after the commas between records, and the end of the array's last record.
 
-    That is None where the text ends before the array does.
+    This end is None if the text ends before the array does.
     """
     view = np.frombuffer(text, dtype=np.uint8)
     ends = np.flatnonzero(view == _CLOSE) + 1
@@ -322,7 +322,7 @@ def _records(text: bytearray, cuts: Integers, first: int, *, torn: bool = False)
 
 
 def _whole_document(path: Path) -> Document:
-    """Parse a file in another layout (compact, other indentation) as one and lay it out anew."""
+    """Parse a file with another layout (compact, other indentation) as a whole; write it anew."""
     text, torn = read_all(path)
     try:
         document = orjson.loads(text)
@@ -336,11 +336,11 @@ def _whole_document(path: Path) -> Document:
     events = rest.pop("traceEvents", None) if isinstance(document, dict) else document
     if not isinstance(events, list):
         raise InputError(f"{path} holds JSON without an array of events; restore the file")
-    rest["traceEvents"] = []  # behind all others, wherever it stood
+    rest["traceEvents"] = []  # now the last key, wherever it stood
     try:
         lines = bytearray(b"\n".join(map(orjson.dumps, events)))
         preamble = orjson.dumps(rest).removesuffix(b"[]}")
-    except orjson.JSONEncodeError as error:  # for what nests too deep
+    except orjson.JSONEncodeError as error:  # too deep nesting
         raise InputError(f"{path} holds a damaged event ({error}); restore the file") from error
     return Document(preamble, iter([Block(lines, 1)]), bytearray(b"}"))
 
@@ -354,9 +354,10 @@ _ENDING, _COMMA, _BLANK, _OPEN, _CLOSE = b"\n, {}"
 
 @dataclass(frozen=True)
 class Damage:
-    """A line that is no event, and how many good rows stand before it in its block.
+    """A line that cannot be used, and how many good rows stand before it in its block.
 
-    `is_json` tells an event whose values do not fit the columns from a line that is none at all.
+    `is_json` is true for an event whose values do not fit the columns, false for a line that is no
+    event.
     """
 
     line: int
@@ -391,13 +392,13 @@ class EventBlock:
 
 
 class LineParser(Protocol):
-    """Turns lines that hold an event each into columns."""
+    """Parser that turns lines with one event each into columns."""
 
     def table(self, text: bytes | bytearray, bounds: Integers) -> pa.Table | None:
-        """Return columns of the lines text[bounds[i]:bounds[i + 1]], a row a line; the rest of
-        `text` is blank.
+        """Return columns of the lines text[bounds[i]:bounds[i + 1]], a row for each line.
 
-        None when a line is no JSON or does not fit the columns. `text` is UTF-8 without NUL.
+        Return None if a line is no JSON or does not fit the columns. `text` is UTF-8 without NUL,
+        and blank outside of these lines.
         """
 
     def empty(self) -> pa.Table:
@@ -411,7 +412,7 @@ class GeneralParser:
     schema: pa.Schema
 
     def table(self, text: bytes | bytearray, bounds: Integers) -> pa.Table | None:
-        """Return columns as LineParser says; the parser finds the lines itself."""
+        """Return columns as `LineParser.table`; the parser finds the lines itself."""
         try:
             table = pyarrow.json.read_json(
                 pa.BufferReader(pa.py_buffer(text)),
@@ -432,10 +433,10 @@ class GeneralParser:
 def parsed_blocks(
     path: Path, parser: LineParser, num_threads: int, part: tuple[int, int] | None = None
 ) -> Iterator[tuple[Block, EventBlock | None]]:
-    """Yield the blocks of a file, or of a part of it, in order, each with its events, by as many
-    threads.
+    """Yield the blocks of a file, or of a `part` of it, in order, each with its events.
 
-    Of a block's text only the end is kept, as it stands in the file.
+    Only the end of a block's text is kept, as it stands in the file. Blocks are parsed by
+    `num_threads` threads.
     """
 
     def parsed(block: Block) -> tuple[Block, EventBlock | None]:
@@ -448,10 +449,10 @@ def parsed_blocks(
 
 
 def parse_block(block: Block, parser: LineParser) -> EventBlock | None:
-    """Parse the events of a block; None when it holds only brackets.
+    """Parse the events of a block; return None if it holds only brackets.
 
-    The fast way takes events whose bounds are known and lines as `megascan.rankfile` writes them:
-    separators and brackets are blanked in place. Anything else (several events a line, CRLF,
+    Events with known bounds, and lines as `megascan.rankfile` writes them, are parsed fast:
+    separators and brackets are blanked in place. Anything else (several events on a line, CRLF,
     damage) is cleaned line by line.
     """
     if not block.text:
@@ -469,17 +470,18 @@ def parse_block(block: Block, parser: LineParser) -> EventBlock | None:
 
 
 def _rows_and_bounds(block: Block) -> tuple[range, Integers]:
-    """Return which of a block's lines hold events, and where those begin and end."""
+    """Return which lines of a block hold events, and the bounds of these events."""
     if block.bounds is None:
         return _blank_separators(block.text)
     return range(len(block.bounds) - 1), block.bounds
 
 
 def _blank_separators(text: bytearray) -> tuple[range, Integers]:
-    """Overwrite what stands between events by spaces; the lines that remain and their bounds.
+    """Overwrite what stands between events by spaces; return the lines that remain, and their
+    bounds.
 
-    The range is empty unless every one of these lines begins with `{` and ends with `}`. The
-    columnar parser relies on that: it takes `null` for a row, and crashes where it is the first.
+    No lines are returned unless all of them begin with `{` and end with `}`. The columnar parser
+    relies on that: it takes `null` for a row, and crashes if the first row is `null`.
     """
     view = np.frombuffer(text, dtype=np.uint8)
     ends = np.append(np.flatnonzero(view == _ENDING), len(view))
@@ -502,7 +504,7 @@ def _blank_separators(text: bytearray) -> tuple[range, Integers]:
 
 
 def _is_text(text: bytearray) -> bool:
-    """Tell whether a text is UTF-8 without NUL: what the columnar parser takes for granted."""
+    """Return whether a text is UTF-8 without NUL, on which the columnar parser relies."""
     if b"\0" in text:
         return False
     if text.isascii():
@@ -515,7 +517,7 @@ def _is_text(text: bytearray) -> bool:
 
 
 def _parse_line_by_line(block: Block, parser: LineParser) -> EventBlock | None:
-    """Clean every line, set those aside that are no event, and read the rest as columns."""
+    """Clean every line, set lines aside that are no events, and read all other lines as columns."""
     good: list[tuple[int, bytes]] = []
     damages: dict[int, str] = {}
     for number, raw in enumerate(bytes(block.text).split(b"\n"), block.first_line):
@@ -540,7 +542,7 @@ def _parse_line_by_line(block: Block, parser: LineParser) -> EventBlock | None:
 
 
 def _events(line: bytes) -> list[bytes] | None:
-    """Return the events of a line (several in a file without line ends); None if it is damaged."""
+    """Return the events of a line (several in a file without line ends); None if it is no JSON."""
     try:
         if isinstance(orjson.loads(line), dict):
             return [line]
@@ -550,12 +552,12 @@ def _events(line: bytes) -> list[bytes] | None:
         events = orjson.loads(b"[" + line + b"]")
         are_objects = all(isinstance(event, dict) for event in events)
         return [orjson.dumps(event) for event in events] if are_objects else None
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # the latter for what nests too deep
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # dumps: too deep nesting
         return None
 
 
 def _misfits(lines: list[tuple[int, bytes]], parser: LineParser) -> list[int]:
-    """Find by halving the numbers of lines that are JSON but do not fit the columns."""
+    """Return the numbers of lines that are JSON but do not fit the columns, found by halving."""
     if not lines or _table([line for _, line in lines], parser) is not None:
         return []
     if len(lines) == 1:
@@ -565,7 +567,7 @@ def _misfits(lines: list[tuple[int, bytes]], parser: LineParser) -> list[int]:
 
 
 def _table_in_parts(lines: list[bytes], parser: LineParser) -> pa.Table:
-    """Parse lines that fit, all at once or in halves; not all may fit next to each other."""
+    """Parse lines each of which fits the columns; in halves if they do not fit together."""
     table = _table(lines, parser)
     if table is not None or len(lines) == 1:
         return parser.empty() if table is None else table

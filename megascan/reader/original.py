@@ -2,14 +2,14 @@
 
     read_records      one file: its records as columns, folded into scopes
     fold              pair begins with ends, step by step, without a loop over records
-    original_spans    scopes in our columns; OPERATIONS says what each name is in our words
+    original_spans    scopes in our columns; OPERATIONS has our names for theirs
     read_original     all files: the smallest layout that fits them, steps on a common axis
-    keep_original     the same by shards: scopes, and then spans, stay with those who read them
+    keep_original     all files by shards: scopes, and then spans, stay with the workers
 
 Each rank's times count from its own step begin, so steps are put on a common axis by their index:
-step k begins where step k - 1 ends (its longest wall time over ranks) plus the longest pause before
-it. That makes ranks comparable up to the spread of their step begins behind a barrier; each rank
-is its own clock domain, so that alignment ties them by the ends of collectives.
+step k begins where step k - 1 ends (by the longest wall time of any rank), plus the longest pause
+before step k. That makes ranks comparable up to the spread of their step begins after a barrier;
+each rank is a clock domain of its own, so that alignment ties ranks by the ends of collectives.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ STEP = ITERATION
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """What an original event becomes; `axis` names the parallel group that works on it."""
+    """Our columns for an original event; `axis` names the parallel group that works on it."""
 
     kind: Kind
     name: str
@@ -123,18 +123,21 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
     "optimizer": (Operation(kind=Kind.OPTIMIZER, name=OPTIMIZER),),
     "grad-sync": (Operation(kind=Kind.OPTIMIZER, name=GRAD_SYNC),),
 }
-"""Events that are two messages at once become two spans of the same times, as ours are. `_reduce`
-is labelled with a larger group than it works on: it is a tensor-parallel all-reduce. `allreduce`
-(gradients, then a device synchronisation) ends together on data-parallel peers. `loss` contains
-the reduction of the logged loss over the replicas, so its time is a wait as much as it is work."""
+"""Our spans for the original's events, by name.
+
+An event that is two messages at once becomes two spans of the same times, as in our own traces.
+`_reduce` is labelled with a larger group than it works on: it is a tensor-parallel all-reduce.
+`allreduce` (gradients, then a device synchronisation) ends together on data-parallel peers. `loss`
+contains the reduction of the logged loss over the replicas, so it may be waiting as well as work.
+"""
 
 MISNUMBERED = "send-extra"
-"""Sends back the last gradient of the steady state, and calls it the step's last microbatch; on
-stages with a warm-up it is an earlier one."""
+"""Event that sends back the last gradient of the steady state. It names the step's last microbatch,
+but on stages with a warm-up the microbatch is an earlier one."""
 
 
 def operations_of(name: str) -> tuple[Operation, ...]:
-    """Return our words for an original event; one we do not know keeps its name, as compute."""
+    """Return our operations for an original event; unknown events are compute of the same name."""
     return OPERATIONS.get(name) or _work(name)
 
 
@@ -143,9 +146,9 @@ class Folded:
     """Spans as rows of their begin and end records, in the order of begins.
 
     `step` numbers the steps of the file from 0; `depth` is 0 for the step itself, 1 for scopes
-    directly in it. Records of steps that never closed, or whose scopes do not nest, are not among
-    them: `num_open_steps` and `num_broken_steps` count those, `num_open_spans` the begin records in
-    steps that never closed, `num_outside` those outside of any step (evaluation).
+    directly in it. Steps that never closed (`num_open_steps`), or whose scopes do not nest
+    (`num_broken_steps`), are left out. `num_open_spans` counts the begin records in steps that
+    never closed, `num_outside` the begin records outside of any step (evaluation).
     """
 
     begin: Integers
@@ -162,8 +165,9 @@ class Folded:
 def fold(is_begin: Flags, is_step: Flags, name: Integers) -> Folded:
     """Pair every begin with its end; `is_step` marks the records that open and close a step.
 
-    In a well-nested sequence the records of one level alternate begin, end, begin, end. So: number
-    the levels by a running sum, sort stably by (step, level), and neighbours are pairs.
+    In a well-nested sequence the records of one level alternate begin, end, begin, end. So levels
+    are numbered by a running sum, records are sorted stably by (step, level), and neighbours are
+    pairs.
 
         record   B step  B a  B b  E b  E a  E step        level 1: B step, E step
         level      1      2    3    3    2     1           level 2: B a, E a …
@@ -205,8 +209,8 @@ def fold(is_begin: Flags, is_step: Flags, name: Integers) -> Folded:
 
 
 def _steps(begins: Flags, ends: Flags) -> tuple[Integers, Integers]:
-    """Return the row of each step's begin, and of the first end before the next step begins (-1:
-    none).
+    """Return the row of each step's begin, and the row of the first end after it, or -1 if the next
+    step begins before any end.
     """
     begin, end = np.flatnonzero(begins), np.flatnonzero(ends)
     following = np.append(begin[1:], len(begins))
@@ -232,7 +236,7 @@ RECORD_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Place:
-    """Whose file it is, as its records say."""
+    """Rank, coordinates and device of a file, as its records say."""
 
     rank: int
     dp: int
@@ -243,10 +247,10 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Scopes:
-    """Scopes of a file in the order of their begins; times in ns since their step's begin.
+    """Scopes of a file in the order of their begins; times in ns since the begin of their step.
 
-    `name` numbers the file's names; `row` is the scope's begin among the file's records, `row_end`
-    its end.
+    `name` is an index into the file's names; `row` and `row_end` are the rows of the scope's begin
+    and end record.
     """
 
     name: Integers
@@ -263,8 +267,8 @@ class Scopes:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """What one file says; `wall_ns` and `pad_before_ns` hold a value a step: its length, and the
-    pause before it.
+    """Content of one file; `wall_ns` (step,) is the length of each step, `pad_before_ns` (step,)
+    the pause before it.
     """
 
     path: Path
@@ -278,7 +282,7 @@ class Recorded:
 
 
 def read_records(path: Path, templates: Templates) -> Recorded | None:
-    """Read the scopes of a file; None when it holds no scope that says which rank it belongs to.
+    """Read the scopes of a file; return None if no record says which rank the file belongs to.
 
     Raises InputError for a record that is damaged before the end of the file.
     """
@@ -361,7 +365,7 @@ def recorded_of(path: Path, place: Place, table: pa.Table, *, torn: bool) -> Rec
 
 
 def _integers(table: pa.Table, name: str, missing: int = NOT_APPLICABLE) -> Integers:
-    """Return a column of times or numbers; `missing` where a record has none."""
+    """Return a column of times or numbers; `missing` where a record has no value."""
     values: Integers | Floats = table.column(name).to_numpy()
     if missing == NOT_APPLICABLE and values.dtype == np.int64:
         return values.astype(np.int64, copy=False)
@@ -370,10 +374,10 @@ def _integers(table: pa.Table, name: str, missing: int = NOT_APPLICABLE) -> Inte
 
 
 def _copied_steps(folded: Folded, name: Integers, times: Integers) -> Flags:
-    """Mark steps that repeat an earlier one to the nanosecond: copies, which one tracer wrote.
+    """Mark steps that repeat an earlier step to the nanosecond: copies by the same tracer.
 
-    `times` are (kind of time, record). `duration_wall` is none of them: it is the host's time since
-    the tracer last looked at the clock, another one for each copy.
+    `times` are (kind of time, record), without `duration_wall`: this is the host's time since the
+    tracer last looked at the clock, and differs between copies.
     """
     bounds = np.searchsorted(folded.step, np.arange(folded.num_steps + 1))
     seen: set[bytes] = set()
@@ -480,7 +484,7 @@ def _operations(names: Sequence[str], scopes: Scopes) -> tuple[Integers, Integer
 
 
 def _channel(table: list[Operation]) -> Integers:
-    """Number the operations that are counted together: of one group, op and direction."""
+    """Return each operation's channel: operations of one group, op and direction share a number."""
     channels = [(item.axis, item.op, item.direction) for item in table]
     return np.array([channels.index(channel) for channel in channels], dtype=np.int64)
 
@@ -492,7 +496,7 @@ def _group(layout: Layout, rank: int, operation: Operation) -> str:
 
 
 def _peer(layout: Layout, rank: int, operation: Operation) -> int:
-    """Return the stage a message goes to or comes from."""
+    """Return the rank that a message goes to or comes from, -1 for other operations."""
     if operation.kind is not Kind.P2P:
         return NOT_APPLICABLE
     ahead = (operation.direction == "forward") == (operation.op == "send")
@@ -501,8 +505,9 @@ def _peer(layout: Layout, rank: int, operation: Operation) -> int:
 
 
 def _passes(names: Sequence[str], scopes: Scopes) -> tuple[Integers, Flags]:
-    """Return the microbatch of each scope, handed down from the pass it stands in; and which are
-    in a backward pass. Files without passes count decoders within the step instead."""
+    """Return the microbatch of each scope, if need be that of the pass around it, and which scopes
+    are in a backward pass. In files without passes, decoders count as passes, numbered by step.
+    """
     texts = np.array([*names, ""])
     passes = np.isin(
         scopes.name, [n for n, text in enumerate(texts) if text.startswith(("forward", "backward"))]
@@ -528,7 +533,7 @@ _MOST_TENSOR_RANKS = 4096
 def read_original(paths: Sequence[Path], workers: Workers | None = None) -> list[Segment]:
     """Read every rank's file as a segment of one run.
 
-    Sizes of the parallel axes are the smallest that fit all files, for they name no sizes.
+    Files name no sizes of the parallel axes, so these are the smallest that fit all files.
     Raises InputError for files whose ranks do not fit Megatron's order.
     """
     read = partial(read_records, templates=Templates(RECORD_SCHEMA))
@@ -540,9 +545,9 @@ def read_original(paths: Sequence[Path], workers: Workers | None = None) -> list
 def keep_original(
     shards: Sequence[Sequence[Path]], workers: Workers, meanwhile: Callable[[], None]
 ) -> Iterator[tuple[Kept, Packed]]:
-    """Read shards of files as `read_original` does; what comes back are their ends.
+    """Read shards of files as `read_original` does; return only the ends of their spans.
 
-    `meanwhile` is done here when the workers have begun.
+    `meanwhile` is called in this process when the workers have begun.
     """
     read = partial(_read_scopes, templates=Templates(RECORD_SCHEMA))
     reading = workers.keep(read, ((files,) for files in shards))
@@ -564,14 +569,14 @@ _NO_SCOPES = Scopes(**dict.fromkeys(_SCOPE_COLUMNS, np.zeros(0, dtype=np.int64))
 
 @dataclass(frozen=True)
 class _Shelved:
-    """Files of a shard without their scopes, which stand in one table, between `bounds` each."""
+    """Files of a shard without their scopes; one table has the scopes, file i from bounds[i] on."""
 
     files: tuple[Recorded, ...]
     bounds: tuple[int, ...]
 
 
 def _read_scopes(paths: Sequence[Path], templates: Templates) -> tuple[pa.Table, _Shelved]:
-    """Return the scopes of some files as one table, and what else they hold."""
+    """Return the scopes of some files as one table, and everything else that the files hold."""
     found = [one for path in paths if (one := read_records(path, templates)) is not None]
     columns = {
         name: pa.chunked_array(
@@ -597,7 +602,7 @@ def _settled(
 
 
 def segments_of(recorded: Sequence[Recorded], workers: Workers) -> list[Segment]:
-    """Put the steps of all ranks on a common axis; errors as `read_original`."""
+    """Put the steps of all ranks on a common axis; raises InputError as `read_original`."""
     if not recorded:
         return []
     layout = _layout(recorded)
@@ -625,8 +630,8 @@ def _layout(recorded: Sequence[Recorded]) -> Layout:
 
 
 def _data_size(place: Place, tp: int) -> int:
-    """Return the data-parallel size that a later stage's rank tells; else what its coordinate
-    needs.
+    """Return the data-parallel size that a later stage's rank implies; in the first stage, the
+    least size that the file's coordinate needs.
     """
     if not place.pp:
         return place.dp + 1
@@ -634,7 +639,7 @@ def _data_size(place: Place, tp: int) -> int:
 
 
 def _step_starts(recorded: Sequence[Recorded]) -> Integers:
-    """Begin of each step on the common axis, and the end of the last."""
+    """Return the begin of each step on the common axis."""
     num_steps = max(len(one.wall_ns) for one in recorded)
     pause, length = np.zeros((2, num_steps), dtype=np.int64)
     for one in recorded:

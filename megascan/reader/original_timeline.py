@@ -1,12 +1,12 @@
-"""Read timelines that the original MegaScan's aggregator has merged, as the rank files they were.
+"""Read timelines that the original MegaScan's aggregator has merged, as rank files again.
 
 The aggregator puts all ranks' scopes into one array of Chrome's complete events: `ts` and `dur` in
 whole µs on a common axis, `pid` the global rank, `args` the step's number and the attributes of the
-record at the scope's end. Taken apart by rank and step, and folded out into begin and end records,
-they go the way of rank files (`original.py`). Three things are lost for good in the merging: what
-lies below a microsecond, the begin and end of each step itself (here the first and the last of its
-scopes), and, in files with the schedule's messages, a sender's wait: both ends of a message were
-given the shorter duration.
+record at the scope's end. Here they are split by rank and step, turned into begin and end records,
+and read as rank files are (`original.py`). Merging has lost three things: times below a
+microsecond, the begin and end of each step itself (here the first begin and last end of any scope
+in it), and, in files with the schedule's messages, a sender's wait: both ends of a message have the
+shorter duration.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _ranks_of(path: Path) -> Iterator[Recorded]:
 
 
 def _events(path: Path) -> pa.Table:
-    """Return the complete events of a file, in its order."""
+    """Return the complete events of a file, in the order of the file."""
     templates, tables, torn = Templates(_EVENTS), [], False
     for block in open_document(path).blocks:
         events = parse_block(block, templates)
@@ -98,7 +98,7 @@ def _events(path: Path) -> pa.Table:
 
 @dataclass(frozen=True)
 class _Steps:
-    """Where each step of the timeline begins and ends, ns; both of shape (step)."""
+    """When each step of the timeline begins and ends, ns, (step,) each."""
 
     start_ns: Integers
     end_ns: Integers
@@ -117,16 +117,16 @@ class _Steps:
 
     @property
     def pause_ns(self) -> Integers:
-        """Return the time between a step and the one before it."""
+        """Return (step,) the time between each step and the step before."""
         pause_ns: Integers = np.maximum(self.start_ns - np.r_[0, self.end_ns[:-1]], 0)
         return pause_ns
 
 
 def _records(events: pa.Table, steps: _Steps) -> pa.Table:
-    """Fold a rank's scopes out into begin and end records, with those of its steps around them.
+    """Return a rank's scopes and steps as begin and end records in the order of time.
 
-    The records stand in the order of time; at one time ends stand before begins, inner ends before
-    outer ones, and a scope of no length ends where it has begun.
+    Of records at the same time, ends stand before begins, and inner ends before outer ends; but the
+    end of a scope without length follows its begin.
     """
     step = numbers(events, "args.iteration")
     own_steps, first = np.unique(step, return_index=True)
@@ -136,7 +136,7 @@ def _records(events: pa.Table, steps: _Steps) -> pa.Table:
     np.maximum.at(last, step, start + duration)
     count = len(step)
     number = np.arange(count)
-    place = np.concatenate(  # step, time, ends first, order of begins, own end behind own begin
+    place = np.concatenate(  # step, time, ends first, order of begins, begin before its own end
         [
             [own_steps, -np.ones_like(own_steps), own_steps * 0, own_steps * 0, own_steps * 0],
             [step, start, np.ones(count, dtype=np.int64), number, number * 0],

@@ -5,24 +5,24 @@ Spans wait for the mark that closes their window (`FileRuns`):
     header  span span span  window   span span ▏        the file ends here: killed
             └── kept: 3, as it says  └── left out and counted
 
-A job of thousands of ranks has thousands of short files. What a file costs by itself, some hundred
-steps on small columns, is paid once for as many files as fill a block (`read_short_files`).
-Whatever is out of the ordinary in one of them (damage, a torn end, another rank's spans) makes all
-of them be read one by one, where it is named or left out.
+A job of thousands of ranks has thousands of short files. The fixed cost of a file, some hundred
+steps on small columns, is paid once for as many files as fill a block (`read_short_files`). If
+anything in one of these files is unusual (damage, a torn end, another rank's spans), all of them
+are read one by one, and it is named or left out.
 
-**Shards** (`keep_rank_files`): short files are read together, a large one in stretches of windows.
+**Shards** (`keep_rank_files`): short files are read together, a large file in stretches of windows.
 
     file     [ header  w1  w2  w3  w4  w5  w6  w7  w8 ]
     cuts                   ╵           ╵                  every some MB
     stretch  ├──────────────┤├──────────┤├────────────┤   from window to window
 
-Each stretch is read by any worker that is free, which finds its borders by itself: the ends of the
-first windows behind the cuts. So no worker holds all of a large file, and many may work on it.
+Each stretch is read by any worker that is free. The worker finds the borders by itself: the ends of
+the first windows after the cuts. So no worker holds all of a large file, and many may work on it.
 
-What a stretch cannot know is what stands before it. It is read as if the file's first header were
-in force; whatever is out of the ordinary in one of them (a second run, damage, which is named by
-its line) makes the file be read again as a whole. Compressed files have no such places to begin at
-and are not cut.
+A stretch cannot know what stands before it, so it is read as if the file's first header were in
+force. If anything in a stretch is unusual (a second run, or damage, which must be named by its
+line), the file is read again as a whole. Compressed files have no places to begin at and are not
+cut.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class BadLine:
 
 
 def read_mark(text: bytes, where: str) -> RankHeader | WindowRecord:
-    """Read a header or the end of a window. Raises InputError naming `where` when it is damaged."""
+    """Read a header or the end of a window. Raises InputError naming `where` if it is damaged."""
     try:
         record: dict[str, Json] = orjson.loads(text)
     except orjson.JSONDecodeError as error:  # a number that no double holds
@@ -92,7 +92,7 @@ def read_mark(text: bytes, where: str) -> RankHeader | WindowRecord:
 
 @dataclass
 class _Run:
-    """One run while its file is read."""
+    """What was read of one run so far."""
 
     header: RankHeader
     windows: list[WindowRecord] = field(default_factory=list)
@@ -117,18 +117,19 @@ class FileRuns:
 
     @property
     def header(self) -> RankHeader | None:
-        """Return the header of the run that is read; None before the first."""
+        """Return the header of the run that is being read; None before the first header."""
         return self._current.header if self._current else None
 
     @property
     def rank(self) -> int | None:
-        """Return the rank whose spans these are; None before the first header."""
+        """Return the rank whose spans are being read; None before the first header."""
         return self._current.header.rank if self._current else None
 
     def take(self, spans: pa.Table, *, in_unix_time: bool = False) -> None:
-        """Take spans of the open window; times relative to the run's origin unless said otherwise.
+        """Take spans of the open window.
 
-        So they are in settled runs, too.
+        Their times are relative to the run's origin, unless they are `in_unix_time` or the run is
+        settled.
         """
         if self._current is None:
             return
@@ -181,7 +182,10 @@ class FileRuns:
         self._pending = []
 
     def _drop_pending(self) -> None:
-        """Leave out what no window closed; damage before the first header stays a fault."""
+        """Leave out spans and faults after the last closed window, and note that.
+
+        Before the first header, faults are kept: the first window then fails.
+        """
         run = self._current
         if run is None:
             return
@@ -204,7 +208,7 @@ class FileRuns:
             )
 
     def take_finished(self) -> list[Segment]:
-        """Hand out each window that was finished since the last call, and forget it."""
+        """Return a segment for each window finished since the last call, and forget the window."""
         found = []
         for run in self._runs.values():
             tables = iter(run.finished)
@@ -226,7 +230,7 @@ class FileRuns:
         return found
 
     def segments(self) -> list[Segment]:
-        """Return all runs, after the last line."""
+        """Return a segment for each run; call it after the last line."""
         self._drop_pending()
         return [
             Segment(
@@ -242,7 +246,7 @@ class FileRuns:
 
 
 def read_rank_files(paths: Sequence[Path], here: Here | None = None) -> list[Segment]:
-    """Read all runs of all files, the files side by side, by threads of this process.
+    """Read all runs of all files, the files in parallel by threads of this process.
 
     Other workers read rank files by shards: `keep_rank_files`.
     """
@@ -256,18 +260,18 @@ def read_rank_files(paths: Sequence[Path], here: Here | None = None) -> list[Seg
 
 @cache
 def _templates() -> Templates:
-    """Return the kinds of line that this process has met: rank files differ little in them."""
+    """Return the templates of lines that this process has met; rank files share most of them."""
     return Templates(event_schema(SPAN_COLUMNS))
 
 
 def read_rank_file(
     path: Path, templates: Templates | None = None, num_threads: int = 1
 ) -> list[Segment]:
-    """Read everything a rank file holds, a segment a run, in file order.
+    """Read everything that a rank file holds, one segment a run, in file order.
 
-    `templates` may be shared by files; with several threads its blocks are parsed side by side.
+    `templates` may be shared by files; with several threads a file's blocks are parsed in parallel.
 
-    Spans, damaged lines and torn ends behind a run's last window mark are left out and noted.
+    Spans, damaged lines and torn ends after a run's last window mark are left out and noted.
     Raises InputError for damage before a window mark, naming file and line.
     """
     runs = FileRuns(path)
@@ -283,10 +287,10 @@ def read_rank_file(
 def read_part(
     path: Path, header: RankHeader, part: tuple[int, int], num_threads: int
 ) -> list[Segment]:
-    """Read some windows of a plain rank file; `part` says from which byte to which they stand.
+    """Read the windows of a plain rank file that stand in bytes part[0] to part[1].
 
-    Both are borders behind windows, the file's begin or its end; `header` is in force before them.
-    Raises InputError as `read_rank_file`, of which lines count from the part's begin.
+    Both bytes must follow a window's end, or be the file's begin or end; `header` is in force at
+    the part's begin. Raises InputError as `read_rank_file`, but lines count from the part's begin.
     """
     runs = FileRuns(path)
     if part[0]:
@@ -339,10 +343,11 @@ def _take(runs: FileRuns, events: EventBlock, begin: int, end: int) -> None:
 def follow_together(
     runs: Sequence[FileRuns], events: EventBlock, counts: Sequence[int], paths: Sequence[Path]
 ) -> list[Callable[[], None]] | None:
-    """Return what does `follow` for each of several files, whose events were parsed together.
+    """Return a function for each file that does the work of `follow`.
 
-    `counts` are the rows of each file. Columns are made and put in order for all files in one go.
-    None where anything is out of the ordinary: then each file is to be followed by itself.
+    The events of all files were parsed together; `counts` are the numbers of rows of each file.
+    Columns are made and ordered for all files in one go. Return None if anything is unusual: then
+    each file must be followed by itself.
     """
     first_row = np.cumsum([0, *counts])
     try:
@@ -366,7 +371,7 @@ def follow_together(
 
 
 def _follow_parts(runs: FileRuns, parts: Sequence[tuple[_Mark, pa.Table]]) -> None:
-    """Take the spans before each mark, and the mark."""
+    """Take the spans before each mark, then the mark itself."""
     for mark, spans in parts:
         if spans.num_rows:
             runs.take(spans, in_unix_time=True)
@@ -379,7 +384,7 @@ def _settled_before(
     headers: Sequence[RankHeader | None],
     first_row: Integers,
 ) -> list[pa.Table] | None:
-    """Return spans before each mark, in order and in unix time; None when one cannot be used."""
+    """Return the spans before each mark, in order and in unix time; None if any is unusable."""
     rows = np.flatnonzero(equals(table, "ph", "X"))
     mark = np.searchsorted([mark.row for mark in marks], rows)
     if not len(rows) or mark[-1] == len(marks):
@@ -399,7 +404,7 @@ _TOGETHER_BYTES = 2 << 20
 
 @dataclass(frozen=True)
 class _Mark:
-    """A header or window end: row of the events, and file and line it stands in."""
+    """A header or window end: its row among the events, its file, and its line in the file."""
 
     row: int
     file: int
@@ -408,7 +413,7 @@ class _Mark:
 
 
 def read_short_files(paths: Sequence[Path], templates: Templates) -> list[Segment] | None:
-    """Read whole and undamaged files together; None when one of them is anything else.
+    """Read files together; return None unless all of them are whole and undamaged.
 
     Raises InputError for damaged marks, naming file and line.
     """
@@ -425,7 +430,7 @@ def read_short_files(paths: Sequence[Path], templates: Templates) -> list[Segmen
 
 
 def _body(path: Path) -> bytes:
-    """Return a file's lines without the brackets around them; nothing for one that is cut off."""
+    """Return a file's lines without the brackets around them; b"" if the file is cut off."""
     content, torn = read_all(path)
     if torn or not content.startswith(_OPENING):
         return b""
@@ -435,7 +440,7 @@ def _body(path: Path) -> bytes:
 def _marks(events: EventBlock, first_row: Integers, paths: Sequence[Path]) -> Iterator[_Mark]:
     rows = np.flatnonzero(is_mark(events.table))
     files = np.searchsorted(first_row, rows, side="right") - 1
-    lines = rows - first_row[files] + 2  # the opening bracket has the first
+    lines = rows - first_row[files] + 2  # line 1 is the opening bracket
     texts = events.rows_text(rows.tolist())
     for row, file, line, text in zip(
         rows.tolist(), files.tolist(), lines.tolist(), texts, strict=True
@@ -444,7 +449,7 @@ def _marks(events: EventBlock, first_row: Integers, paths: Sequence[Path]) -> It
 
 
 def _settled(table: pa.Table, marks: Sequence[_Mark]) -> list[pa.Table] | None:
-    """Return spans behind each mark, in order and in unix time; None when one cannot be used."""
+    """Return the spans after each mark, in order and in unix time; None if any is unusable."""
     rows = np.flatnonzero(equals(table, "ph", "X"))
     mark = np.searchsorted([mark.row for mark in marks], rows) - 1
     if not len(rows) or mark[0] < 0:
@@ -460,7 +465,7 @@ def _in_parts(
 ) -> list[pa.Table] | None:
     """Return the spans of some rows part by part, in order and in unix time.
 
-    `part` (row,) ascends; ranks and origin_ns are (part,). None when a span cannot be used.
+    `part` (row,) ascends; ranks and origin_ns are (part,). Return None if a span cannot be used.
     """
     events = rows_of(table, rows)
     spans = span_columns(events, SPAN_COLUMNS)
@@ -473,7 +478,7 @@ def _in_parts(
 
 
 def _headers(marks: Sequence[_Mark]) -> Iterator[RankHeader]:
-    """Yield the header that stands at or before each mark; none before the first."""
+    """Yield the header in force at each mark, beginning with the first header."""
     header: RankHeader | None = None
     for mark in marks:
         if isinstance(mark.record, RankHeader):
@@ -494,15 +499,15 @@ def _segments(
 
 
 STRETCH_BYTES = 16 << 20
-"""Of a large rank file: what one piece of work reads, at least."""
+"""Least bytes of a large rank file that one piece of work reads."""
 _HEADER_LINE = b'{"name":"%s",' % HEADER_EVENT.encode()
 _WINDOW_LINE = b'\n{"name":"%s",' % WINDOW_EVENT.encode()
-"""How lines of headers and windows begin, as `megascan.rankfile` writes them."""
+"""How lines with headers and window ends begin, as `megascan.rankfile` writes them."""
 
 
 @dataclass(frozen=True)
 class _Stretch:
-    """A file from one cut to the next; `size` is the file's."""
+    """A part of a file, from one cut to the next; `size` is the size of the whole file."""
 
     path: Path
     cut: int
@@ -515,8 +520,8 @@ def keep_rank_files(
 ) -> Iterator[tuple[Kept, Packed]]:
     """Read batches of files by shards that stay with the workers, numbered in their order.
 
-    Segments of a file that is read in stretches come with the last of these. `meanwhile` is done
-    here when the workers have begun.
+    The segment of a file that is read in stretches comes with the file's last stretch. `meanwhile`
+    is called in this process when the workers have begun.
     """
     parts = [part for files in batches for part in _divided(files)]
     num_threads = max(num_workers() // max(len(parts), 1), 1)
@@ -541,7 +546,7 @@ def keep_rank_files(
 
 
 def _divided(files: Sequence[Path]) -> list[Sequence[Path] | _Stretch]:
-    """Return files that are read together, or one of them in stretches."""
+    """Return the parts to read: all files together, or a single large file in stretches."""
     size = files[0].stat().st_size
     count = size // STRETCH_BYTES
     if len(files) > 1 or count < 2 or _opening(files[0]) != _OPENING:
@@ -551,7 +556,7 @@ def _divided(files: Sequence[Path]) -> list[Sequence[Path] | _Stretch]:
 
 
 def _opening(path: Path) -> bytes:
-    """Return how a file begins; nothing where it cannot be read, which its reader will tell."""
+    """Return a file's first bytes; b"" if it cannot be read, which raises an error later."""
     with suppress(OSError), path.open("rb") as file:
         return file.read(len(_OPENING))
     return b""
@@ -560,8 +565,8 @@ def _opening(path: Path) -> bytes:
 def _read_shard(
     part: Sequence[Path] | _Stretch, num_threads: int, number: int
 ) -> tuple[pa.Table, Packed]:
-    """Return all spans of some files or of a stretch, the shard of a number, and their segments
-    with the ends only; of a stretch that does not stand by itself, neither.
+    """Return shard `number` with all spans of some files or of a stretch, and their segments with
+    the ends only. For a stretch that cannot be read by itself both are empty.
     """
     if not isinstance(part, _Stretch):
         return settled_shard(read_rank_files(part, Here(num_threads)), number)
@@ -575,7 +580,7 @@ def _read_shard(
 
 
 def _segment_of_stretch(stretch: _Stretch, num_threads: int) -> Segment | None:
-    """Read a stretch; None when it is not of one run, that of the file's first header."""
+    """Read a stretch; return None if it has damage or another run than the file's first header."""
     path = stretch.path
     try:
         header = _first_header(path)
@@ -585,13 +590,13 @@ def _segment_of_stretch(stretch: _Stretch, num_threads: int) -> Segment | None:
         if part is None:
             return Segment(path=path, header=header, windows=(), spans=TRACE_SCHEMA.empty_table())
         found = read_part(path, header, part, num_threads)
-    except (InputError, OSError):  # which reading the whole file tells by its line
+    except (InputError, OSError):  # reading the whole file will name the line
         return None
     return found[0] if len(found) == 1 and found[0].header == header else None
 
 
 def _first_header(path: Path) -> RankHeader | None:
-    """Return the header on a file's second line; None where there is none."""
+    """Return the header on a file's second line; None if that line is no header."""
     with path.open("rb") as file:
         file.readline()
         line = file.readline()
@@ -602,8 +607,8 @@ def _first_header(path: Path) -> RankHeader | None:
 
 
 def _between_windows(stretch: _Stretch) -> tuple[int, int] | None:
-    """Return the bytes from behind the first window at or after the cut to behind the first one at
-    or after the next cut; None where no window stands between the cuts.
+    """Return (begin, end) of a stretch's windows: from after the first window end at or after the
+    cut to after the first window end at or after the next cut; None if there is none between cuts.
     """
     begin, end = 0, stretch.size
     with stretch.path.open("rb") as file, _mapped(file) as text:
@@ -623,12 +628,12 @@ def _mapped(file: BinaryIO) -> mmap.mmap:
 
 
 def _behind(text: mmap.mmap, line: int, size: int) -> int:
-    """Return where the line behind the one at a line end begins."""
+    """Return where the next line begins; `line` is the line end before the current line."""
     return text.find(b"\n", line + 1, size) + 1 or size
 
 
 def _extent(spans: pa.Table, num_ends: int) -> Extent | None:
-    """Return where the spans of a stretch lie; None where there are none."""
+    """Return the times and iterations that a stretch's spans cover; None without spans."""
     if not spans.num_rows:
         return None
     start_ns, duration_ns = numbers(spans, "start_ns"), numbers(spans, "duration_ns")
@@ -650,7 +655,7 @@ def _extent(spans: pa.Table, num_ends: int) -> Extent | None:
 
 
 def _joined_stretches(stretches: Sequence[Segment | None]) -> Segment | None:
-    """Return the segment of a file by those of its stretches; None when one of them is none."""
+    """Join the segments of a file's stretches; return None if any of them is None."""
     found = [one for one in stretches if one is not None]
     if len(found) < len(stretches):
         return None

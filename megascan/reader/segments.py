@@ -1,8 +1,8 @@
 """Hold what an importer hands over: what one rank recorded of one run, as a table of spans.
 
-Every importer ends here. Ours turns event columns into span columns (`span_columns`: microseconds
-to nanoseconds), the others put numpy columns together (`span_table`); checks (`faulty_rows`) and
-the order of rows (`in_order`) are the same for all.
+Every importer ends here. The importer of our rank files turns event columns into span columns
+(`span_columns`: microseconds to nanoseconds), all others put numpy columns together (`span_table`);
+checks (`faulty_rows`) and the order of rows (`in_order`) are shared.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from megascan.timeline import (
 _JSON_TYPES = {"int8": pa.int8(), "int32": pa.int32(), "int64": pa.int64(), "text": pa.string()}
 _TIMES = ("ts", "dur")
 LARGEST_MICROS = 2.0**50
-"""About 35 years; times beyond it are damage and could not be told apart to the nanosecond."""
+"""About 35 years; larger times are damage, and too large for nanoseconds in a double."""
 
 
 def event_schema(columns: Sequence[Column]) -> pa.Schema:
-    """Return what the JSON parser is to take from events that carry these columns."""
+    """Return the schema by which the JSON parser reads events with these columns."""
     top = [("ph", pa.string())]
     arguments = []
     for column in columns:
@@ -85,17 +85,17 @@ def span_columns(events: pa.Table, columns: Sequence[Column]) -> pa.Table:
 
 
 def rows_of(table: pa.Table, rows: Integers) -> pa.Table:
-    """Return some rows, ascending; a slice without copies where they follow one another."""
+    """Return some rows, which ascend; consecutive rows are a slice without copies."""
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
         return table.slice(int(rows[0]), len(rows))
     return table.take(pa.array(rows))
 
 
 def true_rows(mask: pa.ChunkedArray) -> pa.Array:
-    """Return row numbers where a mask is true; null counts as false.
+    """Return the numbers of rows where a mask is true; null counts as false.
 
-    Stands for `pyarrow.compute.indices_nonzero`, which crashes the process on an array without
-    chunks (an empty slice) in pyarrow before 26.
+    This replaces `pyarrow.compute.indices_nonzero`, which in pyarrow before 26 crashes the process
+    on an array without chunks (an empty slice).
     """
     return pa.array(np.flatnonzero(pc.fill_null(mask, False).to_numpy()))
 
@@ -110,7 +110,7 @@ def _times(events: pa.Table) -> tuple[Integers, Integers]:
 
 
 def faulty_rows(spans: pa.Table, events: pa.Table, rank: int | None) -> list[tuple[int, str]]:
-    """Find rows that cannot be used and why (a predicate: "has no name"), in order.
+    """Return the rows that cannot be used, in order, and why (a predicate: "has no name").
 
     `events` are the rows as parsed, `rank` the file's rank (None for files of many ranks).
     """
@@ -141,10 +141,10 @@ def is_mark(events: pa.Table) -> Flags:
 class Segment:
     """Finished windows of one rank and run, from one file.
 
-    `spans` has `start_ns` in unix time by the rank's clock. As read, these are all spans of the
-    windows, in TRACE_SCHEMA and any order. Once `stays` says where all spans are kept, they are
-    only the ends among them, ordered by start, which is all that is handed on (`settled_shard`).
-    `notes` are sentences about what was left out.
+    `spans` has `start_ns` in unix time by the rank's clock. At first `spans` are all spans of the
+    windows, in TRACE_SCHEMA and any order. Once `stays` says where all spans are kept, `spans` has
+    only the ends among them, ordered by start (`settled_shard`). `notes` are sentences about what
+    was left out.
     """
 
     path: Path
@@ -158,8 +158,8 @@ class Segment:
 
 
 def settled_shard(segments: Sequence[Segment], number: int) -> tuple[pa.Table, Packed]:
-    """Make the shard of this number out of segments as read: one table of all their spans, for the
-    worker to keep, and the segments to hand on, which keep the ends and say where the rest stays.
+    """Make shard `number` of segments with all their spans: one table of these spans, for the
+    worker to keep, and the segments with only the ends, which say where all spans stay.
 
     Example: segments of 10 and 20 spans with 2 and 3 ends give a table of 30 rows, and segments
     with `spans` of 2 and 3 rows that stay at rows 0 to 10 and 10 to 30 of the shard.
@@ -170,7 +170,7 @@ def settled_shard(segments: Sequence[Segment], number: int) -> tuple[pa.Table, P
     bounds = np.cumsum([0, *(table.num_rows for table in tables)])
     spans = pa.concat_tables(tables or [TRACE_SCHEMA.empty_table()])
     spans = spans.unify_dictionaries().combine_chunks()
-    if not several:  # all ranks in one go, of which there may be hundreds
+    if not several:  # all ranks in one go: there may be hundreds
         spans = in_order(spans)
     rows = np.flatnonzero(is_end(spans))
     ends = narrowed(spans.select(END_COLUMNS).take(pa.array(rows)))
@@ -189,8 +189,8 @@ def settled_shard(segments: Sequence[Segment], number: int) -> tuple[pa.Table, P
 def joined_ends(segments: Sequence[Segment]) -> pa.Table:
     """Return the ends of all ranks in their order, each column as wide as its widest piece.
 
-    Pieces are put where they belong column by column: beside them there is never more than the
-    table that they make. Ranks that share a shard share their texts and are taken together.
+    Pieces are copied to their rows column by column, so memory holds no more than the pieces and
+    the joined table. Ranks that share a shard share their texts and are taken together.
     """
     bounds = np.cumsum([0, *(one.spans.num_rows for one in segments)]).tolist()
     shards = [one.stays[0].shard if one.stays else -1 for one in segments]
@@ -208,14 +208,14 @@ _Rows: TypeAlias = slice | RowNumbers
 
 
 def _places(runs: Sequence[tuple[int, int]]) -> _Rows:
-    """Return the rows of runs of rows (begin, end); a slice where these follow one another."""
+    """Return the rows of runs (begin, end) of rows; a slice if the runs are contiguous."""
     if all(one[1] == other[0] for one, other in pairwise(runs)):
         return slice(runs[0][0], runs[-1][1])
     return rows_of_runs(runs)
 
 
 def _joined_column(parts: Sequence[pa.Table], places: Sequence[_Rows], name: str) -> pa.Array:
-    """Return a column of all tables, the rows of each at its places."""
+    """Return a column of all tables; the rows of parts[i] go to places[i]."""
     if not pa.types.is_dictionary(parts[0].schema.field(name).type):
         pieces = [narrow(part, name) for part in parts]
         return pa.array(_placed(pieces, places, np.result_type(*{one.dtype for one in pieces})))
@@ -225,7 +225,7 @@ def _joined_column(parts: Sequence[pa.Table], places: Sequence[_Rows], name: str
         row_codes, texts = narrow_codes(part, name)
         code = [numbered.setdefault(text, len(numbered)) for text in texts] or [0]
         pieces.append(np.array(code, dtype=np.int32)[row_codes])
-    width = np.min_scalar_type(~len(numbered))  # below 0, so a signed type
+    width = np.min_scalar_type(~len(numbered))  # ~ makes it negative, so a signed type
     return text_column(_placed(pieces, places, width), list(numbered))
 
 
@@ -238,10 +238,10 @@ def _placed(pieces: Sequence[Narrow], places: Sequence[_Rows], width: np.dtype[A
 
 @dataclass(frozen=True)
 class Packed:
-    """Segments that were read together, fit to go from process to process.
+    """Segments that were read together, cheap to send to another process.
 
-    They are pickled with all their spans in one table: a slice of a table would take the whole
-    table with it.
+    Segments are pickled with all their spans in one table: pickling a slice of a table would take
+    the whole table with each slice.
     """
 
     segments: tuple[Segment, ...]
@@ -266,8 +266,8 @@ def _unpacked(spans: pa.Table, bare: Sequence[Segment], bounds: Sequence[int]) -
 
 
 Importer: TypeAlias = Callable[[Sequence[Path], Workers], list[Segment]]
-"""Reads the rank files of a folder: a segment for every rank and run in them, none for a file that
-ends before it says whose it is. Raises InputError for damage inside finished windows."""
+"""Function that reads the rank files of a folder: a segment for every rank and run in them, none
+for a file that ends before it names its rank. Raises InputError for damage in finished windows."""
 
 
 def span_table(
@@ -277,7 +277,7 @@ def span_table(
 ) -> pa.Table:
     """Make a table of TRACE_SCHEMA; `texts` are (code of each row, text of each code).
 
-    Columns that are not given do not apply.
+    Columns that are not given are filled with NOT_APPLICABLE or "".
     """
     arrays = []
     for field in TRACE_SCHEMA:
@@ -292,7 +292,7 @@ def span_table(
 
 
 def encoded(row_codes: Integers, values: Sequence[str]) -> pa.DictionaryArray:
-    """Make a dictionary column in which every text stands once."""
+    """Make a dictionary column whose dictionary has every text once."""
     unique = list(dict.fromkeys(values)) or [""]
     position = {text: place for place, text in enumerate(unique)}
     renumbered = np.array([position[text] for text in values] or [0], dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Turn lines of events into columns by template: the few kinds of line that a trace is made of.
+"""Turn lines of events into columns by templates: a trace has only a few kinds of line.
 
 A tracer's lines differ in little but their numbers:
 
@@ -6,11 +6,11 @@ A tracer's lines differ in little but their numbers:
     {"name":"mlp","ts":99.125,"dur":3.0,"args":{"layer":8,"group":"tp@0"}}
     {"name":"mlp","ts":#.#,"dur":#.#,"args":{"layer":#,"group":"tp@#"}}    both with digits marked
 
-Lines that are equal but for their digits hold the same keys, texts and kinds of number. So one
-line of each kind is parsed as JSON, with its numbers replaced by others that tell which number of
-the line became which value (`Shape`); of all other lines only the digits are converted, in bulk
-(`split_digits`, `Filler`). That is exact: what is not an integer, a decimal or a text of the
-declared type, or could be read in two ways, is left to the general parser.
+Lines that are equal but for their digits hold the same keys, texts and types of number. So one line
+of each kind is parsed as JSON, with its digits replaced by numbers that tell which digits became
+which value (`Shape`); of all other lines only the digits are converted, in bulk (`split_digits`,
+`Filler`). That is exact: lines with values that are not an integer, a decimal or a text of the
+declared type, or that could be read in two ways, go to the general parser.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ MOST_DIGITS = 18
 """Longer runs of digits have no value."""
 _DIGITS = b"0123456789"
 _MARK = b"\1"
-"""Stands in no JSON."""
+"""Mark in the place of digits; a byte that no JSON contains."""
 _WORD_BYTES = 8
 _LONGEST_WORDS = 24
-"""Bytes of the words that hold a value, and more than the runs that can stand in so many bytes."""
+"""Bytes of the memory words that hold one value. Fewer runs fit into that many bytes, so only the
+first so many runs can have words that begin before the block."""
 _DIGIT_BITS = np.array(
     [0x0F0F0F0F0F0F0F0F << 8 * (8 - length) & 2**64 - 1 for length in range(9)], dtype=np.uint64
 )
@@ -46,7 +47,7 @@ _NOTHING = np.zeros(1, dtype=np.int32)
 
 
 class UnfitError(Exception):
-    """These lines are for the general parser."""
+    """Lines that only the general parser can read."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,17 @@ class Digits:
     """All runs of digits in a block, (run,) each, and the first run of each line, (line + 1,)."""
 
     value: Integers
-    """One longer: NOT_APPLICABLE stands at the end, where index -1 finds it."""
+    """Value of each run, and NOT_APPLICABLE at the end, where index -1 finds it: (run + 1,)."""
     length: npt.NDArray[np.int32]
     leading_zero: Integers
-    """Runs of several digits that begin with a zero."""
+    """Numbers of the runs of several digits that begin with a zero."""
     first: Integers
     has_long: bool
     """Whether a run is too long to have a value."""
 
 
 def split_digits(text: bytes | bytearray, bounds: Integers) -> tuple[Digits, pa.BinaryArray]:
-    """Return a block's digits, and its lines with one mark in the place of each run of digits."""
+    """Return a block's digits, and the block's lines with a mark in place of each run of digits."""
     view = np.frombuffer(text, dtype=np.uint8)
     is_digit = (view - _ZERO) < _NUM_DIGITS
     if is_digit[0] or is_digit[-1] or _MARK in text:
@@ -92,7 +93,7 @@ def split_digits(text: bytes | bytearray, bounds: Integers) -> tuple[Digits, pa.
 
 
 def _values(view: Bytes, end: Integers, length: npt.NDArray[np.int32]) -> Integers:
-    """Turn runs of digits into integers, without meaning for those of more than 18 digits.
+    """Turn runs of digits into integers; values of runs of more than 18 digits have no meaning.
 
     Eight digits are one word of memory whose bytes are added up in pairs, fours and eights.
     """
@@ -113,7 +114,7 @@ def _values(view: Bytes, end: Integers, length: npt.NDArray[np.int32]) -> Intege
 
 
 def _word_values(words: Words, length: npt.NDArray[np.int32]) -> Words:
-    """Return the value of the last `length` of eight digits, the first one in the lowest byte."""
+    """Return the value of the last `length` of eight digits; the first digit is the lowest byte."""
     value = words & _DIGIT_BITS.take(length)
     for bits, mask in _PAIRINGS:
         value = value * np.uint64(10 ** (bits // 8)) + (value >> np.uint64(bits))
@@ -138,14 +139,14 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Shape:
-    """One kind of line: which of its runs of digits make the values of its columns.
+    """One kind of line: which of the line's runs of digits make the values of its columns.
 
-    `whole` and `fraction` are runs by column (NONE: no number, no decimals), `texts` is what a
-    column says where it is a text, "" where there is none.
+    `whole` and `fraction` are the runs of each column's number (NONE: no number, no decimals);
+    `texts` are the texts of text columns, "" if absent.
     """
 
     is_whole: Flags
-    """Which runs begin a number, so that no zero may lead."""
+    """(run,) whether the run begins a number, so that it must have no leading zero."""
     whole: Integers
     fraction: Integers
     negative: Flags
@@ -155,8 +156,8 @@ class Shape:
 class Filler:
     """Fills columns from the digits of all lines of a block.
 
-    What is absent is NOT_APPLICABLE among integers, NaN among decimals and "" among texts. Raises
-    UnfitError for what only the general parser can tell.
+    Absent values are NOT_APPLICABLE among integers, NaN among decimals and "" among texts. Raises
+    UnfitError for lines that only the general parser can read.
     """
 
     def __init__(self, shapes: Sequence[Shape], code: Integers, digits: Digits) -> None:
@@ -180,7 +181,7 @@ class Filler:
             raise UnfitError
 
     def column(self, column: int, kind: pa.DataType) -> pa.Array:
-        """Return a column of the schema."""
+        """Return a column of the schema, of type `kind`."""
         if pa.types.is_string(kind):
             return self._texts(column)
         dtype = np.dtype(kind.to_pandas_dtype())
@@ -192,7 +193,7 @@ class Filler:
         return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
     def _runs(self, place: Integers, lines: Integers | None = None) -> Integers:
-        """Return each line's run at the place that its shape says, NONE where it says none."""
+        """Return the run of each line; `place` (shape,) is its place in a line, NONE for no run."""
         code, first = self._code, self._first
         if lines is not None:
             code, first = code[lines], first[lines]
@@ -203,7 +204,7 @@ class Filler:
         return np.where(run == NONE, NONE, run + first)
 
     def _checked(self, runs: Integers) -> Integers:
-        """Return the same runs, none of which has too many digits."""
+        """Return `runs`; raise UnfitError if any of them has too many digits."""
         if self._digits.has_long:
             length = self._digits.length[runs]
             if (length[runs > NONE] > MOST_DIGITS).any():
@@ -250,9 +251,7 @@ class Filler:
         return values
 
     def _texts(self, column: int) -> pa.DictionaryArray:
-        """Return a text column: texts without digits follow from the shape, others from their
-        digits, too.
-        """
+        """Return a text column: by shape, and for texts with digits by these digits, too."""
         texts: dict[str, int] = {}
         patterns: dict[tuple[str, ...], int] = {}
         of_shape = np.array(
@@ -275,7 +274,7 @@ class Filler:
     def _numbered(
         self, column: int, lines: Integers, pattern: Integers, texts: dict[str, int]
     ) -> npt.NDArray[np.int32]:
-        """Code texts that hold digits; new ones are added to `texts`."""
+        """Return codes of the texts with digits in some lines; new texts are added to `texts`."""
         places = [
             text.places if isinstance(text, Pattern) else ()
             for text in (shape.texts[column] for shape in self._shapes)
@@ -294,7 +293,7 @@ class Filler:
         return np.array(found, dtype=np.int32)[code]
 
     def _text(self, column: int, line: int) -> str:
-        """Return the text of one line, which has digits."""
+        """Return the text of one line, with its digits."""
         text = self._shapes[self._code[line]].texts[column]
         if isinstance(text, str):
             return text
@@ -323,7 +322,7 @@ def _combined(key: Integers, values: Integers) -> Integers:
 
 _MOST_BYTES = 2**31 - 1
 _MOST_SHAPES = 4096
-"""Lines of more kinds than this (texts full of other characters) are not worth templates."""
+"""With more kinds of line (texts full of other characters), templates are not worth it."""
 _RUN = re.compile(rb"[0-9]+")
 _DIGITS_IN_TEXT = re.compile(r"[0-9]+")
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?")
@@ -333,9 +332,9 @@ _CONTINUES = re.compile(rb"(\.|[eE][+-]?)\Z")
 class Templates:
     """Line parser that learns the shapes of lines as it meets them. Any thread may use it.
 
-    Its tables are flat (`args.layer` is a column), their texts dictionary-encoded. Nothing is null:
-    what is absent is "" among texts, NOT_APPLICABLE among integers and NaN among decimals. What
-    fits no template goes to Arrow's parser.
+    Tables are flat (`args.layer` is a column), and texts dictionary-encoded. Nothing is null:
+    absent values are "" among texts, NOT_APPLICABLE among integers and NaN among decimals. Lines
+    that fit no template go to Arrow's parser.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -387,7 +386,7 @@ class Templates:
         return [shape for shape in known if shape is not None]
 
     def _learned(self, line: bytes) -> Shape:
-        """Learn a kind of line from one that is of it."""
+        """Return the shape of a line's kind, learned from one line."""
         runs = [run.span() for run in _RUN.finditer(line)]
         marked = _RUN.sub(_Marks(), line)
         record = orjson.loads(marked)
@@ -406,7 +405,7 @@ class Templates:
 
 @dataclass(frozen=True)
 class _Number:
-    """The runs of digits that make a number; NONE where there is none."""
+    """The runs of digits before and after a number's decimal point; NONE if absent."""
 
     whole: int = NONE
     fraction: int = NONE
@@ -414,7 +413,7 @@ class _Number:
 
 
 class _Marks:
-    """Replaces the digits at place i by the number (i + 1)1, which as a decimal loses no zero."""
+    """Replaces run i of digits by i + 1 and a digit 1, so that no decimal ends in a zero."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -429,7 +428,7 @@ def _place(mark: str) -> int:
 
 
 def _begins_number(line: bytes, begin: int) -> bool:
-    """Tell whether digits begin a number: not in a text, not behind a point or exponent."""
+    """Return whether digits begin a number: not in a text, not after a point or exponent."""
     before = line[:begin]
     return before.count(b'"') % 2 == 0 and _CONTINUES.search(before) is None
 
@@ -446,7 +445,7 @@ def _value(record: dict[str, object], path: Sequence[str]) -> object:
 
 
 def _leaf(value: object, kind: pa.DataType) -> _Number | str | Pattern:
-    """Say how a value came from marks."""
+    """Return how a column's value is made of marks."""
     if value is None:
         return "" if pa.types.is_string(kind) else _Number()
     if pa.types.is_string(kind):
@@ -465,7 +464,7 @@ def _leaf(value: object, kind: pa.DataType) -> _Number | str | Pattern:
 
 
 def _flat(schema: pa.Schema | pa.StructType) -> list[tuple[tuple[str, ...], pa.DataType]]:
-    """Return columns with their paths, those of structs in the place of the struct."""
+    """Return the paths and types of all columns; fields of a struct take the struct's place."""
     found: list[tuple[tuple[str, ...], pa.DataType]] = []
     for field in schema:
         if pa.types.is_struct(field.type):

@@ -4,12 +4,12 @@ Everything but the spans is one record at the head of the file (`MergedRecord`).
 
 In the protobuf a packet is a time and an event; an event has a type, a track and, where it begins a
 slice, a name, a category and arguments, all by the numbers of interned texts. All packets are read
-side by side, one field after the other (`Wire`: numbers at an array of places, eight bytes at a
-time; encoding: protobuf.dev/programming-guides/encoding). What is not written like that
-(descriptors, texts, marks) goes to Perfetto's own classes.
+in parallel, one field after the other (`Wire`: numbers at an array of places, eight bytes at a
+time; encoding: protobuf.dev/programming-guides/encoding). Packets of another form (descriptors,
+texts, marks) go to Perfetto's own classes.
 
-A span is a slice whose category is a kind: its begin holds the columns, its end closes what is
-innermost on its track. Curves, arrows, summary rows and marks are passed over.
+A span is a slice whose category is a kind: its begin holds the columns, its end closes the
+innermost slice on the track. Curves, arrows, summary rows and marks are skipped.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ AGAIN = "write it again with megascan aggregate"
 
 @dataclass(frozen=True, kw_only=True)
 class MergedRecord:
-    """A timeline before its spans are there; `num_spans` None in files that do not say it."""
+    """A timeline without its spans; `num_spans` is None for files that do not say the number."""
 
     run_id: str
     layout: Layout
@@ -78,7 +78,7 @@ class MergedRecord:
     num_spans: int | None
 
     def timeline(self, spans: Sequence[pa.Table], path: Path) -> Timeline:
-        """Add the spans; InputError when there are none, fewer or more than were written."""
+        """Return the timeline with its spans; raises InputError unless they are complete."""
         table = pa.concat_tables(spans) if spans else TIMELINE_SCHEMA.empty_table()
         if self.num_spans is not None and table.num_rows != self.num_spans:
             raise InputError(
@@ -111,7 +111,7 @@ class MergedRecord:
 
 
 def merged_record(found: object, path: Path) -> MergedRecord:
-    """Decode what was found in its place. Raises InputError for a newer schema, and for damage."""
+    """Decode a timeline's record. Raises InputError for a newer schema, and for damage."""
     record: Mapping[str, Any] = found if isinstance(found, dict) else {}
     version = record.get("schema")
     if not isinstance(version, int) or version > SCHEMA_VERSION:
@@ -155,7 +155,7 @@ def _decoded(record: Mapping[str, Any], where: str) -> MergedRecord:
 
 
 def _whole(header: Mapping[str, Json], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete a header by what stands once for all ranks (older files repeat it in each)."""
+    """Complete a header by values that stand once for all ranks; older files repeat them."""
     whole: dict[str, Any] = {**record.get("common_header", {}), **header}
     if isinstance(whole["groups"], list):
         whole["groups"] = {name: record["groups"][name] for name in whole["groups"]}
@@ -173,13 +173,13 @@ _COLUMNS = tuple(
     replace(column, event_key="args.track") if column.name == "track" else column
     for column in TIMELINE_COLUMNS
 )
-"""A merged event's tid numbers the viewer's tracks, so the recorded track is an argument."""
+"""Columns of a merged event; tid is the viewer's track, so the recorded track is an argument."""
 
 
 def read_timeline(path: Path) -> Timeline:
     """Read a merged timeline, Chrome JSON or protobuf, with its clocks, windows and completeness.
 
-    What was selected when it was written (ranks, iterations, kinds) is what it holds. Raises
+    A timeline holds the ranks, iterations and kinds that were selected when it was written. Raises
     InputError for other formats, a newer schema, and files that are damaged or cut off.
     """
     found = sniff(path)
@@ -197,7 +197,7 @@ def read_timeline(path: Path) -> Timeline:
 
 
 def _blocks(path: Path) -> Iterator[EventBlock]:
-    """Yield parsed blocks; a file that does not end as it should is an error."""
+    """Yield parsed blocks. Raises InputError for damage, and if the file does not end regularly."""
     end = b""
     parser = Templates(event_schema(_COLUMNS))
     for block, events in parsed_blocks(path, parser, num_workers()):
@@ -222,7 +222,7 @@ class _JsonReading:
         self._spans: list[pa.Table] = []
 
     def add(self, events: EventBlock) -> None:
-        """Take a block's record and spans; arrows, curves and names are passed over."""
+        """Take a block's record and spans; arrows, curves and names are skipped."""
         record = self._record or _record(events, self._path)
         self._record = record
         table = events.table
@@ -239,14 +239,14 @@ class _JsonReading:
         self._spans.append(shifted(spans, record.origin_ns))
 
     def timeline(self) -> Timeline:
-        """Return everything, after the last block."""
+        """Return the whole timeline; call it after the last block."""
         if self._record is None:
             raise InputError(f"{self._path} holds no {TIMELINE_EVENT} event; {AGAIN}")
         return self._record.timeline(self._spans, self._path)
 
 
 def _record(events: EventBlock, path: Path) -> MergedRecord:
-    """Return the timeline's record, which stands first."""
+    """Return the timeline's record, which stands before all spans."""
     found = np.flatnonzero(equals(events.table, "name", TIMELINE_EVENT))
     if not len(found):
         raise InputError(f"{path}: no {TIMELINE_EVENT} event before the first span; {AGAIN}")
@@ -273,7 +273,7 @@ _STEPS = tuple(
         (0x000000000FFFFFFF, 0x0FFFFFFF00000000, 4),
     )
 )
-"""Septets move together pair by pair: masks of the lower and the upper one, and how far."""
+"""Steps that join septets pair by pair: masks of the lower and the upper part, and the shift."""
 
 
 class Wire:
@@ -288,9 +288,9 @@ class Wire:
         )
 
     def varints(self, at: Integers) -> tuple[Integers, Integers]:
-        """Return (value, where the next field stands) of the varints at some places.
+        """Return (value, place of the next field) of the varints at some places.
 
-        A varint that never ends has no next field: -1.
+        For a varint that never ends, the place of the next field is -1.
         """
         word = self._words[at]
         stop = ~word & _CONTINUES
@@ -316,9 +316,7 @@ class Wire:
         return value, following
 
     def packets(self) -> Packets | None:
-        """Return the bounds of the packets that stand whole in the data; None where no packet can
-        be.
-        """
+        """Return the bounds of the whole packets in the data; None if the data are no packets."""
         if not self.size:
             none = np.empty(0, dtype=np.int64)
             return Packets(none, none, 0)
@@ -339,7 +337,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Packets:
-    """Bounds of packets, (packet,) each, and where the first one begins that is not whole."""
+    """Bounds of whole packets, (packet,) each; `rest` is where the first incomplete one begins."""
 
     start: Integers
     end: Integers
@@ -347,11 +345,11 @@ class Packets:
 
 
 def _chain(tags: Integers, end: Integers) -> Integers:
-    """Return places in `tags` that are reached from the first when each leads to the one at its
+    """Return the places in `tags` that are reached from the first if each leads to the tag at its
     `end`.
 
-    Where a packet ends is known only once its own begin is; so the steps are doubled: places that
-    are reached by 1, 2, 4, … of them.
+    A packet's end is known only once its begin is known. To avoid a loop over packets, steps are
+    doubled: places are reached by 1, 2, 4, … steps at a time.
     """
     stop = len(tags)
     place = np.searchsorted(tags, end)
@@ -381,7 +379,7 @@ _TYPE, _NAME, _TRACK, _CATEGORY = (
 )  # fmt: skip
 _ANNOTATION = _tag(4, LENGTH)
 _EIGHT_BYTES = (_tag(44, FIXED64), _tag(47, FIXED64), _tag(48, FIXED64))
-"""A curve's value and the ends of arrows: nothing that a timeline is made of."""
+"""Fields with a curve's value and the ends of arrows, which are skipped."""
 _ARGUMENT_NAME, _INTEGER, _REAL, _TEXT = (
     _tag(1, VARINT), _tag(4, VARINT), _tag(5, FIXED64), _tag(17, VARINT),
 )  # fmt: skip
@@ -391,7 +389,7 @@ _ARGUMENT_NAME, _INTEGER, _REAL, _TEXT = (
 class Events:
     """Events of a piece of a file, in its order.
 
-    time_ns, type, track, name, category  (event,) numbers, -1 where there is none
+    time_ns, type, track, name, category  (event,) numbers, -1 if absent
     integers, texts  by argument's number: (rows of events, values or numbers of texts)
     others           packets of another kind
     """
@@ -407,7 +405,7 @@ class Events:
 
 
 def read_events(wire: Wire, packets: Packets) -> Events:
-    """Read every packet either as an event or as it is."""
+    """Read every packet as an event, or keep its bytes if it is no event."""
     reading = _PacketReading(wire, packets)
     for _ in range(_MOST_FIELDS):
         if not reading.step():
@@ -416,7 +414,7 @@ def read_events(wire: Wire, packets: Packets) -> Events:
 
 
 class _PacketReading:
-    """All packets of a piece, each read up to a place of its own."""
+    """Reading of all packets of a piece in parallel, each up to a place of its own."""
 
     def __init__(self, wire: Wire, packets: Packets) -> None:
         self._wire = wire
@@ -433,7 +431,7 @@ class _PacketReading:
         self._texts: dict[int, list[tuple[Integers, Integers]]] = {}
 
     def step(self) -> bool:
-        """Read the next field of every packet that has one; whether there was any."""
+        """Read the next field of every packet; return False if all packets were read already."""
         rows = np.flatnonzero(self._plain & (self._at < self._packets.end))
         if not len(rows):
             return False
@@ -486,7 +484,7 @@ class _PacketReading:
         self._event_end[rows] = end
 
     def _argument(self, rows: Integers, at: Integers, tag: int) -> None:
-        """Name and value of an argument, which fill it to its end."""
+        """Read an argument's name and value, which must fill the argument to its end."""
         length, at = self._wire.varints(at)
         end = at + length
         inside = (at > 0) & (end > at) & (end <= self._packets.end[rows])
@@ -507,7 +505,7 @@ class _PacketReading:
             _gather(values, rows[chosen], name[chosen], value[chosen])
 
     def events(self) -> Events:
-        """Return what was read; packets without a time, type or track are of another kind."""
+        """Return the events that were read; packets without time, type or track are `others`."""
         for tag in (_TIMESTAMP, _TYPE, _TRACK):
             self._refuse(np.flatnonzero(self._fields[tag] < 0))
         kept = np.flatnonzero(self._plain)
@@ -554,11 +552,11 @@ def _of_kept(
 
 _PIECE_BYTES = 4 << 20
 _LONGEST_NS = 1 << 60
-"""36 years: times beyond it are damage."""
+"""36 years; larger times are damage."""
 
 
 def read_protobuf(path: Path) -> Timeline:
-    """Read a merged timeline (.pftrace or .pftrace.gz), equal to what was written.
+    """Read a merged timeline (.pftrace or .pftrace.gz), equal to the timeline that was written.
 
     Raises InputError for traces of other tools, a newer schema, and files that are damaged or cut
     off.
@@ -605,11 +603,11 @@ class _ProtobufReading:
         self._is_ours = False
         self._spans: list[pa.Table] = []
         self._edges: list[tuple[Integers, Integers, Integers]] = []
-        """(track, time, number of the span that begins or -1 where one ends) of each piece."""
+        """(track, time, number of the span that begins, or -1 if a span ends) of each piece."""
         self._num_spans = 0
 
     def add(self, events: Events) -> None:
-        """Take a piece."""
+        """Take the events of a piece."""
         for packet in events.others:
             self._take_packet(packet)
         if self._record is None:
@@ -636,7 +634,7 @@ class _ProtobufReading:
         )
 
     def _take_packet(self, data: bytes) -> None:
-        """Take texts and the record; what else is no event is passed over."""
+        """Take the texts and the record from a packet that is no event; skip other packets."""
         from google.protobuf.message import DecodeError  # heavy, and only this format needs them
         from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
@@ -659,7 +657,7 @@ class _ProtobufReading:
             self._record = self._decoded(event.debug_annotations[0].string_value)
 
     def _whole(self, text: str | bytes) -> str:
-        """Return a text of a message; where it is no UTF-8, protobuf gives it as bytes."""
+        """Return a text of a message; protobuf gives a text that is no UTF-8 as bytes."""
         try:
             return text if isinstance(text, str) else text.decode()
         except UnicodeDecodeError as error:
@@ -673,7 +671,7 @@ class _ProtobufReading:
         return merged_record(record, self._path)
 
     def _table(self, events: Events, begins: Integers) -> pa.Table:
-        """Make the columns of the spans that begin in a piece; durations are not known yet."""
+        """Make a table of the spans that begin in a piece; their durations are not known yet."""
         place = np.full(len(events.type), -1, dtype=np.int64)
         place[begins] = np.arange(len(begins))
         columns = [self._column(column, events, begins, place) for column in TIMELINE_COLUMNS]
@@ -707,7 +705,7 @@ class _ProtobufReading:
         return time_ns + (self._record.origin_ns if self._record else 0)
 
     def _text(self, numbers: Integers, texts: dict[int, str], what: str) -> pa.Array:
-        """Turn numbers of interned texts into a coded column."""
+        """Turn numbers of interned texts into a dictionary column."""
         used, codes = np.unique(numbers, return_inverse=True)
         missing = [each for each in used.tolist() if each not in texts]
         if missing:
@@ -730,7 +728,7 @@ class _ProtobufReading:
         return pa.array(values).cast(kind)
 
     def timeline(self) -> Timeline:
-        """Return everything, after the last piece."""
+        """Return the whole timeline; call it after the last piece."""
         if self._record is None:
             raise self._foreign()
         spans = pa.concat_tables(self._spans) if self._spans else TIMELINE_SCHEMA.empty_table()
@@ -738,10 +736,10 @@ class _ProtobufReading:
         return self._record.timeline([spans], self._path)
 
     def _durations(self) -> Integers:
-        """Return (span,) how long after a slice's begin its end stands.
+        """Return (span,) the time from each slice's begin to its end.
 
-        In the order of time (that of the file at a tie) a track's begins and ends are brackets, and
-        on each level of depth they take turns.
+        In the order of time (at equal times, of the file) a track's begins and ends are brackets,
+        which alternate on each level of depth.
         """
         if not self._edges:
             return np.empty(0, dtype=np.int64)
@@ -751,7 +749,7 @@ class _ProtobufReading:
         order = np.lexsort((time_ns, track))
         track, time_ns, number = track[order], time_ns[order], number[order]
         step = np.where(number >= 0, 1, -1)
-        depth = np.cumsum(step) - (step > 0)  # of a begin before it, of an end after it
+        depth = np.cumsum(step) - (step > 0)  # before a begin, after an end
         turn = np.lexsort((depth, track))
         begin, end = turn[0::2], turn[1::2]
         paired = len(begin) == len(end) and bool(

@@ -4,10 +4,10 @@
            what    one a      a rank     missing ranks, several runs   like with
            it is   format     and run    and contradictions said       like
 
-Two things make ranks or windows differ on purpose. A bound on the size of files takes the oldest
-windows off, on some ranks more than on others; and a budget lowers the granularity in mid-run. What
-remains (`comparable`) are the iterations that every rank still has, at the one granularity that
-most of them were traced with. The rank files keep the others.
+Ranks or windows may differ on purpose: a bound on the size of files drops the oldest windows, on
+some ranks more than on others, and a budget lowers the granularity in mid-run. `comparable` keeps
+the iterations that every rank still has, at the granularity with which most of them were traced.
+The rank files keep all.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Comparable:
 
 
 def comparable(by_rank: Mapping[int, Segment]) -> Comparable:
-    """Cut the segments of one run; the headers then say what granularity is left."""
+    """Cut the segments of one run to what can be compared; headers then have that granularity."""
     after_limit = _since_last_drop(by_rank)
     at_one = _at_one_granularity(after_limit.by_rank)
     notes = (*after_limit.notes, *at_one.notes, *_interval_notes(at_one.by_rank))
@@ -56,7 +56,7 @@ def comparable(by_rank: Mapping[int, Segment]) -> Comparable:
 
 
 def _since_last_drop(by_rank: Mapping[int, Segment]) -> Comparable:
-    """Leave out the iterations that some rank's file no longer holds."""
+    """Leave out the iterations that any rank's file no longer holds."""
     headers = [segment.header for segment in by_rank.values()]
     last = max(header.last_iteration_dropped for header in headers)
     if not last:
@@ -77,7 +77,7 @@ def _since_last_drop(by_rank: Mapping[int, Segment]) -> Comparable:
 
 
 def _at_one_granularity(by_rank: Mapping[int, Segment]) -> Comparable:
-    """Leave out the iterations that some rank traced at another granularity than most were."""
+    """Leave out the iterations that any rank traced at another granularity than the most used."""
     counts: Counter[Granularity] = Counter()
     at: dict[Granularity, set[int]] = {}
     for segment in by_rank.values():
@@ -103,7 +103,7 @@ def _granularity_note(chosen: Granularity, others: set[int], kept: set[int]) -> 
 
 
 def _interval_notes(by_rank: Mapping[int, Segment]) -> list[str]:
-    """Say where windows became fewer; nothing is left out for that."""
+    """Say from which iterations on windows became rarer; nothing is left out for that."""
     first = next(iter(by_rank.values()))
     return [
         f"a window every {after.interval} instead of {before.interval} iterations from iteration "
@@ -133,7 +133,7 @@ def _without(by_rank: Mapping[int, Segment], iterations: set[int]) -> dict[int, 
 
 
 def _cut(segment: Segment, iterations: set[int]) -> Segment:
-    """Take some iterations out of a segment; a window goes when nothing of it is left."""
+    """Take some iterations out of a segment; a window without iterations left is dropped."""
     windows = tuple(
         window for window in segment.windows if not iterations.issuperset(_iterations(window))
     )
@@ -151,8 +151,8 @@ def build_trace(
 ) -> Trace:
     """Build one run out of everything that was read from `path`.
 
-    A rank without a finished window is missing, as one without a file is. `beside` says what else
-    lies there and was not read.
+    A rank without a finished window is missing, like a rank without a file. `beside` are sentences
+    about what else lies at `path` and was not read.
 
     Raises InputError for an unknown `run`, ranks that contradict each other, missing ranks unless
     allowed, and a run without a finished window.
@@ -208,7 +208,7 @@ def _one_a_rank(segments: Iterable[Segment]) -> dict[int, Segment]:
 
 
 def _check_agreement(by_rank: Mapping[int, Segment]) -> None:
-    """Check that all headers of a run tell the same world, and that their ranks lie in it."""
+    """Check that all headers of a run agree on the job, and that their ranks lie in its world."""
     first = next(iter(by_rank.values()))
     for rank, segment in by_rank.items():
         header = segment.header
@@ -253,7 +253,7 @@ def _missing_message(
 
 
 def _absence(found: Mapping[int, Segment], missing: Sequence[int]) -> str:
-    """Say which ranks have no file, and which have one that holds no finished window."""
+    """Say which ranks have no file, and which have a file without a finished window."""
     begun = [rank for rank in missing if rank in found]
     absent = [rank for rank in missing if rank not in found]
     parts = [_are_missing(absent)] if absent else []
@@ -288,7 +288,7 @@ def _notes(
 
 
 def _said_once(found: Mapping[int, Segment]) -> list[str]:
-    """Return what ranks note, once for all ranks that note the same."""
+    """Return the notes of all ranks; equal notes of several ranks are joined into one."""
     ranks: dict[str, list[int]] = {}
     for rank, segment in found.items():
         for note in segment.notes:
@@ -314,7 +314,7 @@ def _short_ranks(by_rank: Mapping[int, Segment]) -> list[str]:
 
 
 def _unseen_updates(by_rank: Mapping[int, Segment]) -> list[str]:
-    """Say which part of the update the tracer did not see in a job whose passes it saw."""
+    """Say which part of the update the tracer did not see, although it saw the job's passes."""
     header = next(iter(by_rank.values())).header
     if "megascan" not in header.versions:  # recorded by another tool, or simulated
         return []
@@ -325,7 +325,7 @@ def _unseen_updates(by_rank: Mapping[int, Segment]) -> list[str]:
             "no optimizer step was seen: the trainer's is neither torch's nor megatron.core's; "
             'enclose it in tracer.span("optimizer", megascan.Kind.OPTIMIZER)'
         )
-    # plain trainers (no `loss` is recorded of them) reduce their gradients in ways of their own
+    # plain trainers, for which no `loss` is recorded, reduce gradients in ways of their own
     if {BACKWARD, LOSS} <= seen and GRAD_SYNC not in seen and header.layout.dp > 1:
         notes.append(
             "no grad-sync was seen: gradients are finished by a function that the tracer does not "
@@ -342,7 +342,7 @@ def _stop(ranks: Sequence[int], iteration: int, end: int) -> str:
 
 
 _SHORT_ROWS = 1 << 10
-"""A piece of a column that is shorter costs more than its rows, each time the column is read."""
+"""Rows of a column's piece; a shorter piece costs more than its rows each time it is read."""
 
 
 def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
@@ -368,7 +368,7 @@ def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
 
 
 def _joined(segments: Sequence[Segment]) -> pa.Table:
-    """Return the spans of some ranks, in their order, each rank's in the order of time."""
+    """Return the spans of some ranks, in the order of ranks and, within a rank, of time."""
     if all(one.stays for one in segments):
         return joined_ends(segments)
     tables = [in_order(one.spans) for one in segments]
@@ -379,7 +379,7 @@ def _joined(segments: Sequence[Segment]) -> pa.Table:
 
 _LOOK_BYTES = 1 << 16
 _FIRST_EVENT_BYTES = 1 << 10
-"""Where a rank file of ours names itself; thousands of them are looked at."""
+"""Bytes in which one of our rank files names its format; thousands of files are looked at."""
 _EXPECTED = (
     "expected rank files of MegaScan (schema 1), rank files or a timeline of the original "
     "MegaScan, PyTorch profiler JSON or a timeline of megascan aggregate"
@@ -387,7 +387,7 @@ _EXPECTED = (
 
 
 class Format(StrEnum):
-    """What a file, or the files of a folder, are."""
+    """Format of a file, or of the files of a folder."""
 
     RANK_FILES = "rank_files"
     ORIGINAL = "original"
@@ -403,7 +403,7 @@ RANK_FORMATS = (Format.RANK_FILES, Format.ORIGINAL, Format.KINETO)
 MERGED_FORMATS = (Format.TIMELINE, Format.PERFETTO)
 
 _OWN_SIGN = re.compile(rb'"name"\s*:\s*"megascan(?:_window|(_timeline))?"')
-"""Both formats of ours name themselves in their first event."""
+"""Both of our JSON formats name themselves in their first event."""
 _JSON_SIGNS: tuple[tuple[Format, re.Pattern[bytes]], ...] = (
     (Format.ORIGINAL, re.compile(rb'"(pad_before|rel_ts)"\s*:')),
     (Format.ORIGINAL_TIMELINE, re.compile(rb'"dp_rk"\s*:')),
@@ -452,18 +452,18 @@ def _format_of(path: Path, start: bytes) -> Format:
 
 
 def holds_ranks(path: Path) -> bool:
-    """Tell whether a file of a trace folder is a rank's, by its name or by what it holds."""
+    """Return whether a file of a trace folder is a rank's trace, by its name or its content."""
     if _is_named(path.name, RANK_FILE_PATTERNS):
         return True
     return _sniff_stray(path) in RANK_FORMATS
 
 
 def sniff_folder(folder: Path) -> tuple[Format, list[Path]]:
-    """Find the format of a folder's rank files, and those files in the order of their names.
+    """Return the format of a folder's rank files, and these files in the order of their names.
 
-    Files named as rank files come first; other JSON counts only where there are none, and only if
-    it is a rank's trace. Everything else in the folder (ground truth, logs) is passed over. Raises
-    InputError for files of several formats, among them profiles that somebody named as rank files.
+    If no file has the name of a rank file, other JSON files count that are a rank's trace.
+    Everything else in the folder (ground truth, logs) is skipped. Raises InputError for files of
+    several formats, for example profiles with the names of rank files among rank files.
     """
     named = _matching(folder, RANK_FILE_PATTERNS)
     if named:
@@ -478,16 +478,16 @@ def sniff_folder(folder: Path) -> tuple[Format, list[Path]]:
 def _matching(
     folder: Path, patterns: tuple[str, ...], known: Collection[str] = frozenset()
 ) -> list[Path]:
-    """List the files of a folder without those of known names, in the order of their names.
+    """List the files of a folder that match any pattern, without `known` names, ordered by name.
 
-    Path.glob finds nothing where it may not look.
+    Unlike Path.glob, this raises InputError if the folder must not be read.
     """
     try:
         with os.scandir(folder) as entries:
             named = [one for one in entries if _is_named(one.name, patterns)]
             names = [one.name for one in named if one.name not in known and one.is_file()]
         for name in names[:1]:
-            (folder / name).stat()  # some folders may be listed and not entered
+            (folder / name).stat()  # some folders may be listed but not entered
         return [folder / name for name in sorted(names)]
     except OSError as error:
         raise InputError(
@@ -502,12 +502,14 @@ def _is_named(name: str, patterns: tuple[str, ...]) -> bool:
 
 @cache
 def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """Return what matches the names of any of these patterns; asked of thousands of files."""
+    """Return an expression that matches names by any of some patterns; cached, as there are
+    thousands of files.
+    """
     return re.compile("|".join(map(translate, patterns)))
 
 
 def _sniff_named(path: Path) -> Format | None:
-    """Find a rank file's format; None for an empty one, which a rank killed at its start leaves."""
+    """Find a rank file's format; None for an empty file, left by a rank killed at its start."""
     start = read_start(path, _FIRST_EVENT_BYTES)
     if _OWN_SIGN.search(start) is None:
         start = read_start(path, _LOOK_BYTES)
@@ -532,7 +534,7 @@ def _common_format(folder: Path, found: Mapping[Path, Format | None]) -> tuple[F
 
 
 def _beside(path: Path, read: Format, files: Collection[Path]) -> list[str]:
-    """Say which rank traces of other formats lie among a folder's rank files, which are `files`."""
+    """Say which rank traces of other formats lie next to a folder's rank `files`."""
     if not path.is_dir():
         return []
     others = _matching(path, _JSON_PATTERNS, {file.name for file in files})
@@ -554,7 +556,7 @@ _NAMES = {
 
 
 def _hint(folder: Path) -> str:
-    """Say where the rank files are when they are one level deeper."""
+    """Name a subfolder that has the rank files, if there is one."""
     named = (path for pattern in RANK_FILE_PATTERNS for path in folder.glob(f"*/{pattern}"))
     inner = sorted({path.parent.name for path in named})
     return f" itself, but there are some in its subfolder {inner[0]}" if inner else ""
@@ -584,7 +586,7 @@ def _is_op_table(path: Path) -> bool:
 
 
 def _is_perfetto(start: bytes) -> bool:
-    """Tell a Trace message: repeated packets, each 0x0A and a length."""
+    """Return whether bytes begin a Perfetto Trace message: packets, each 0x0A and a length."""
     return len(start) > 2 and start[0] == 0x0A and not start.isascii()
 
 
@@ -598,7 +600,7 @@ def _description(start: bytes) -> str:
 
 
 def _is_text(start: bytes) -> bool:
-    """Tell whether bytes are the beginning of a text in UTF-8; its last character may be cut."""
+    """Return whether bytes begin a text in UTF-8; the last character may be cut."""
     try:
         return "\0" not in getincrementaldecoder("utf-8")().decode(start)
     except UnicodeDecodeError:
@@ -606,9 +608,9 @@ def _is_text(start: bytes) -> bool:
 
 
 Loader: TypeAlias = Callable[[Format, Sequence[Path]], list[Segment]]
-"""Reads what all files of a format hold."""
+"""Function that reads the segments of all files of a format."""
 SHARD_BYTES = 8 << 20
-"""Of rank files: what one piece of work reads, of short ones together. Smaller traces are one
+"""Bytes of rank files that one piece of work reads, short files together. Smaller traces are one
 shard."""
 _SHARD_ROWS = 1 << 15
 
@@ -619,7 +621,7 @@ def _load_here(found: Format, files: Sequence[Path]) -> list[Segment]:
 
 @dataclass(frozen=True)
 class _ShardLoader:
-    """Reads files by shards that stay with the workers; `kept` is filled meanwhile."""
+    """Reads files by shards that stay with the workers; `kept` collects the shards."""
 
     workers: Workers
     meanwhile: Callable[[], None]
@@ -635,11 +637,11 @@ class _ShardLoader:
     def _shards(self, found: Format, files: Sequence[Path]) -> Iterator[tuple[Kept, Packed]]:
         shards = list(file_batches(files, SHARD_BYTES, SHARD_BYTES))
         if found is Format.ORIGINAL:
-            from megascan.reader.original import keep_original  # others' readers stay unloaded
+            from megascan.reader.original import keep_original  # loaded only if needed
 
             yield from keep_original(shards, self.workers, self.meanwhile)
             return
-        if found is not Format.RANK_FILES:  # their ranks are told together: workers read, we place
+        if found is not Format.RANK_FILES:  # needs all files: workers read, we divide
             for number, part in enumerate(_by_rows(_importer(found)(files, self.workers))):
                 spans, packed = settled_shard(part, number)
                 yield self.workers.put(spans), packed
@@ -650,7 +652,7 @@ class _ShardLoader:
 
 
 def _by_rows(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    """Put segments together that make a shard of some size."""
+    """Yield the segments of one shard after the other, each of _SHARD_ROWS spans or a few more."""
     part: list[Segment] = []
     for segment in segments:
         part.append(segment)
@@ -673,10 +675,10 @@ def read_ends(
     allow_missing_ranks: bool = False,
     meanwhile: Callable[[], None] = _nothing,
 ) -> tuple[Trace, list[Kept]]:
-    """Read a trace as `read_trace` does, of its spans the ends only; the shards stay with workers.
+    """Read a trace as `read_trace` does, but return only the ends; all spans stay with workers.
 
-    Where the spans of each rank are stands in `Trace.stays`. `meanwhile` is done here when the
-    workers have begun to read rank files.
+    `Trace.stays` says in which shards the spans of each rank are. `meanwhile` is called in this
+    process when the workers have begun to read rank files.
     """
     load = _ShardLoader(workers, meanwhile)
     trace = _read(path, run, load, allow_missing_ranks=allow_missing_ranks)
@@ -691,9 +693,9 @@ def read_trace(
 ) -> Trace:
     """Read a folder of rank files, or one rank's file, as its ranks recorded it.
 
-    The format is found by looking at the content. Of several runs the newest (by clock origin) is
-    taken unless `run` names one; a run that was set aside into a subfolder is found by its id. A
-    single file may stand for its rank alone. What was left out stands in `completeness`.
+    The format is found from the content. Of several runs the newest (by clock origin) is taken
+    unless `run` names another; a run that was moved into a subfolder is found by its id. A single
+    file may be given for its rank alone. `Trace.completeness` says what was left out.
 
     Raises InputError, in one sentence that says what to do, for paths that hold no trace, damage
     inside finished windows, runs without a finished window, contradicting headers, and missing
@@ -731,9 +733,9 @@ _IMPORTERS = {
 
 
 def _importer(found: Format) -> Importer:
-    """Load the reader of a format; those of the others stay unloaded.
+    """Load the reader of a format, without loading the readers of other formats.
 
-    That of rank files takes threads of this process only: `_ShardLoader` never asks for it.
+    The reader of rank files uses threads of this process only; `_ShardLoader` does not use it.
     """
     module, name = _IMPORTERS[found]
     importer: Importer = getattr(importlib.import_module(module), name)

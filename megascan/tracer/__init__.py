@@ -1,14 +1,14 @@
 """The tracer: spans in memory while a window is open, their times, the writer's thread.
 
-Owns what happens between the call `tracer.add(...)` and the bytes of the rank file. Fed by
+Owns what happens between the call `tracer.add(...)` and the bytes of the rank file. Called by
 `megascan.instrument` (and by a trainer's own `with tracer.span(...)`); hands finished windows to
-`megascan.rankfile`. Knows nothing of megatron.core, and of torch only in `cuda`.
+`megascan.rankfile`. Does not use megatron.core, and uses torch only in `cuda`.
 
     tracer.py   which iterations are traced, the spans of the open window: start reading here
     timer.py    marks and spans; the timer of work on the CPU
     cuda.py     the timer of work on a GPU: events, and their way onto the host's clock
     writer.py   the background thread: from a finished window to lines of the file
-    lookout.py  where this rank stands when training does not get on
+    lookout.py  where this rank stands when training stands still
     budget.py   with --trace-budget: fewer layers, then base, then fewer windows
     switch.py   with --trace-armed: on and off while the job runs, by a file or a signal
 """

@@ -1,19 +1,18 @@
 """Keep the cost of tracing below a budget: modules of fewer layers, then none, then fewer windows.
 
-Without a budget of the user's own only the layers take turns, above `LAYERS_BUDGET_RATIO`: what
-a verdict needs most, passes and communication of every window, is not taken from it unasked.
+If the user has set no budget, only the layers take turns, above `LAYERS_BUDGET_RATIO`: what a
+verdict needs most, passes and communication of every window, is not given up unasked.
 
-Rank 0 decides, since the iterations of a synchronous job last equally long on all ranks, and
-announces which iteration the decision holds from; the others look it up after each window. Both
-happen on the writers' threads, over the key-value store by which the job found together: no byte
-goes over the training network and no iteration waits. The iteration lies so far ahead that all
-ranks change together; one that learns of it too late changes a window later, and its records say
-so.
+Rank 0 decides, since the iterations of a synchronous job take equally long on all ranks, and
+announces from which iteration on the decision holds; all other ranks look it up after each window.
+Both happen on the writers' threads, over the job's key-value store: no byte goes over the training
+network and no iteration waits. The iteration lies so far ahead that all ranks change together; a
+rank that learns of it too late changes a window later, and its records say so.
 
 A decision needs evidence: rank 0 looks for it after 7, 10, 15, 22, … windows at one level, and the
-lower end of the cost's interval must lie above the budget. It is the 99 % interval, and the 90 %
-one where layers are to take turns, which costs a verdict next to nothing. A single layer of a chunk
-is the last of these steps, for it costs some small faults (3 % and less).
+lower end of the cost's interval must lie above the budget. It is the 99 % interval, but the 90 %
+interval where layers are to take turns, which costs a verdict next to nothing. To record a single
+layer of a chunk is the last of these steps, because small faults (3 % and less) may then be missed.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ logger = logging.getLogger("megascan")
 
 CONFIDENCE, LAYERS_CONFIDENCE = 0.99, 0.9
 _FIRST_LOOK_WINDOWS = 7
-"""Five cycles, the one that warms up, and the one under way."""
+"""Five cycles, the first cycle, which warms up, and the cycle under way."""
 _MEMORY_CYCLES = 256
 MAX_INTERVAL_FACTOR = 64
-"""A window every 64 intervals is the least; a trace of still fewer shows nothing."""
+"""There is at least one window every 64 intervals; fewer windows would show nothing."""
 _CYCLES_AHEAD, _AHEAD_NS = MAX_WAITING_WINDOWS + 2, 1_000_000_000
-"""A decision holds so much later: more windows than may wait for a slow disk, and a second."""
+"""How far ahead a decision holds: more windows than may wait for a slow disk, and a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,21 +55,21 @@ class Level:
 
 
 class Board(Protocol):
-    """Where rank 0 writes what the other ranks read; neither waits."""
+    """Place where rank 0 writes announcements that all other ranks read; no rank waits."""
 
     def publish(self, number: int, text: str) -> None:
         """Write announcement `number`, from 0."""
 
     def read(self, number: int) -> str | None:
-        """Return the announcement, None when there is none yet."""
+        """Return announcement `number`; None if it is not written yet."""
 
 
 class Budget:
     """Follows one run, window by window; called from the writer's thread.
 
-    `lower` takes a new level; `current_iteration` says how far training is. `largest_stride` says
-    which stride of layers leaves as many as tell what is typical of a pass (1: there are no
-    layers), `last_stride` which one leaves a single one of a chunk.
+    `lower` takes a new level; `current_iteration` says how far training is. `largest_stride`
+    returns the stride that leaves just enough layers to tell what is typical of a pass (1: there
+    are no layers), `last_stride` the stride that leaves a single layer of a chunk.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Budget:
         self._at_the_end = False
 
     def window_written(self, record: WindowRecord) -> None:
-        """Look at the cost so far, or at what rank 0 has decided."""
+        """Look at the cost so far (on rank 0), or at what rank 0 has decided."""
         level = self._decide(record) if self._decides else self._learn()
         if level is None:
             return
@@ -128,7 +127,7 @@ class Budget:
         )
 
     def _decide(self, record: WindowRecord) -> Level | None:
-        """Announce the next level down when this one is beyond doubt too dear."""
+        """Return the next lower level if the present level is certainly too expensive."""
         since = max(
             self._level.from_iteration,
             record.last_iteration - _MEMORY_CYCLES * self._level.interval,
@@ -170,7 +169,7 @@ class Budget:
         return None if interval == now.interval else replace(level, interval=interval)
 
     def _first_of_next_level(self) -> int:
-        """Return where an interval begins, far enough ahead for all ranks to know."""
+        """Return the first iteration of an interval, far enough ahead for all ranks to know."""
         interval = self._level.interval
         cycle_ns = interval * statistics.median(duration_ns for _, _, duration_ns in self._timings)
         ahead = max(_CYCLES_AHEAD, math.ceil(_AHEAD_NS / max(cycle_ns, 1)))

@@ -1,29 +1,29 @@
 """GPU time: CUDA events from a pool, tied to the host's clock once a window.
 
     CudaTimer      the timer: marks are events, recorded on the stream that training uses
-    DeviceTimes    from the events of a window to times on the host's clock
+    DeviceTimes    the times of a window's events on the host's clock
     TorchDevice    the GPU of this process, as torch.cuda shows it; Nvml reads clock, power, heat
 
-Nothing in here waits for the device inside a traced iteration. Events are recorded on the current
+Nothing here waits for the device inside a traced iteration. Events are recorded on the current
 stream while training runs, and read back by the writer's thread after the window.
 
     host    ──┬ tie a ──────────────── window ───────────────── tie b ┬──►
     device  ──┴ event                  events                   event ┴──►
 
 A tie is an event on a stream of its own, waited for between two readings of the host's clock; the
-narrowest of several is kept. Two ties give the device clock's rate against the host's, so that
-drift inside a long window is taken out. What remains is the width of a tie, some µs, and
-differs from rank to rank: every rank's GPU is a clock domain of its own. Of two windows that follow
-one another the second opens with the tie that closed the first: the device is often idle there, so
-that each tie would be the step's.
+narrowest of several ties is kept. Two ties give the rate of the device clock against the host's, so
+that drift inside a long window is taken out. What remains is the width of a tie, some µs, which
+differs from rank to rank: every rank's GPU is a clock domain of its own. Of two consecutive windows
+the second opens with the tie that closed the first: between them the device is often idle, so that
+another tie would make the step longer.
 
-An event holds its stream up for some 3 µs (`benchmarks.event_cost`), so moments that are the same
-share one: where a layer ends the next one begins, with the same tensor, to which nothing has been
-done in between.
+An event holds its stream up for some 3 µs (`benchmarks.event_cost`), so equal moments share one
+event: where a layer ends the next layer begins, with the same tensor, which nothing has changed in
+between.
 
-Between two of torch's calls nothing of ours is in the processor's caches, so a mark costs what it
-touches: tuples instead of objects, few calls, and methods of C where torch has a layer of Python
-above them (`benchmarks.hot_path --cold`).
+Between two of torch's calls nothing of ours is in the processor's caches, so the cost of a mark is
+the memory it touches: tuples are used instead of objects, few calls, and C methods where torch has
+a Python layer above them (`benchmarks.hot_path --cold`).
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ from megascan.tracer.timer import (
 )
 
 _LEAST_NS_BETWEEN_READINGS = 500_000_000
-"""A reading takes a millisecond of the driver, which training's launches need, too."""
+"""A reading keeps the driver busy for a millisecond, and training's launches need the driver, too.
+"""
 
 
 class Nvml:
-    """One device, found by its UUID; without the pynvml package or a driver it reads nothing."""
+    """NVML's readings of a device, by its UUID; none without the pynvml package or a driver."""
 
     def __init__(self, uuid: str) -> None:
         self._readings: dict[str, Callable[[], float]] = {}
@@ -72,9 +73,9 @@ class Nvml:
             self._readings = _readings_of(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
 
     def read(self) -> dict[str, float]:
-        """Read what this device tells; nothing where it was read within the last half second.
+        """Read the device; return nothing if it was read within the last half second.
 
-        A reading that it does not support is left out.
+        Readings that the device does not support are left out.
         """
         now = now_ns()
         if self._read_at_ns is not None and now - self._read_at_ns < _LEAST_NS_BETWEEN_READINGS:
@@ -102,13 +103,13 @@ def _readings_of(nvml: ModuleType, handle: object) -> dict[str, Callable[[], flo
 
 
 class DeviceEvent(Protocol):
-    """What is used of torch.cuda.Event."""
+    """The part of torch.cuda.Event that the timer uses."""
 
     def record(self, stream: object) -> None:
-        """Take the time when the stream gets here."""
+        """Take the time when the stream reaches this event."""
 
     def query(self) -> bool:
-        """Tell whether the time is taken."""
+        """Return whether the time is taken."""
 
     def synchronize(self) -> None:
         """Wait until the time is taken."""
@@ -122,31 +123,31 @@ class TimedDevice(Protocol):
 
     name: str
     can_wait_aside: bool
-    """Whether a stream of our own can wait for NCCL's work without holding anybody up."""
+    """Whether a stream of the tracer can wait for NCCL's work without holding training up."""
 
     def new_event(self) -> DeviceEvent:
         """Return an event that takes time."""
 
     def stream(self) -> object:
-        """Return what tells the current stream from others, as cheaply as possible."""
+        """Return an identity of the current stream, as cheaply as possible."""
 
     def record(self, event: DeviceEvent) -> None:
-        """Record on the current stream, as cheaply as possible."""
+        """Record an event on the current stream, as cheaply as possible."""
 
     def record_aside(self, event: DeviceEvent) -> None:
-        """Record on a stream of the timer's own, on which nothing else ever runs."""
+        """Record an event on a stream of the timer's own, on which nothing else ever runs."""
 
     def record_after(self, event: DeviceEvent, work: AsyncWork, lane: str) -> None:
-        """Record when `work` is done, on a stream of the timer's own, one for each lane."""
+        """Record an event when `work` is done, on a stream of the timer's own for each lane."""
 
     def counters(self) -> dict[str, float]:
         """Read the device; empty without NVML."""
 
 
 class EventPool:
-    """Events that are used again: making one costs more than recording it.
+    """Events that are used again: making an event costs more than recording it.
 
-    Taken on the training thread, given back by the writer's; a deque needs no lock for that.
+    The training thread takes events, the writer's gives them back; a deque needs no lock for that.
     """
 
     def __init__(self, make: Callable[[], DeviceEvent]) -> None:
@@ -154,7 +155,7 @@ class EventPool:
         self._free: deque[DeviceEvent] = deque()
 
         self.take_free: Callable[[], DeviceEvent] = self._free.popleft
-        """Return a free event; IndexError when there is none."""
+        """Return a free event; raises IndexError if no event is free."""
 
     def take(self) -> DeviceEvent:
         """Return a free event, or a new one."""
@@ -173,13 +174,13 @@ class EventPool:
 
 _MAX_REFERENCE_DISTANCE_MS = 250.0
 _EVENTS_A_STEP, _SPANS_A_STEP = 16, 32
-"""What the writer's thread does without looking at the clock: some 100 µs."""
+"""How many events and spans the writer's thread handles in some 100 µs, between two pauses."""
 _RATE_TOLERANCE = 5e-6
-"""Crystals differ by some ppm; a rate less certain than this would add noise, not take it out."""
+"""A less certain rate would add noise instead of removing drift: crystals differ by some ppm."""
 
 
 CudaMark: TypeAlias = tuple[DeviceEvent, int]
-"""An event, and when the host launched it."""
+"""A CUDA event, and the host time at which it was launched."""
 
 _HostMark: TypeAlias = int
 """A time of the host's clock."""
@@ -197,8 +198,9 @@ class Tie:
 class DeviceTimes:
     """Host times of the events of one window.
 
-    CUDA gives differences of events as float32 milliseconds, which is exact to 30 ns below half a
-    second only. Marks are therefore measured against a reference that moves along with them.
+    CUDA gives differences of events as float32 milliseconds, which are exact to 30 ns only below
+    half a second. Marks are therefore measured against a reference event that moves along with
+    them.
     """
 
     def __init__(self, marks: Sequence[CudaMark], opened: Tie, closed: Tie, step: Step) -> None:
@@ -209,7 +211,7 @@ class DeviceTimes:
             identity: round(start_ns + elapsed_ms * ns_per_ms)
             for identity, elapsed_ms in times.items()
         }
-        """By identity of the event, rounded to ns."""
+        """Host time of each event by the event's identity, rounded to ns."""
 
     def _read(
         self, events: Sequence[DeviceEvent], opened: DeviceEvent, closed: DeviceEvent, step: Step
@@ -223,7 +225,7 @@ class DeviceTimes:
         times: dict[int, float] = {}
         reference, reference_ms = opened, 0.0
         for number, event in enumerate(events):
-            if not event.query():  # spares those that are done, nearly all, a change of threads
+            if not event.query():  # nearly all are done, and save a change of threads
                 event.synchronize()
             elapsed_ms = reference.elapsed_time(event)
             times[id(event)] = reference_ms + elapsed_ms
@@ -235,10 +237,10 @@ class DeviceTimes:
 
 
 def _fit(opened: Tie, closed: Tie, distance_ms: float) -> tuple[float, float]:
-    """Return the host time of the opening tie, and ns a device millisecond.
+    """Return the host time of the opening tie, and host ns a device millisecond.
 
-    The rate is taken from the ties only when they are far enough apart for their width to leave it
-    accurate; before that both clocks are taken to run alike, and the ties are averaged.
+    The rate is taken from the ties only if they are far enough apart to make it accurate despite
+    their width. Otherwise both clocks are assumed to run alike, and the ties are averaged.
     """
     host_ns = closed.host_ns - opened.host_ns
     if host_ns > 0 and (opened.width_ns + closed.width_ns) / host_ns < _RATE_TOLERANCE:
@@ -247,7 +249,7 @@ def _fit(opened: Tie, closed: Tie, distance_ms: float) -> tuple[float, float]:
 
 
 def distinct_marks(spans: Sequence[Span]) -> list[CudaMark]:
-    """Return each mark once: the messages of one exchange share theirs."""
+    """Return each event's mark once: the messages of one exchange share their marks."""
     marks = {
         id(mark): mark
         for span in spans
@@ -259,18 +261,20 @@ def distinct_marks(spans: Sequence[Span]) -> list[CudaMark]:
 
 _TIE_ATTEMPTS = 5
 _NARROW_RATIO = 1.25
-"""A tie is narrow enough when it is so much wider than the narrowest of this run at most."""
+"""A tie is narrow enough if it is at most this factor wider than the narrowest tie of the run."""
 _TIE_LASTS_NS = 10_000_000
-"""Clocks that differ by 100 ppm, more than crystals do, part by 1 µs in so long."""
+"""A tie may be used again for this long, in which clocks that differ by 100 ppm, more than crystals
+do, drift apart by 1 µs."""
 _TIE_TIMEOUT_NS = 10_000_000_000
-"""A device that hangs (a peer died in a collective) must not keep the process from ending."""
+"""How long to wait for a tie: a hanging device (a peer died in a collective) must not keep the
+process from ending."""
 
 
 class CudaTimer:
-    """Marks are CUDA events on the current stream; spans of the host are timed by its own clock.
+    """Timer whose marks are CUDA events on the current stream; host spans use the host's clock.
 
-    With `record_launches`, spans carry `launch_ns`: when the host launched them, relative to when
-    the device began. Near zero, the device was waiting for the host.
+    With `record_launches`, spans carry `launch_ns`: the time at which the host launched the span,
+    relative to its begin on the device. Near zero, the device was waiting for the host.
     """
 
     source = "cuda-event"
@@ -290,11 +294,11 @@ class CudaTimer:
         self.domain = f"{clock.domain}:{device.name}:{os.getpid()}"
 
     def begin_iteration(self) -> None:
-        """Take the current stream for the one that training computes on."""
+        """Take the current stream as the stream on which training computes."""
         self._stream = self._device.stream()
 
     def is_aside(self) -> bool:
-        """Tell whether the current stream is another one; FSDP has some for its collectives."""
+        """Return whether the current stream is not training's; FSDP has streams for collectives."""
         return self._device.stream() != self._stream
 
     def mark(self) -> Mark:
@@ -302,10 +306,10 @@ class CudaTimer:
         return self.mark_after(None)
 
     def mark_at(self, tensor: object, unless: Mark = None) -> Mark:
-        """Return the newest mark if the same tensor was complete at it, else a new one.
+        """Return the newest mark if the same tensor was complete at that mark, else a new mark.
 
-        The weak reference tells whether it is the same one: later tensors get the identity of
-        earlier ones, but not while those live.
+        A weak reference tells whether the tensor is the same: a later tensor may get the identity
+        of an earlier tensor, but not while the earlier tensor lives.
         """
         complete, newest = self._complete, self._newest
         if complete is not None and newest is not unless:
@@ -321,10 +325,10 @@ class CudaTimer:
         return mark
 
     def mark_after(self, tensor: object) -> Mark:
-        """Return a new mark, at which this tensor is complete.
+        """Return a new mark, and note that the tensor is complete at this mark.
 
-        That cannot be told of subclasses, whose memory others hold, and of tensors made in
-        inference mode, whose changes torch does not count.
+        Nothing is noted for tensors of a subclass, whose memory other tensors hold, and for tensors
+        made in inference mode, whose changes torch does not count.
         """
         try:
             event = self._take_free()
@@ -342,11 +346,11 @@ class CudaTimer:
         return mark
 
     def watch(self, work: AsyncWork, span: Span, backend: str) -> bool:
-        """Record the work's end on a stream of our own that waits for it, which holds nobody up.
+        """Record the work's end on a stream of the timer, which waits without holding training up.
 
-        Waiting makes torch drop its own protection of the work's tensors, so whoever hands on the
-        work keeps them until the trainer's own wait. Only NCCL's works wait in a stream; waiting
-        for those of another backend would stop the host.
+        Waiting makes torch drop its protection of the work's tensors, so the caller must keep them
+        until the trainer's own wait. Only NCCL's works wait in a stream; waiting for works of
+        another backend would stop the host.
         """
         if "nccl" not in backend or not self._device.can_wait_aside:
             return False
@@ -356,10 +360,10 @@ class CudaTimer:
         return True
 
     def tie(self, last: object = None) -> Tie:
-        """Relate the device's clock to the host's; some 10 µs, between iterations.
+        """Relate the device's clock to the host's; this takes some 10 µs, between iterations.
 
-        The training thread waits for each attempt, so one that is as narrow as any before is the
-        last, and a tie that was made just now is as good as another.
+        The training thread waits for each attempt, so the first tie that is about as narrow as any
+        before is taken, and a `last` tie that was made just now is used again.
         """
         if isinstance(last, Tie) and now_ns() - last.host_ns < _TIE_LASTS_NS:
             return last
@@ -387,7 +391,7 @@ class CudaTimer:
     def resolve(
         self, spans: Sequence[Span], times: WindowTimes, step: Step = no_step
     ) -> list[SpanRecord]:
-        """Read the events back, in ns relative to the origin; waits for the last one."""
+        """Return spans in ns relative to the origin; waits for the last event."""
         opened, closed = cast(Tie, times.opened), cast(Tie, times.closed)
         marks = distinct_marks(spans)
         host_ns = DeviceTimes(marks, opened, closed, step).host_ns
@@ -416,7 +420,7 @@ class CudaTimer:
         return span.kind, span.name, span.track, start_ns, duration_ns, span.arguments
 
     def durations_ns(self, moments: Sequence[tuple[Mark, Mark]]) -> list[int]:
-        """Return the device time between two marks; waits for the last one."""
+        """Return the device time between each pair of marks; waits for the last mark."""
         durations = []
         for (begin, _), (end, _) in cast("Sequence[tuple[CudaMark, CudaMark]]", moments):
             if not end.query():
@@ -426,7 +430,7 @@ class CudaTimer:
         return durations
 
     def check(self, times: WindowTimes) -> ClockCheck:
-        """Return the drift between the ties; 0 where it is less than their widths can tell."""
+        """Return the width of the ties and the drift between them; 0 if it is within the widths."""
         opened, closed = cast(Tie, times.opened), cast(Tie, times.closed)
         host_ns = closed.host_ns - opened.host_ns
         surplus_ns = opened.event.elapsed_time(closed.event) * 1e6 - host_ns
@@ -442,9 +446,9 @@ class CudaTimer:
 
 
 def _in_lanes(spans: Sequence[Span], records: Sequence[SpanRecord]) -> list[SpanRecord]:
-    """Cut queueing off: asynchronous work of one communicator runs one after the other.
+    """Cut queueing off the spans of asynchronous work, which runs one after the other in a lane.
 
-    It is launched long before its turn comes; its span starts when the one before has ended.
+    Work is launched long before its turn comes; its span starts when the work before has ended.
     """
     ends: dict[str, list[int]] = {}
     result = list(records)
@@ -485,18 +489,18 @@ class TorchDevice:
         return cast(DeviceEvent, torch._C._CudaEventBase(enable_timing=True))
 
     def record_aside(self, event: DeviceEvent) -> None:
-        """Record on the stream for ties, behind a copy of one number to the host.
+        """Record on the stream for ties, after a copy of one number to the host.
 
-        Copies to the host have a queue of their own on the device. Without one the event would
-        queue up behind all kernels launched so far where all streams share one queue, as Megatron
-        has it (CUDA_DEVICE_MAX_CONNECTIONS=1): 40 ms instead of 40 µs with 40 ms of kernels ahead.
+        Copies to the host have a queue of their own on the device. Without a copy the event would
+        wait for all kernels launched so far where all streams share one queue, as with Megatron
+        (CUDA_DEVICE_MAX_CONNECTIONS=1): 40 ms instead of 40 µs with 40 ms of kernels ahead.
         """
         with torch.cuda.stream(self._aside):
             self._to.copy_(self._from, non_blocking=True)
             event.record(self._aside)
 
     def record_after(self, event: DeviceEvent, work: AsyncWork, lane: str) -> None:
-        """Record when the work is done; a lane's stream holds nothing but such waits."""
+        """Record when the work is done, on the lane's stream, on which nothing but waits runs."""
         stream = self._after.get(lane)
         if stream is None:
             stream = self._after[lane] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -512,9 +516,9 @@ class TorchDevice:
 class CurrentStream:
     """The current stream of a thread, without building a new Python object for it every time.
 
-    torch makes one of each `current_stream()`, which takes longer than recording an event. By its
-    raw handle, which is to be had cheaply, the one made first is found again. Where torch does not
-    tell the handle, it is asked for the stream.
+    torch builds an object in each `current_stream()`, which takes longer than recording an event.
+    So the first object of each stream is kept, and found by the stream's raw handle, which torch
+    returns fast. If torch does not give the handle, it is asked for the stream each time.
     """
 
     def __init__(self, device: int) -> None:
@@ -543,10 +547,10 @@ class CurrentStream:
 
 
 def can_wait_aside() -> bool:
-    """Tell whether a stream of ours may wait for this work without stopping host or kernels.
+    """Return whether a stream of ours may wait for NCCL's work without stopping host or kernels.
 
     Megatron sets CUDA_DEVICE_MAX_CONNECTIONS=1 to order its kernels; a wait on any stream then
-    holds up the kernels launched after it, and the overlap that the setting is there for is gone.
+    holds up all kernels launched after it, and the overlap for which the setting exists is lost.
     """
     blocking = os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") not in ("", "0")
     return not blocking and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"

@@ -1,23 +1,25 @@
-"""Notice that training does not get on, and write down where this rank stands.
+"""Notice that training stands still, and write down where this rank stands.
 
-A thread looks at the number of the current iteration once a second. When it has not changed for
-`PATIENCE_ITERATIONS` of the longest of late, it reads the Python stack of the training thread and
-writes it into the trace folder, again and again, less and less often. When training goes on the
-file is removed. Training itself does nothing for it: no collective costs more, and none is missed,
-since the stack is there whether the iteration is traced or not.
+A thread looks at the number of the current iteration once a second. When the number has not changed
+for `PATIENCE_ITERATIONS` times the longest of the last iterations, the thread reads the Python
+stack of the training thread and writes it into the trace folder, again and again, less and less
+often. When training goes on, the file is removed. Training itself does nothing for that: no
+collective costs more, and no collective is missed, since the stack is there whether the iteration
+is traced or not.
 
-A process that was stopped or killed writes nothing, and that is how it is found.
+A process that was stopped or killed writes nothing; that is how it is found.
 
-A rank's own file gets a window when the window is finished, so it says nothing of what the rank
-waits in. Hence a small file a rank, which `megascan watch` reads (`read_standstills`):
+The rank file gets a window when the window is finished, so it does not tell what the rank waits in
+now. Therefore each rank has a small file, which `megascan watch` reads (`read_standstills`):
 
     {"schema": 1, "run_id": "…", "rank": 3, "host": "n07", "process_id": 4711, "iteration": 57,
      "since_unix_s": 1790000000.1, "patience_s": 5.0,
      "operation": "all_reduce", "group": "dp@0", "peer": null,
      "frames": ["all_reduce (distributed_c10d.py:2925)", "train_step (step.py:81)"]}
 
-It is the host's view: with NCCL a host waits where it next needs a result, not in the collective
-itself. There the frames say where, and PyTorch's flight recorder which collective.
+This file shows the host's view: with NCCL a host waits where it next needs a result, not in the
+collective itself. Then the frames say where it waits, and PyTorch's flight recorder for which
+collective.
 """
 
 from __future__ import annotations
@@ -43,34 +45,34 @@ STANDSTILL_SCHEMA = 1
 _PATTERN = "megascan-standstill-*.json"
 _MOST_BYTES = 1 << 16
 _MOST_TEXT = 300
-"""Characters of any text that is taken from a file."""
+"""Most characters of any text that is taken from a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standstill:
-    """Where one rank stands, and since when. Innermost of `frames` first."""
+    """Where one rank stands, and since when; the innermost of `frames` stands first."""
 
     run_id: str
     rank: int
     host: str
     process_id: int
     iteration: int
-    """The iteration it is in, or was in last."""
+    """The iteration that the rank is in, or was in last."""
     since_unix_s: float
-    """When that iteration began, as far as was looked."""
+    """When the lookout first saw this iteration."""
     patience_s: float
-    """After how long a lookout of this job writes for the first time."""
+    """After how long without a new iteration the lookout writes for the first time."""
     operation: str = ""
-    """Function of torch.distributed that it is inside of; "" for none."""
+    """Function of torch.distributed that the rank is inside of; "" if it is in no such function."""
     group: str = ""
-    """Id of the process group as in rank files, "" where the function names none."""
+    """Id of the process group as in rank files; "" if the function names no group."""
     peer: int | None = None
     """The other rank of a send or receive."""
     frames: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
-        """Return "in all_reduce of group dp@0, iteration 57"."""
+        """Return the place as "in all_reduce of group dp@0, iteration 57"."""
         if self.operation:
             peer = "" if self.peer is None else f" with rank {self.peer}"
             what = self.operation + f" of group {self.group}" * bool(self.group) + peer
@@ -83,17 +85,17 @@ class Standstill:
         return orjson.dumps({"schema": STANDSTILL_SCHEMA, **asdict(self)})
 
     def to_json(self) -> dict[str, Json]:
-        """Return it for payloads."""
+        """Return the standstill for payloads."""
         return cast("dict[str, Json]", asdict(self) | {"frames": list(self.frames)})
 
 
 def standstill_path(folder: Path, rank: int) -> Path:
-    """Return the path of a rank's file."""
+    """Return the path of a rank's standstill file."""
     return folder / f"megascan-standstill-{rank}.json"
 
 
 def decoded(content: bytes) -> Standstill:
-    """Read a file's content. Raises KeyError, TypeError or ValueError for what is none."""
+    """Read a file's content. Raises KeyError, TypeError or ValueError if it is no standstill."""
     record = orjson.loads(content)
     if record["schema"] != STANDSTILL_SCHEMA:
         raise ValueError(f"schema {record['schema']!r}")
@@ -116,9 +118,9 @@ def decoded(content: bytes) -> Standstill:
 
 
 def read_standstills(folders: Sequence[Path], run_id: str) -> Iterator[tuple[Standstill, float]]:
-    """Yield what the ranks of a run say, with the time (unix s) at which it was written.
+    """Yield the standstills of a run's ranks, each with the time (unix s) at which it was written.
 
-    Passes over what is damaged, too large, or about to be taken away.
+    Files that are damaged, too large, or just being removed are skipped.
     """
     for folder in folders:
         for path in sorted(folder.glob(_PATTERN)):
@@ -134,9 +136,9 @@ def read_standstills(folders: Sequence[Path], run_id: str) -> Iterator[tuple[Sta
 
 PATIENCE_ITERATIONS = 2.0
 LEAST_PATIENCE_S = 5.0
-"""Shorter than the least patience of `megascan watch`, which asks for the file then."""
+"""Least patience; shorter than that of `megascan watch`, which then finds the file."""
 FIRST_PATIENCE_S = 30.0
-"""Before any iteration is over: compiling and connecting take long."""
+"""Patience before any iteration is over: compiling and connecting take long."""
 _LOOK_S = 1.0
 _KEPT_ITERATIONS = 16
 _LONGEST_PAUSE_S = 300.0
@@ -144,11 +146,11 @@ _MOST_FRAMES = 8
 _CLOSE_S = 5.0
 _COMMUNICATION = "torch.distributed.distributed_c10d"
 _MESSAGES = ("send", "recv")
-"""Of these `dst` and `src` are the other side; of collectives they are the root."""
+"""Functions whose `dst` and `src` are the other side; in collectives they are the root."""
 
 
 class Lookout(IterationListener):
-    """Looks until tracing ends. The thread that makes it is the one whose stack is read."""
+    """Lookout over the thread that makes it, whose stack is read; it looks until tracing ends."""
 
     def __init__(
         self,
@@ -172,7 +174,7 @@ class Lookout(IterationListener):
         self._thread.start()
 
     def tracing_ends(self) -> None:
-        """Stop looking; what was written is taken away."""
+        """Stop looking, and remove the file."""
         self._ended.set()
         if self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_S)
@@ -205,7 +207,7 @@ class Lookout(IterationListener):
                 self._path.unlink(missing_ok=True)
 
     def _write(self, iteration: int, since_unix_s: float) -> None:
-        """Replace the file as a whole; a disk that refuses costs the file and nothing else."""
+        """Replace the file as a whole; errors of the disk are ignored."""
         frame = sys._current_frames().get(self._training)
         place = _communication(frame)
         found = Standstill(
@@ -235,9 +237,9 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _communication(frame: FrameType | None) -> FrameType | None:
-    """Return the outermost call of torch.distributed that a stack is inside of.
+    """Return the outermost call of torch.distributed in a stack.
 
-    Inner functions (`_coalescing_manager`) count when they have a process group.
+    Private functions (`_coalescing_manager`) count if they have a process group.
     """
     found = None
     for each in _outwards(frame):
@@ -259,7 +261,7 @@ def _places(frame: FrameType | None) -> Iterator[str]:
 
 
 def _group_id(values: Mapping[str, Any], groups: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the id of the process group that a call was given; None is the world."""
+    """Return the id of the process group that a call was given; "" if it was given no group."""
     distributed = sys.modules.get("torch.distributed")
     if "group" not in values or distributed is None:
         return ""

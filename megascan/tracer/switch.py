@@ -1,13 +1,13 @@
 """Switch the tracing of a running job on and off: by a file in its trace folder, or by a signal.
 
 A job that is started armed (`--trace-armed`) records nothing until the file `trace-on` is in rank
-0's trace folder, and stops when it is gone. SIGUSR2 makes or removes that file, so there is one
-state and everybody can see it.
+0's trace folder, and stops when the file is gone. SIGUSR2 makes or removes that file, so there is
+one state, and anybody can see it.
 
-At the begin of each interval rank 0 looks for the file, and the others look up what rank 0 has
-announced, over the key-value store by which the job found together. Both happen on a thread of
-their own: a hung file system holds up no iteration. What was announced holds from an interval so
-far ahead that all ranks know of it in time; one that learns of it later changes an interval later.
+At the begin of each interval rank 0 looks for the file, and all other ranks look up what rank 0 has
+announced in the job's key-value store. Both happen on a separate thread: a hung file system holds
+up no iteration. An announced change holds from an interval that is so far ahead that all ranks know
+of it in time; a rank that learns of it later changes an interval later.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ logger = logging.getLogger("megascan")
 SWITCH_FILE = "trace-on"
 _SIGNAL = signal.SIGUSR2
 _LEAST_PAUSE_S = 0.5
-"""Between two looks, however short the intervals are."""
+"""Least pause between two looks, however short the intervals are."""
 _AHEAD_S, _INTERVALS_AHEAD = 2.0, 3
-"""A change holds so much later: some looks of every rank."""
+"""How far ahead a change holds: time for some looks of every rank."""
 _FINISH_S = 2.0
 
 
 @dataclass(frozen=True)
 class TracingSwitched:
-    """Tracing is on, or off, from an iteration on."""
+    """A change: tracing is on, or off, from an iteration on."""
 
     on: bool
     from_iteration: int
 
 
 class Switch:
-    """Follows one armed job.
+    """Switches the tracing of one armed job.
 
-    `announce` hears of each change, on the switch's thread. `decides` is rank 0: it looks at the
-    file and tells the others over the `board`.
+    `announce` is called for each change, on the switch's thread. The switch that `decides`, on rank
+    0, looks at the file and tells all other ranks over the `board`.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Switch:
         self._thread.start()
 
     def interval_begins(self, iteration: int) -> None:
-        """Look, on the thread; called by training, which does not wait."""
+        """Have the switch's thread look; training calls this and does not wait."""
         self._iteration = iteration
         self._look.set()
 
     def close(self) -> None:
-        """Look no longer, and listen to no signal."""
+        """Stop looking, and stop listening to the signal."""
         self.ignore_signal()
         self._ends = True
         self._look.set()
@@ -92,13 +92,13 @@ class Switch:
     # The signal
 
     def obey_signal(self) -> None:
-        """Let SIGUSR2 make or remove the file; only the main thread may ask for it."""
-        with suppress(ValueError):  # another thread: the file remains
+        """Let SIGUSR2 make or remove the file; only the main thread can set that."""
+        with suppress(ValueError):  # another thread: only the file can switch
             self._earlier = signal.signal(_SIGNAL, self._toggle)
             self._listens = True
 
     def ignore_signal(self) -> None:
-        """Put back what the signal did before, unless somebody else has taken it since."""
+        """Restore the signal's earlier handler, unless other code has replaced ours since."""
         if self._listens and signal.getsignal(_SIGNAL) == self._toggle:
             with suppress(ValueError):
                 signal.signal(_SIGNAL, self._earlier)
@@ -125,13 +125,13 @@ class Switch:
                 return
             try:
                 self.look()
-            except Exception as error:  # whatever it is, training goes on, and tracing as it is
+            except Exception as error:  # any error: training and tracing go on as they are
                 logger.warning("tracing can no longer be switched: %s", error)
                 return
             time.sleep(_LEAST_PAUSE_S)
 
     def look(self) -> None:
-        """Look once for the file, or for what rank 0 has announced of it."""
+        """Look once: rank 0 for the file, any other rank for rank 0's announcement."""
         change = self._decide() if self._decides else self._learn()
         if change is None:
             return
@@ -159,9 +159,9 @@ class Switch:
         return TracingSwitched(on == "1", int(from_iteration))
 
     def _first_interval_ahead(self) -> int | None:
-        """Return where an interval begins that all ranks reach after they know; None at first.
+        """Return the first iteration of an interval that begins when all ranks know of a change.
 
-        How long an interval lasts shows between two looks.
+        It is computed from the progress between two looks; None at the first look.
         """
         now, iteration = time.monotonic(), self._iteration
         before, self._seen = self._seen, (iteration, now)

@@ -1,11 +1,11 @@
-"""How time is taken: this host's clock, marks and spans in memory, the timer of work on the CPU.
+"""Take times: this host's clock, marks and spans in memory, the timer of work on the CPU.
 
 Every process of a host reads the same physical clock (CLOCK_MONOTONIC), which no time daemon steps.
 A `HostClock` ties it once to unix time; ranks of one host that share the tie (`offset_ns`) have
 comparable times without any alignment.
 
-A mark is a moment that is written down now and turned into a time later. Which track a span stands
-on follows from its kind.
+A mark is a moment that is noted now and turned into a time later. The kind of a span decides on
+which track it stands.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ now_ns = time.monotonic_ns
 
 @dataclass(frozen=True, kw_only=True)
 class HostClock:
-    """`offset_ns` is unix time minus monotonic time; `origin_ns` is the monotonic time of zero."""
+    """A host's clock: `offset_ns` is unix time less monotonic time, `origin_ns` the monotonic time
+    of zero.
+    """
 
     domain: str
     offset_ns: int
@@ -43,7 +45,7 @@ class HostClock:
 
 
 def host_domain() -> str:
-    """Name of this host's clock: host name and boot, since a reboot starts another clock."""
+    """Return this host's clock domain: host name and boot, as a reboot starts another clock."""
     try:
         boot = _BOOT_ID.read_text().strip()
     except OSError:  # not Linux: the host name must do
@@ -52,7 +54,7 @@ def host_domain() -> str:
 
 
 def measure_offset_ns() -> int:
-    """Return unix time minus monotonic time, from the reading that was interrupted least."""
+    """Return unix time less monotonic time, from the reading that was interrupted least."""
     best_width_ns, best_offset_ns = 1 << 62, 0
     for _ in range(_TIE_ATTEMPTS):
         before_ns = now_ns()
@@ -65,10 +67,10 @@ def measure_offset_ns() -> int:
 
 
 Arguments: TypeAlias = dict[str, int | str]
-"""Arguments of a span by the names of `schema.SPAN_COLUMNS`; only those that apply."""
+"""Arguments of a span by names of `schema.SPAN_COLUMNS`; arguments that do not apply are absent."""
 
 Mark: TypeAlias = object
-"""A moment as its timer knows it; opaque to everybody else."""
+"""A moment in a form that only the timer knows."""
 
 _TRACKS = dict.fromkeys(Kind, Track.COMPUTE) | {
     Kind.COLLECTIVE: Track.COMMUNICATION,
@@ -81,7 +83,8 @@ _TRACKS = dict.fromkeys(Kind, Track.COMPUTE) | {
 
 
 track_of: Callable[[Kind], Track] = _TRACKS.__getitem__
-"""Return the track of a synchronous span; called for each of them, so no function of ours."""
+"""Return the track of a synchronous span by its kind; a bound method in C, as it is called often.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +92,7 @@ class Span:
     """One recorded span; `end` is None while asynchronous communication is under way.
 
     `lane` names what executes asynchronous spans one after the other (a process group): on a
-    device, the next one of a lane starts no earlier than the last one ended.
+    device, a span of a lane starts no earlier than the span before it ended.
     """
 
     kind: Kind
@@ -102,23 +105,23 @@ class Span:
 
 
 Step: TypeAlias = Callable[[], None]
-"""Called after a small piece of work."""
+"""Function to call after each small piece of work."""
 
 
 def no_step() -> None:
-    """Go on at once."""
+    """Do nothing after a piece of work."""
 
 
 class AsyncWork(Protocol):
     """What an asynchronous communication returns (torch.distributed.Work)."""
 
     def wait(self) -> object:
-        """Block, or make the current stream wait, until it is done."""
+        """Block, or make the current stream wait, until the work is done."""
 
 
 @dataclass(frozen=True)
 class WindowTimes:
-    """What a timer learned about a window when it opened and closed; opaque to the tracer."""
+    """What a timer noted when a window opened and closed; the tracer does not look into it."""
 
     opened: object = None
     closed: object = None
@@ -126,7 +129,9 @@ class WindowTimes:
 
 @dataclass(frozen=True)
 class ClockCheck:
-    """The wider of a window's two ties, and how much faster than the host's its clock ran."""
+    """Check of a window's clock: the wider of its two ties, and how much faster than the host's
+    clock the device's clock ran.
+    """
 
     tie_width_ns: int = 0
     drift_ppm: float = 0.0
@@ -135,44 +140,45 @@ class ClockCheck:
 class Timer(Protocol):
     """Takes marks on the training thread; turns them into ns later, on the writer's thread.
 
-    `mark` is a moment in the order of execution (on a GPU: in the current stream), `mark_host` one
-    on the host's clock. None of the methods called inside a window may wait for the device.
+    `mark` is a moment in the order of execution (on a GPU: in the current stream), `mark_host` a
+    moment on the host's clock. Methods that are called inside a window must not wait for the
+    device.
     """
 
     source: str
     domain: str
 
     def begin_iteration(self) -> None:
-        """Take what the calling thread launches on (a GPU's current stream) for training's own."""
+        """Take the calling thread's current stream (on a GPU) as the stream of training."""
 
     def is_aside(self) -> bool:
-        """Tell whether what is launched now runs next to training's own, on another stream."""
+        """Return whether launches now go to another stream than training's."""
 
     def mark(self) -> Mark:
         """Mark now, where the work is executed."""
 
     def mark_at(self, tensor: object, unless: Mark = None) -> Mark:
-        """Mark when a tensor is complete; may return the newest mark, if that says the same.
+        """Mark when a tensor is complete; may return the newest mark if it is the same moment.
 
-        Not where the newest mark is `unless`.
+        The mark `unless` is never returned.
         """
 
     def mark_before(self, tensor: object) -> Mark:
         """Mark as `mark_at`, before something is done to the tensor that its state may not show."""
 
     def mark_after(self, tensor: object) -> Mark:
-        """Mark now, behind what has just been done to a tensor."""
+        """Mark now, after something was done to a tensor."""
 
     def mark_host(self) -> Mark:
         """Mark now, on the host."""
 
     def watch(self, work: AsyncWork, span: Span, backend: str) -> bool:
-        """Have `span.end` set when the work completes; False where that cannot be arranged."""
+        """Have `span.end` set when the work completes; return False if that is not possible."""
 
     def tie(self, last: object = None) -> object:
         """Relate the device's clock to the host's, outside traced iterations.
 
-        Returns the last tie, if one is given, where it was made just now.
+        Returns the `last` tie, if given, if it was made just now.
         """
 
     def resolve(
@@ -187,18 +193,18 @@ class Timer(Protocol):
         """Return the time from one mark to another where the work is executed."""
 
     def check(self, times: WindowTimes) -> ClockCheck:
-        """Say how well a window's clock was tied to the host's; call it before `resolve`."""
+        """Return how well a window's clock was tied to the host's; call it before `resolve`."""
 
     def counters(self) -> dict[str, float]:
         """Read the device for the window's record."""
 
 
 _CpuMark: TypeAlias = tuple[int, int]
-"""(wall time, CPU time of the thread), ns; a tuple, since it is made twice a span."""
+"""(wall time, CPU time of the thread), ns; a tuple, as two are made for each span."""
 
 
 class CpuTimer:
-    """The monotonic clock, with the CPU time of the calling thread next to it.
+    """Timer by the monotonic clock, with the CPU time of the calling thread next to it.
 
     Asynchronous work ends when its future completes (gloo calls back from its own thread).
     """
@@ -213,7 +219,7 @@ class CpuTimer:
         """Do nothing: there are no streams."""
 
     def is_aside(self) -> bool:
-        """Tell that there are no streams."""
+        """Return False: there are no streams."""
         return False
 
     def mark(self) -> Mark:
@@ -235,7 +241,7 @@ class CpuTimer:
     mark_before = mark_after
 
     def watch(self, work: AsyncWork, span: Span, backend: str) -> bool:
-        """Take the end from the work's future; False for works that have none."""
+        """Take the end from the work's future; return False for works without a future."""
         del backend
         try:
             future = work.get_future()  # type: ignore[attr-defined]
@@ -257,7 +263,7 @@ class CpuTimer:
     def resolve(
         self, spans: Sequence[Span], times: WindowTimes, step: Step = no_step
     ) -> list[SpanRecord]:
-        """Return times relative to the origin; CPU time where one thread ran the whole span."""
+        """Return spans relative to the origin; with CPU time unless they are asynchronous."""
         del times
         return [self._resolve(span, step) for span in spans]
 
@@ -272,7 +278,7 @@ class CpuTimer:
         return span.kind, span.name, span.track, start_ns, duration_ns, span.arguments
 
     def durations_ns(self, moments: Sequence[tuple[Mark, Mark]]) -> list[int]:
-        """Return wall time."""
+        """Return the wall time between each pair of marks."""
         return [cast(_CpuMark, end)[0] - cast(_CpuMark, begin)[0] for begin, end in moments]
 
     def check(self, times: WindowTimes) -> ClockCheck:

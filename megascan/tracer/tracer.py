@@ -34,10 +34,10 @@ class Tracer:
     """The tracer of a run that is not traced: everything is allowed and nothing happens."""
 
     active: bool = False
-    """Whether spans are being recorded right now; wrappers look here before anything else."""
+    """Whether spans are being recorded right now; wrappers check this before anything else."""
 
     run_id: str | None = None
-    """Id of the run, equal on all ranks; None when it is not traced."""
+    """Id of the run, equal on all ranks; None if the run is not traced."""
 
     def iteration(self, number: int) -> AbstractContextManager[None]:
         """Enclose training iteration `number` (from 1)."""
@@ -47,12 +47,12 @@ class Tracer:
     def span(
         self, name: str, kind: Kind | str, **arguments: int | str
     ) -> AbstractContextManager[None]:
-        """Record what is enclosed, if the iteration is traced."""
+        """Record the enclosed code as a span, if the iteration is traced."""
         del name, kind, arguments
         return nullcontext()
 
     def close(self) -> None:
-        """Finish the open window, write it, and take all instrumentation away."""
+        """Finish the open window, write it, and remove all instrumentation."""
 
     def __enter__(self) -> Self:
         return self
@@ -70,21 +70,21 @@ class IterationListener:
     """Instrumentation that keeps state within an iteration."""
 
     def iteration_begins(self) -> None:
-        """Start from nothing: numbering and memory are per iteration."""
+        """Reset numbering and memory, which are per iteration."""
 
     def granularity_lowered(self) -> None:
-        """Stop recording what `base` does not record."""
+        """Stop recording what the granularity `base` does not record."""
 
     def tracing_ends(self) -> None:
-        """Leave no trace in the process."""
+        """Remove everything that was installed in the process."""
 
 
 class LayerTurns:
-    """Which layers' modules are recorded in the iteration that is traced; asked at every module.
+    """Which layers' modules are recorded in the traced iteration; asked at every module.
 
-    Which layers a rank has is learned in the first iteration that it traces, in which all of them
-    are recorded; `TraceConfig.sampled_layers` chooses from then on, alike on all ranks of a stage.
-    `least` of a chunk are always recorded.
+    The layers of a rank are learned in its first traced iteration, in which all layers are
+    recorded; from then on `TraceConfig.sampled_layers` chooses, alike on all ranks of a stage. At
+    least `least` layers of each chunk are recorded.
     """
 
     def __init__(self) -> None:
@@ -93,14 +93,14 @@ class LayerTurns:
         self._chosen: frozenset[int] | None = None
 
     def begin_iteration(self, config: TraceConfig, iteration: int) -> None:
-        """Choose for the iteration that begins; until layers are known, all of them."""
+        """Choose the layers for the iteration that begins; all until the layers are known."""
         known = config.layer_stride > 1 and self._layers_of_chunk
         self._chosen = None
         if known:
             self._chosen = config.sampled_layers(iteration, self._layers_of_chunk, self.least)
 
     def takes(self, layer: int | None, chunk: int = 0) -> bool:
-        """Return whether the modules of a layer are recorded; what is in no layer always is."""
+        """Return whether a layer's modules are recorded; modules in no layer (None) always are."""
         if self._chosen is not None:
             return layer is None or layer in self._chosen
         if layer is not None:
@@ -108,25 +108,25 @@ class LayerTurns:
         return True
 
     def largest_stride(self) -> int:
-        """Return from which stride on no fewer layers are recorded; 1 without any layers."""
+        """Return the largest stride that still leaves `least` layers; 1 without layers."""
         return self.last_stride() // self.least or 1
 
     def last_stride(self) -> int:
-        """Return the stride that leaves a single layer of each chunk, where `allow` is called."""
+        """Return the stride that leaves a single layer of each chunk, if `allow` permits that."""
         return max(map(len, self._layers_of_chunk.values()), default=1)
 
     def allow(self, stride: int) -> None:
-        """Let a stride leave fewer layers than `least`, as a budget may ask for."""
+        """Lower `least` so that a stride may leave fewer layers, as a budget may ask for."""
         self.least = max(1, min(self.least, self.last_stride() // stride))
 
     @property
     def chosen(self) -> tuple[int, ...] | None:
-        """Return the layers of this iteration, None for all."""
+        """Return the layers that are recorded in this iteration, None for all."""
         return None if self._chosen is None else tuple(sorted(self._chosen))
 
 
 class _Scope(AbstractContextManager[None]):
-    """Calls `begin` and `end`; what goes wrong in them stops tracing and nothing else."""
+    """Context manager that calls `begin` and `end`, whose errors stop tracing and nothing else."""
 
     _tracer: RecordingTracer
 
@@ -173,7 +173,7 @@ class IterationScope(_Scope):
         self._begin = self._tracer.mark()
 
     def end(self, failed: bool) -> None:
-        """Record it, or leave it out."""
+        """Record the iteration, or leave it out if it failed."""
         tracer = self._tracer
         if failed:
             tracer.abandon_iteration(self._first_span)
@@ -183,7 +183,7 @@ class IterationScope(_Scope):
 
 
 class UntracedScope(_Scope):
-    """An iteration of which only the duration is taken, to compare traced ones with."""
+    """An untraced iteration; only its duration is taken, to compare traced iterations with."""
 
     def __init__(self, tracer: RecordingTracer, number: int) -> None:
         self._tracer = tracer
@@ -197,7 +197,7 @@ class UntracedScope(_Scope):
         self._entered = self._tracer.mark()
 
     def end(self, failed: bool) -> None:
-        """Keep the duration, and whether the writer was at work next to it."""
+        """Keep the duration, and whether the writer was at work at the same time."""
         tracer = self._tracer
         if failed or not tracer.waiting:
             return
@@ -225,19 +225,19 @@ class SpanScope(_Scope):
         self._begin = self._mark()
 
     def end(self, failed: bool) -> None:
-        """Record it."""
+        """Record the span."""
         if self._tracer.active and not failed:
             self._tracer.add(self._kind, self._name, self._begin, self._mark(), self._arguments)
 
 
 MAX_WINDOW_SPANS = 400_000
-"""A window this long is cut after the iteration in which it got there, to bound its memory."""
+"""A window ends after the iteration in which it exceeds this size, to bound memory."""
 
 MAX_TIMED = 2048
-"""Durations that one window's record holds at most, the newest."""
+"""Durations that one window's record holds at most; the newest are kept."""
 
 MAX_TIMED_BETWEEN = 32
-"""Untraced iterations after a window whose duration is taken, to compare the traced ones with."""
+"""Untraced iterations after a window whose durations are taken, to compare traced ones with."""
 
 CLOSE_TIMEOUT_S = 30.0
 
@@ -250,22 +250,22 @@ class RecordingTracer(Tracer):
     """
 
     mark: Callable[[], Mark]
-    """Now, where the work is executed: the timer's own method, called twice a span."""
+    """Mark now, where the work is executed; the timer's own method, as it is called very often."""
 
     mark_at: Callable[..., Mark]
-    """Now, when a tensor is complete: the timer's `mark_at(tensor, unless)`."""
+    """Mark when a tensor is complete: the timer's `mark_at(tensor, unless)`."""
 
     mark_before: Callable[[object], Mark]
-    """Now, before something is done to a tensor."""
+    """Mark now, before something is done to a tensor."""
 
     mark_after: Callable[[object], Mark]
-    """Now, behind what was done to a tensor."""
+    """Mark now, after something was done to a tensor."""
 
     mark_host: Callable[[], Mark]
-    """Now, on the host's clock."""
+    """Mark now, on the host's clock."""
 
     layers: LayerTurns
-    """Whose modules are recorded in this iteration."""
+    """Layers whose modules are recorded in this iteration."""
 
     _timer: Timer
     _writer: TraceWriter
@@ -304,17 +304,17 @@ class RecordingTracer(Tracer):
 
     @property
     def waiting(self) -> bool:
-        """Tell whether tracing goes on, now or in a later iteration."""
+        """Return whether tracing goes on, now or in a later iteration."""
         return not (self._failed or self._closed)
 
     @property
     def full(self) -> bool:
-        """Tell whether modules, all collectives and host events are wanted too."""
+        """Return whether modules, all collectives and host events are wanted, too."""
         return self._config.granularity is Granularity.FULL
 
     @property
     def current_iteration(self) -> int:
-        """Return the iteration that training is in, or was in last."""
+        """Return the number of the iteration that training is in, or was in last."""
         return self._iteration
 
     @property
@@ -346,9 +346,10 @@ class RecordingTracer(Tracer):
         *,
         is_beside: bool = False,
     ) -> None:
-        """Record a finished collective; one that `is_beside` something else overlaps it.
+        """Record a finished collective.
 
-        So it does on a stream of its own (FSDP's), next to what is computed meanwhile.
+        It is asynchronous if it `is_beside` other work, or on another stream than training's, as
+        FSDP's collectives are.
         """
         span = self.add(Kind.COLLECTIVE, name, begin, end, arguments)
         if is_beside or self._timer.is_aside():
@@ -365,7 +366,7 @@ class RecordingTracer(Tracer):
         lane: str,
         backend: str,
     ) -> tuple[Span, bool]:
-        """Record asynchronous communication that `backend` has been told to carry out.
+        """Record asynchronous communication that was started on `backend`.
 
         Returns the span and whether the timer sees its end; if not, the caller sets `span.end` at
         its own wait, and the span says that its end is a bound.
@@ -380,7 +381,7 @@ class RecordingTracer(Tracer):
         return span, watched
 
     def fail(self, error: BaseException) -> None:
-        """Stop tracing for the rest of the run and say why, once."""
+        """Stop tracing for the rest of the run, and warn why, once."""
         self.active = False
         self._spans = []
         if not self._failed and os.getpid() == self._process_id:
@@ -392,16 +393,16 @@ class RecordingTracer(Tracer):
             )
 
     def warn(self, topic: str, text: str) -> None:
-        """Say something that the user should know, once a run."""
+        """Warn the user, once a run for each topic."""
         if os.getpid() == self._process_id:
             self._voice.warn(topic, text)
 
     def listen(self, listener: IterationListener) -> None:
-        """Tell a listener when each traced iteration begins and when tracing ends."""
+        """Add a listener, which is told when each traced iteration begins and when tracing ends."""
         self._listeners.append(listener)
 
     def speak_with(self, voice: Voice) -> None:
-        """Set who says warnings; call it before anything can fail."""
+        """Set the voice for warnings; call it before anything can fail."""
         self._voice = voice
 
     def record_with(self, timer: Timer, writer: TraceWriter) -> None:
@@ -414,7 +415,7 @@ class RecordingTracer(Tracer):
         self._ready = True
 
     def switch_with(self, switch: Switch) -> None:
-        """Let a switch say when to trace; before the first iteration of an armed run."""
+        """Let a switch decide when to trace; call it before the first iteration of an armed run."""
         self._switch = switch
 
     # What a trainer uses
@@ -438,11 +439,11 @@ class RecordingTracer(Tracer):
     def span(
         self, name: str, kind: Kind | str, **arguments: int | str
     ) -> AbstractContextManager[None]:
-        """Record what is enclosed, if the iteration is traced."""
+        """Record the enclosed code as a span, if the iteration is traced."""
         return SpanScope(self, name, Kind(kind), arguments) if self.active else nullcontext()
 
     def announce(self, change: TracingSwitched) -> None:
-        """Trace, or trace no longer, from an iteration on; may be called from another thread."""
+        """Start or stop tracing from an iteration on; may be called from another thread."""
         self._changes.append(change)
 
     def lower(self, level: Level) -> None:
@@ -450,7 +451,7 @@ class RecordingTracer(Tracer):
         self._next_level = level
 
     def close(self) -> None:
-        """Finish the open window as it is, write it, and take all instrumentation away.
+        """Finish the open window as it is, write it, and remove all instrumentation.
 
         Waits a bounded time for the disk. May be called more than once.
         """
@@ -463,7 +464,8 @@ class RecordingTracer(Tracer):
             self._switch.close()
         for listener in self._listeners:
             listener.tracing_ends()
-        # They know models and process groups, and a group that outlives torch aborts the process.
+        # Listeners keep models and process groups, and a group that outlives torch aborts the
+        # process.
         self._listeners.clear()
         try:
             self._close_writer()
@@ -486,7 +488,7 @@ class RecordingTracer(Tracer):
     # The life of a window
 
     def begin_iteration(self, number: int) -> int:
-        """Open the iteration, and the window if it is its first; return where its spans begin."""
+        """Open the iteration, and a window if none is open; return the number of spans so far."""
         if self._window_open and number != self._last_iteration + 1:
             self._end_window()  # iterations between were skipped or ended with an exception
         if not self._window_open:
@@ -501,7 +503,7 @@ class RecordingTracer(Tracer):
         return len(self._spans)
 
     def end_iteration(self, begin: Mark) -> None:
-        """Record the iteration's own span; hand the window over if it was the last."""
+        """Record the iteration's own span; hand the window over if the iteration was its last."""
         self._end_unwatched()
         self.add(Kind.ITERATION, ITERATION, begin, self.mark(), {})
         self.active = False
@@ -517,16 +519,16 @@ class RecordingTracer(Tracer):
         self._timed.append((number, activity, begin, self.mark()))
 
     def note_tokens(self, count: int) -> None:
-        """Note how many tokens a pass gets; 0 where they cannot be told, or not all that counts."""
+        """Note how many tokens a pass gets; 0 if the number is unknown, or does not tell all."""
         self._tokens.add(count)
 
     def note_kinds(self, kinds: Mapping[int, str]) -> None:
-        """Note of which kind numbered layers are; those of other chunks stay known."""
+        """Note the kind of each numbered layer, in addition to layers noted before."""
         for number, kind in kinds.items():
             self._kinds[kind] = (*self._kinds.get(kind, ()), number)
 
     def _change_level(self, level: Level) -> None:
-        """Take up a level that was announced, at the first interval that begins after it holds."""
+        """Apply an announced level at the first begin of an interval from its iteration on."""
         if self._iteration < level.from_iteration or (self._iteration - 1) % self._config.interval:
             return
         self._next_level = None
@@ -545,7 +547,7 @@ class RecordingTracer(Tracer):
                 listener.granularity_lowered()
 
     def _obey(self, switch: Switch) -> None:
-        """Take up the changes that hold now; let the switch look at the begin of an interval."""
+        """Apply the changes that hold now; have the switch look at the begin of an interval."""
         if not (self._iteration - 1) % self._config.interval:
             switch.interval_begins(self._iteration)
         while self._changes and self._iteration >= self._changes[0].from_iteration:
@@ -554,7 +556,7 @@ class RecordingTracer(Tracer):
                 self._end_window()
 
     def _end_unwatched(self) -> None:
-        """End sends that the trainer never waits for, at the latest with the iteration."""
+        """End communication that the trainer has not waited for, at the end of the iteration."""
         for span in self._unwatched:
             if span.end is None and span.arguments["iteration"] == self._iteration:
                 span.end = self.mark()

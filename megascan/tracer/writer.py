@@ -1,18 +1,19 @@
 """The background thread that turns finished windows into lines of the rank file.
 
-Python's threads take turns: whoever asks for the interpreter while another computes waits up to 5
-ms, and training asks after every kernel that it launches. So the writer computes for a
-millisecond at a time and rests in between; whoever waits gets its turn then. Shorter turns cost
-more than they spare, for each one wakes two threads up.
+Python's threads take turns: a thread that asks for the interpreter while another computes waits up
+to 5 ms, and training asks after every kernel that it launches. So the writer computes for a
+millisecond at a time and rests in between, so that a waiting thread gets its turn. Shorter turns
+would cost more than they save, as each turn wakes two threads up.
 
-It also starts late. Where an iteration ends, trainers wait for the device (the norm of gradients),
-so at the begin of the next one the device has nothing queued and every launch is urgent:
+The writer also starts late. At the end of an iteration trainers wait for the device (the norm of
+gradients), so at the begin of the next iteration the device has nothing queued and every launch is
+urgent:
 
     host    | launches ···················| waits for the device    | launches ····
     device  | computes, some ms behind the host ···················|idle| computes
     writer                                    | writes |
 
-A warning that hundreds of ranks have at once is said by one of them (`Voice`).
+A warning that hundreds of ranks have at once is logged by one of them only (`Voice`).
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ _FINISH_S = 5.0
 
 
 class Voice:
-    """Says each warning of a run once, by the first rank that has it.
+    """Logs each warning of a run once, on the first rank that has it.
 
-    `claim` asks whether this rank is the first with a topic. Asking goes over the job's key-value
-    store and may take long when the job is in trouble, so it is done by a thread of its own:
-    neither training nor the writer waits. Without `claim` everything is said at once.
+    `claim` asks whether this rank is the first with a topic. It asks the job's key-value store and
+    may take long if the job is in trouble, so it runs on a thread of its own: neither training nor
+    the writer waits. Without `claim` every warning is logged at once.
     """
 
     def __init__(self, rank: int = 0, claim: Callable[[str], bool] | None = None) -> None:
@@ -60,7 +61,7 @@ class Voice:
         self._threads: list[threading.Thread] = []
 
     def warn(self, topic: str, text: str) -> None:
-        """Say it, unless this or another rank has spoken on the topic."""
+        """Log a warning, unless this or another rank has logged one on the topic."""
         if topic in self._topics:
             return
         self._topics.add(topic)
@@ -80,26 +81,27 @@ class Voice:
             )
 
     def finish(self) -> None:
-        """Wait a bounded time for what is still to be said."""
+        """Wait a bounded time for warnings that are still to be logged."""
         for thread in self._threads:
             thread.join(_FINISH_S)
 
 
 SLICE_NS = 1_000_000
 REST_S = 100e-6
-"""Long enough that a thread that waits has woken up and taken over."""
+"""Rest between two turns, long enough for a waiting thread to wake up and take over."""
 FIRST_REST_SHARE = 0.6
-"""Of an iteration: by then a job that the device limits has launched nearly all of it."""
+"""Share of an iteration before the writer starts: by then a device-bound job has launched nearly
+all of it."""
 LEAST_FIRST_REST_S, LONGEST_FIRST_REST_S = 0.02, 1.0
 _SPANS_A_STEP = 32
-"""Encoded without looking at the clock."""
+"""Spans that are encoded between two looks at the clock."""
 
 
 class Pace:
-    """Called between small pieces of work; rests when it is time to, unless in a hurry.
+    """Paces the writer: called between small pieces of work, it rests when it is time to.
 
-    `hurried` says whether work is piling up: then the writer competes like any other thread.
-    `pause` waits so many seconds, or until work piles up.
+    `hurried` says whether work is piling up: then the writer does not rest, and competes like any
+    other thread. `pause` waits some seconds, or until work piles up.
     """
 
     def __init__(self, hurried: Callable[[], bool], pause: Callable[[float], object]) -> None:
@@ -123,19 +125,19 @@ class Pace:
 
 
 MAX_WAITING_WINDOWS = 4
-"""Windows in memory behind a disk that does not keep up; further ones are dropped and counted."""
+"""Windows that may wait in memory for a slow disk; further windows are dropped and counted."""
 
 
 TimedIteration: TypeAlias = tuple[int, Activity, Mark, Mark]
-"""(iteration, what the tracer did in it, its begin, its end)."""
+"""(iteration, what the tracer did meanwhile, begin, end)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """A finished window on its way to the file; `timed` are iterations since the last one.
+    """A finished window on its way to the file; `timed` are the iterations since the last window.
 
-    `layers` are those whose modules were recorded, by iteration; all where it names none. `tokens`
-    and `kinds` as in a WindowRecord.
+    `layers` are the layers whose modules were recorded, by iteration; for iterations that it does
+    not name, all layers. `tokens` and `kinds` are as in a WindowRecord.
     """
 
     first_iteration: int
@@ -146,7 +148,7 @@ class Window:
     granularity: Granularity
     interval: int
     iteration_s: float
-    """How long an iteration took, about, on the training thread."""
+    """About how long an iteration took on the training thread."""
     timed: Sequence[TimedIteration] = ()
     layers: Sequence[tuple[int, tuple[int, ...]]] = ()
     tokens: tuple[int, ...] = ()
@@ -156,9 +158,9 @@ class Window:
 class TraceWriter:
     """Owns one rank's file. Only its own thread touches the disk.
 
-    `on_failure` is called once, from that thread, with the first error; everything handed over
-    afterwards is thrown away. What was written before stays readable. `on_written` hears, on that
-    thread too, of each window that was written.
+    `on_failure` is called once, from the writer's thread, with the first error; windows submitted
+    afterwards are thrown away, and windows written before stay readable. `on_written` is called,
+    from the same thread, for each window that was written.
     """
 
     num_steps = 0
@@ -203,7 +205,7 @@ class TraceWriter:
         return self._header.run_id
 
     def submit(self, window: Window) -> bool:
-        """Hand over a window without waiting; False when the disk is too far behind."""
+        """Hand over a window without waiting; return False if the disk is too far behind."""
         try:
             self._queue.put_nowait(window)
         except Full:
@@ -212,7 +214,7 @@ class TraceWriter:
         return True
 
     def close(self, timeout_s: float) -> bool:
-        """Write what is waiting and close the file; False when that takes longer than allowed."""
+        """Write waiting windows and close the file; return False if that takes too long."""
         try:
             self._queue.put(None, timeout=timeout_s)
         except Full:
@@ -222,7 +224,7 @@ class TraceWriter:
         return not self._thread.is_alive()
 
     def _pause(self, seconds: float) -> None:
-        """Wait so long, or until there is more to write, or the end."""
+        """Wait some seconds, or until there is more to write, or the writer is closed."""
         self._handed_over.clear()
         if self._queue.empty():
             self._handed_over.wait(seconds)
@@ -252,7 +254,7 @@ class TraceWriter:
             )
 
     def _drain(self) -> None:
-        """Make room, so that nobody waits for a writer that is gone."""
+        """Empty the queue, so that no thread waits for a writer that has failed."""
         try:
             while True:
                 self._queue.get_nowait()
@@ -283,7 +285,7 @@ class TraceWriter:
         return [plain, plain.with_name(f"{plain.name}.gz")]
 
     def _set_strangers_aside(self) -> None:
-        """Move files of an earlier run that no rank of this one owns (other sizes)."""
+        """Move away files of an earlier run of other sizes, which no rank of this run owns."""
         layout = self._header.layout
         ours = {
             rank_file_name(layout, layout.coordinates(rank)) for rank in range(layout.world_size)
@@ -336,7 +338,7 @@ class TraceWriter:
             self._pace.step()
 
     def _leave_out(self, record: WindowRecord) -> None:
-        """Leave a window out that is larger than the limit; the next record counts its spans."""
+        """Leave out a window that is larger than the limit; the next record counts its spans."""
         self._num_lost_spans = record.num_spans + record.num_dropped
         self._voice.warn(
             "window too large",

@@ -1,8 +1,8 @@
 """The life of a finding: raised, holding, cleared, under an id that stays, with what it has cost.
 
-A verdict covers the whole ring, so a fault that has ended is found in it for a while. What counts
-as *active* is a finding whose last slow iteration lies in the newest windows, or in one that came
-since the last verdict:
+A verdict covers the whole ring, so a fault that has ended is found in it for a while. A finding is
+*active* if its last slow iteration lies in the newest windows, or in one that came since the last
+verdict:
 
     windows        1  2  3  4  5  6  7  8  9 10 11 12 13
     rank 5 slow             x  x  x  x
@@ -11,15 +11,15 @@ since the last verdict:
     the account                raised   |  |     |
                                         quiet 1, 2, 3: cleared
 
-A finding as sure as `SURE_Q` is raised at once, a less sure one when two verdicts in a row name it.
-It is cleared after `QUIET_VERDICTS` verdicts without it; what comes back to the same ranks
-within `REOPENED_VERDICTS` is the same account again. Verdicts of the same few ranks whose cause
-changes keep their account, too.
+A finding with a q-value below `SURE_Q` is raised at once, a less sure finding when two verdicts in
+a row name it. It is cleared after `QUIET_VERDICTS` verdicts without it. A finding that comes back
+to the same ranks within `REOPENED_VERDICTS` is the same account again. An account also stays the
+same when the cause that verdicts name for its ranks changes.
 
-Cost: a verdict's ratio, iteration time now over that without the finding, is the mean from its
-first to its last slow iteration. Each second of a job of N devices in between wastes
-N · (1 - 1 / ratio) device-seconds. Example: 8 devices, ratio 1.11: half an hour of it costs
-8 · 0.1 · 0.5 h = 0.4 GPU-hours.
+Cost: a finding's ratio, iteration time now over iteration time without the finding, is the mean
+from its first to its last slow iteration. Each second between these iterations wastes
+N · (1 - 1 / ratio) device-seconds in a job of N devices. Example: 8 devices, ratio 1.11: half an
+hour costs 8 · 0.1 · 0.5 h = 0.4 GPU-hours.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ if TYPE_CHECKING:
     from detect import Finding, Report
 
 SURE_Q = 1e-4
-"""A finding below this q-value is told at first sight; reports call it high confidence."""
+"""A finding below this q-value is raised at first sight; reports call it high confidence."""
 SEEN_VERDICTS = 2
-"""Others are told when so many verdicts in a row name them."""
+"""A finding above SURE_Q is raised when this many verdicts in a row name it."""
 QUIET_VERDICTS = 3
-"""Verdicts in a row without a finding that clear it."""
+"""A finding is cleared after this many verdicts in a row without it."""
 REOPENED_VERDICTS = 60
-"""A finding that comes back within so many verdicts is the same one."""
+"""A finding that comes back within this many verdicts is the same finding."""
 ACTIVE_WINDOWS = 2
-"""A finding is active if it was slow in one of so many newest windows."""
+"""A finding is active if it was slow in one of this many newest windows."""
 _NS_PER_HOUR = 3.6e12
 _MOST_CLOSED = 200
-"""Cleared accounts that are kept; the oldest go."""
+"""Cleared accounts that are kept at most; the oldest are dropped."""
 
 
 class LifePhase(StrEnum):
     """Where in its life a finding is."""
 
     SEEN = "seen"
-    """Not sure enough to be told; nobody hears of it."""
+    """Not sure enough to be reported to anybody."""
     HOLDING = "holding"
     CLEARED = "cleared"
 
 
 class AccountChange(StrEnum):
-    """What is told."""
+    """What event reports of an account."""
 
     RAISED = "raised"
     CHANGED = "changed"
-    """Another cause, owner or other ranks."""
+    """The finding has another cause, another owner or other ranks."""
     CLEARED = "cleared"
 
 
@@ -82,7 +82,7 @@ class Account:
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
-    """UUID of each rank's device, "" where it has none."""
+    """UUID of each rank's device, "" for a device without UUID."""
     since_iteration: int
     since_unix_s: float
     phase: LifePhase
@@ -96,25 +96,25 @@ class Account:
     """The last slow iteration that was seen."""
     cleared_unix_s: float = 0.0
     cleared_verdict: int = 0
-    """Number of the verdict that cleared it."""
+    """Number of the verdict that cleared the finding."""
     num_seen: int = 0
-    """Verdicts that named it, in a row until it is told."""
+    """Verdicts that named the finding, in a row until it is raised."""
     num_quiet: int = 0
-    """Verdicts in a row in which it was not active."""
+    """Verdicts in a row in which the finding was not active."""
     num_raised: int = 0
     cost_gpu_hours: float = 0.0
     counted_unix_ns: int = 0
     """Until when the cost was counted."""
     finding: Mapping[str, Json] = field(default_factory=dict)
-    """As `megascan detect --json` has it, of the newest verdict that named it."""
+    """The finding in the newest verdict that named it, as in `megascan detect --json`."""
 
     def to_json(self) -> dict[str, Json]:
-        """Return it as the state file and machine-readable output have it."""
+        """Return the account as the state file and machine-readable output have it."""
         return cast("dict[str, Json]", asdict(self))
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Account:
-        """Read back. Raises TypeError, KeyError or ValueError for a damaged record."""
+        """Read an account from JSON. Raises TypeError, KeyError or ValueError if it is damaged."""
         known = {each.name for each in fields(cls)}
         values = {name: value for name, value in record.items() if name in known}
         for name in ("ranks", "hosts", "devices", "evidence", "next_steps"):
@@ -124,7 +124,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Event:
-    """Something to tell: a change in the life of an account."""
+    """A change in the life of an account, to be reported."""
 
     change: AccountChange
     account: Account
@@ -132,7 +132,7 @@ class Event:
 
 @dataclass
 class Accounts:
-    """All findings of a job that are alive, and those that were cleared lately."""
+    """All findings of a job that are not cleared, and those that were cleared lately."""
 
     open: list[Account] = field(default_factory=list)
     closed: list[Account] = field(default_factory=list)
@@ -142,9 +142,9 @@ class Accounts:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether the next verdict can tell nothing new of what the last one saw.
+        """Return whether no finding is about to change at the next verdict.
 
-        It can of a finding that is not sure yet, or about to be cleared.
+        A finding may change if it is not sure yet, or on the way to be cleared.
         """
         return all(
             one.phase is LifePhase.HOLDING
@@ -155,16 +155,16 @@ class Accounts:
 
     @property
     def holding(self) -> list[Account]:
-        """Return findings that were told and are not cleared, those of nodes first."""
+        """Return findings that were raised and are not cleared, findings of nodes first."""
         told = [account for account in self.open if account.phase is LifePhase.HOLDING]
         return sorted(told, key=lambda account: (account.owner != "node", -account.cost_ratio))
 
     def settle(
         self, report: Report, windows: Iterable[JobWindow], judged_iteration: int
     ) -> list[Event]:
-        """Book a verdict on these windows; return what is to be told.
+        """Book a verdict on some windows; return the events to report.
 
-        The verdict before it ended with `judged_iteration`.
+        The verdict before ended with `judged_iteration`.
         """
         from detect.report import Owner
 
@@ -188,9 +188,9 @@ class Accounts:
         return events
 
     def end_run(self, headers: Mapping[int, RankHeader], unix_s: float) -> list[Event]:
-        """Clear what was said of hardware that the next run of the job does not use.
+        """Clear findings of hardware that the next run of the job does not use.
 
-        What still runs on the same device stays, and the next verdicts tell.
+        Findings whose device is used again stay open for the next verdicts.
         """
         now = {(header.host, header.device.uuid) for header in headers.values()}
         gone = [
@@ -262,7 +262,7 @@ class Accounts:
             yield Event(AccountChange.CLEARED, cleared)
 
     def to_json(self) -> dict[str, Json]:
-        """Return it as the state file has it."""
+        """Return the accounts as the state file has them."""
         return {
             "open": [account.to_json() for account in self.open],
             "closed": [account.to_json() for account in self.closed],
@@ -271,7 +271,7 @@ class Accounts:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Accounts:
-        """Read back; errors as `Account.from_json`."""
+        """Read accounts from JSON; errors as in `Account.from_json`."""
         return cls(
             open=[Account.from_json(each) for each in record["open"]],
             closed=[Account.from_json(each) for each in record["closed"]],
@@ -293,7 +293,7 @@ class _Sight:
 
     @property
     def active_from(self) -> int:
-        """Return the first iteration of the newest windows and of all without a verdict."""
+        """Return the first iteration of the newest windows, or the first one not judged before."""
         newest = self.newest_from
         return min(newest, self.judged_iteration + 1) if self.judged_iteration >= 0 else newest
 
@@ -325,7 +325,7 @@ def _is_sure(finding: Finding, num_seen: int) -> bool:
 
 
 def _match(finding: Finding, accounts: Iterable[Account]) -> Account | None:
-    """Find the account of a finding: same ranks and cause before same ranks, of one owner."""
+    """Find the account of a finding: it shares a rank, and the cause or else the owner."""
     shared = [account for account in accounts if set(account.ranks) & set(finding.ranks)]
     same = [account for account in shared if account.cause == finding.cause.value]
     kin = [account for account in shared if account.owner == finding.owner.value]
@@ -363,7 +363,7 @@ def _opened(finding: Finding, seen: _Sight) -> Account:
 
 
 def _renewed(account: Account, finding: Finding, seen: _Sight) -> Account:
-    """Return the account with what the newest finding says."""
+    """Return the account with the cost and content of its newest finding."""
     headers = headers_of(seen.windows)
     return replace(
         seen.counted(account, finding),

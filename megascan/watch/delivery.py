@@ -1,14 +1,14 @@
-"""What is told, in whose shape, and how it gets there: each event at least once.
+"""Deliver events to webhooks and commands, in the format of each receiver and at least once.
 
 Every event is a JSON object: `event` (raised, changed, cleared, hang, moves-again), a `number` that
-rises and tells repeats apart, `time` in unix seconds, `job`, and the `finding` or `hang`. Receivers
-get it in their own shape: our JSON, Slack's, PagerDuty's, OpenTelemetry's. Verdicts
-(`verdict_event`) are printed and not delivered.
+rises and by which repeats are known, `time` in unix seconds, `job`, and the `finding` or `hang`.
+Receivers get an event in their own format: our JSON, Slack's, PagerDuty's, OpenTelemetry's.
+Verdicts (`verdict_event`) are printed and not delivered.
 
-A thread delivers to webhooks and commands, so that the watch is never held up. What failed is tried
-again after growing pauses. What is not delivered yet is in the state file, so that a restart goes
-on with it. A webhook's URL is a secret: it may be read from a file (`@FILE`), and no message shows
-more of it than its host.
+A thread delivers to webhooks and commands, so that the watch is never held up. A failed delivery is
+tried again after growing pauses. Events that are not delivered yet are in the state file, so that a
+restarted watch delivers them. A webhook's URL is a secret: it may be read from a file (`@FILE`),
+and messages show only its host.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def as_pagerduty(event: Mapping[str, Any]) -> dict[str, Json]:
 def as_otlp(event: Mapping[str, Any]) -> dict[str, Json]:
     """Return an OpenTelemetry log record, as a collector takes it over HTTP (OTLP, JSON).
 
-    The shape is small and fixed, so no library is needed. What is nested stands in the attributes
-    as JSON text.
+    The format is small and fixed, so no library is needed. Nested values become attributes with
+    JSON text.
     """
     severity, number = ("INFO", 9) if event["event"] in ENDINGS else ("ERROR", 17)
     if event.get("finding", {}).get("owner", "node") != "node":
@@ -202,7 +202,7 @@ def as_otlp(event: Mapping[str, Any]) -> dict[str, Json]:
 
 
 def _attributes(values: Mapping[str, Any]) -> list[Json]:
-    """Return attributes as OTLP's JSON has them; 64-bit integers are text there."""
+    """Return attributes in OTLP's JSON, in which 64-bit integers are text."""
     found: list[Json] = []
     for name, value in values.items():
         if isinstance(value, bool):
@@ -228,7 +228,7 @@ SHAPES: Mapping[str, Payload] = {
 
 
 def shape_for(host: str, path: str) -> str:
-    """Guess the shape that a webhook understands by its host, and a collector by its path."""
+    """Guess the format that a receiver understands: a collector by its path, others by the host."""
     if path.endswith("/v1/logs"):
         return "otlp"
     if host.endswith("slack.com"):
@@ -241,22 +241,22 @@ _COMMAND_TIMEOUT_S = 120.0
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 300.0
 MOST_PENDING = 500
-"""Events that wait for a channel; the oldest go, and that is said."""
+"""Events that wait for a channel at most; the oldest are dropped, with a warning."""
 
 
 class Receiver(Protocol):
-    """A place where operators listen."""
+    """A place where operators receive events."""
 
     @property
     def name(self) -> str:
-        """Return what it is called in messages; no secret."""
+        """Return the name of the receiver in messages, without secrets."""
 
     @property
     def key(self) -> str:
-        """Return what tells channels apart, across restarts; no secret."""
+        """Return an identifier of the receiver that stays across restarts, without secrets."""
 
     def tell(self, event: Mapping[str, Any]) -> None:
-        """Deliver an event. Raises OSError when that failed and may go well later."""
+        """Deliver an event. Raises OSError if that failed and may succeed later."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ class Webhook:
 
     @classmethod
     def of(cls, text: str, shape: str | None) -> Webhook:
-        """Make one of a URL or @FILE. Raises ConfigError for what is no http(s) URL."""
+        """Make a webhook from a URL or @FILE. Raises ConfigError unless it is an http(s) URL."""
         url = text
         if text.startswith("@"):
             try:
@@ -282,16 +282,16 @@ class Webhook:
 
     @property
     def name(self) -> str:
-        """Return the shape of its messages and its host."""
+        """Return the format of the webhook's messages and its host."""
         return f"{self.shape} webhook at {urlsplit(self.url).hostname}"
 
     @property
     def key(self) -> str:
-        """Return host and a part of the URL's hash: several may be at one host."""
+        """Return a part of a hash of format and URL: one host may have several webhooks."""
         return _key(self.shape, self.url)
 
     def tell(self, event: Mapping[str, Any]) -> None:
-        """POST the event. Any answer but 2xx is an error; a redirection, too: it loses the body."""
+        """POST the event. Any answer but 2xx is an error, also a redirection: it loses the body."""
         request = urllib.request.Request(
             self.url,
             data=orjson.dumps(SHAPES[self.shape](event)),
@@ -303,19 +303,19 @@ class Webhook:
 
 class _Stay(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: object) -> None:
-        """Follow no redirection: urllib would ask the other place with GET, and call that told."""
+        """Follow no redirection: urllib would only send a GET, and take the event for delivered."""
 
 
 def _host_and_path(url: str) -> tuple[str, str]:
-    """Return the parts of a webhook's URL. Raises ConfigError, which shows no more than its host.
+    """Return host and path of a webhook's URL. Raises ConfigError, which shows only the host.
 
-    A URL that no request can be made to is refused at the start, not at the first event.
+    A URL to which no request can be made is refused at the start, not at the first event.
     """
     try:
         parts = urlsplit(url)
         scheme, host = parts.scheme, parts.hostname or ""
         is_sound = bool(host.encode("idna")) and parts.port != 0 and url.isascii()
-    except ValueError:  # brackets that do not close, no number for a port, a label too long
+    except ValueError:  # unclosed brackets, a port that is no number, too long a label
         scheme, host, is_sound = "", "", False
     if not is_sound or scheme not in ("http", "https") or any(one.isspace() for one in url):
         raise ConfigError(
@@ -337,8 +337,8 @@ class Command:
 
     @classmethod
     def of(cls, text: str) -> Command:
-        """Make one of a command line. Raises ConfigError for quotes that do not close, and for a
-        program that is not there.
+        """Make a command from a command line. Raises ConfigError for unclosed quotes and a missing
+        program.
         """
         try:
             words = tuple(shlex.split(text))
@@ -360,11 +360,11 @@ class Command:
 
     @property
     def key(self) -> str:
-        """Return the program and a part of the words' hash: several may run one program."""
+        """Return a part of a hash of the words: several commands may run the same program."""
         return _key(*self.words)
 
     def tell(self, event: Mapping[str, Any]) -> None:
-        """Run it; an exit code other than 0 is an error."""
+        """Run the command; an exit code other than 0 is an error."""
         try:
             done = subprocess.run(
                 self.words,
@@ -383,7 +383,7 @@ class Command:
 
 @dataclass
 class Outbox:
-    """Events on their way, in the order they were put, for each channel."""
+    """Events that wait for delivery; each channel gets its events in the order of `put`."""
 
     channels: Sequence[Receiver]
     warn: Callable[[str], None]
@@ -395,7 +395,7 @@ class Outbox:
     _is_closing: bool = False
 
     def restore(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Take up what an earlier watch had not delivered; channels that are gone are left out."""
+        """Take over what an earlier watch had not delivered, for channels that still exist."""
         by_key = {channel.key: channel for channel in self.channels}
         for record in records:
             channel = by_key.get(str(record.get("channel")))
@@ -417,12 +417,12 @@ class Outbox:
         return num_delivered
 
     def pending(self) -> list[dict[str, Json]]:
-        """Return what was not delivered yet, for the state file."""
+        """Return the events that are not delivered yet, for the state file."""
         with self._wake:
             return [{"channel": channel.key, "event": event} for event, channel in self._pending]
 
     def send(self) -> None:
-        """Begin, or go on, to deliver. Call it when the state that holds the events is saved."""
+        """Begin or go on to deliver. Call it after the state with the events was saved."""
         if not self.channels:
             return
         with self._wake:
@@ -432,7 +432,7 @@ class Outbox:
             self._wake.notify()
 
     def close(self, timeout_s: float = 15.0) -> None:
-        """Give what is pending some time, and end."""
+        """Give pending events `timeout_s` to be delivered, and end."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
@@ -451,7 +451,7 @@ class Outbox:
             failed: set[str] = set()
             for item in batch:
                 if item[1].key not in failed and not self._told(*item):
-                    failed.add(item[1].key)  # the rest of it keeps its order
+                    failed.add(item[1].key)  # its later events keep their order
             if not failed:
                 wait_s = self.first_wait_s
                 continue
@@ -461,7 +461,7 @@ class Outbox:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def _pause(self, wait_s: float) -> None:
-        """Wait, but not longer than until the watch ends."""
+        """Wait for `wait_s`, or until the watch ends."""
         until = time.monotonic() + wait_s
         with self._wake:
             while not self._is_closing and (left := until - time.monotonic()) > 0:
@@ -475,7 +475,7 @@ class Outbox:
             self.warn(f"{channel.name} could not be told ({reason}); tried again")
             return False
         with self._wake:
-            if (event, channel) in self._pending:  # else so many came that it was given up
+            if (event, channel) in self._pending:  # else it was dropped (MOST_PENDING)
                 self._pending.remove((event, channel))
             self.num_delivered += 1
         return True

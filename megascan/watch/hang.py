@@ -1,15 +1,15 @@
-"""A window that does not come: which ranks did not write it, and where the others stand.
+"""Notice a window that does not come: which ranks did not write it, and where all ranks stand.
 
-The job's usual gap is the median of the gaps between the ends of its last windows, by its own
-clocks. When the files have been still for `GAPS_UNTIL_HANG` of them, the job hangs, unless every
-rank has closed its file. Who lacks the newest window is missing. A rank writes a window when it is
-finished, so its file holds nothing of what it stands in. Two others do:
+The job's usual gap is the median of the gaps between the ends of its last windows, by the job's own
+clocks. When the files have been still for `GAPS_UNTIL_HANG` usual gaps, the job hangs, unless every
+rank has closed its file. Ranks without the newest window are missing. A rank writes a window when
+the window is finished, so its file does not tell where the rank stands now. Two other files do:
 
     megascan-standstill-3.json   the tracer's lookout: the host's Python stack
     nccl_trace_rank_3            PyTorch's flight recorder, dumped by its watchdog
 
-A rank whose lookout writes nothing while those of others do is silent: stopped, killed, or cut off.
-A hang is told when it is noticed, and again when more of this is there.
+A rank whose lookout writes nothing while other ranks' lookouts write is silent: stopped, killed, or
+cut off. A hang is reported when it is noticed, and again when more of these files are there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from megascan.watch.windows import JobFiles, JobWindow
 
 GAPS_UNTIL_HANG = 3.0
 LEAST_SILENCE_S = 10.0
-"""Jobs with windows every few ms do not hang because a disk was slow."""
+"""A job does not hang before this silence: windows every few ms may be late by a slow disk."""
 _KEPT_GAPS = 16
 
 
@@ -40,23 +40,23 @@ class Hang:
     last_iteration: int
     """Last iteration of the newest window that any rank wrote."""
     missing: tuple[int, ...]
-    """Ranks without that window."""
+    """Ranks without the newest window."""
     standings: tuple[Standing, ...] = ()
-    """As flight recorders have it: what the device was told to do."""
+    """What the devices were told to do, from flight recorders."""
     standstills: tuple[Standstill, ...] = ()
-    """As lookouts have it: what the hosts wait in."""
+    """What the hosts wait in, from lookouts."""
 
     silent: tuple[int, ...] = ()
-    """Ranks of which no lookout writes, though others' have for as long as it takes."""
+    """Ranks whose lookout has not written, although other lookouts did long enough ago."""
 
     @property
     def is_full(self) -> tuple[bool, ...]:
-        """Return which of the sources have spoken."""
+        """Return which sources have spoken: flight recorders, lookouts, missing lookouts."""
         return bool(self.standings), bool(self.standstills), bool(self.silent)
 
     @property
     def headline(self) -> str:
-        """Return what is known, in one sentence."""
+        """Return what is known of the hang, in one sentence."""
         parts = [
             f"no window for {self.silent_s:.0f} s (usually one every {self.usual_gap_s:.3g} s); "
             + (
@@ -76,7 +76,7 @@ class Hang:
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Json]:
-        """Return it for payloads and the state."""
+        """Return the hang for payloads and the state."""
         return {
             "silent_s": round(self.silent_s, 1),
             "usual_gap_s": round(self.usual_gap_s, 3),
@@ -94,7 +94,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _by_place(places: Iterable[tuple[int, str]]) -> list[str]:
-    """Return "ranks 0, 1, 3: in all_reduce …", a place each."""
+    """Return a text for each place, as "ranks 0, 1, 3: in all_reduce …"."""
     ranks: dict[str, list[int]] = {}
     for rank, words in places:
         ranks.setdefault(words, []).append(rank)
@@ -106,11 +106,11 @@ class HangWatch:
     """Knows the usual gap between windows, and notices when it is exceeded."""
 
     after_s: float | None = None
-    """Silence that counts as a hang; None: from the usual gap."""
+    """Silence that counts as a hang; if None, it is computed from the usual gap."""
     hang: Hang | None = None
     _ends_ns: list[int] = field(default_factory=list)
     _heard_s: float = 0.0
-    """Silence at which the first lookout was heard of; 0 before."""
+    """Silence at which the first lookout was seen to write; 0 before."""
 
     def take(self, windows: Iterable[JobWindow]) -> None:
         """Note that windows have come."""
@@ -122,14 +122,14 @@ class HangWatch:
 
     @property
     def usual_gap_s(self) -> float | None:
-        """Return the median of the last gaps; None before three windows."""
+        """Return the median gap between the last windows; None before three windows."""
         if len(self._ends_ns) < 3:
             return None
         ends = self._ends_ns
         return median(after - before for before, after in pairwise(ends)) / 1e9
 
     def patience_s(self) -> float | None:
-        """Return the silence from which the job is said to hang; None while that is not known."""
+        """Return after how much silence the job hangs; None as long as that is not known."""
         if self.after_s is not None:
             return self.after_s
         gap = self.usual_gap_s
@@ -170,7 +170,7 @@ class HangWatch:
 
 
 def _newest(files: JobFiles) -> list[Standstill]:
-    """Return what the ranks say since the last window was written, by rank."""
+    """Return what lookouts have written since the last window, ordered by rank."""
     said = {
         found.rank: found
         for found, written in read_standstills(files.folders, files.run_id)

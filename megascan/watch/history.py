@@ -1,13 +1,13 @@
 """Findings of many jobs, by host and device, in one SQLite file.
 
-    job       a run, when it was last seen
-    part      which devices took part in it: host, UUID, rank
-    finding   what was said of them
+    job       a run, and when it was last seen
+    part      which devices took part in a job: host, UUID, rank
+    finding   what was found of these devices
 
 "This GPU was named in 3 of 5 jobs" is added to a finding as evidence. It is never a reason to
-accuse: the history is read after the detector has judged. Devices are known by their UUID,
-or by host and index where they have none (CPUs). The same run may be added again: it replaces
-itself."""
+accuse: the history is read after the detector has judged. Devices are known by their UUID, or by
+host and index if they have no UUID (CPUs). A run that is added again replaces its earlier record.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ CREATE TABLE IF NOT EXISTS finding (
 CREATE INDEX IF NOT EXISTS part_of_device ON part (device);
 """
 _APPLICATION_ID = 0x6D736877
-"""Tells a history from other SQLite files ("mshw")."""
+"""Marks an SQLite file as a history ("mshw")."""
 _BUSY_S = 10.0
 _MOST_QUOTED = 4
-"""Devices of one finding of which something is said."""
+"""Devices of one finding whose past is quoted at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """A finding as the history keeps it; `gpu_hours` is 0 where no watch has counted them."""
+    """A finding as the history keeps it; `gpu_hours` is 0 if no watch has counted the hours."""
 
     id: str
     ranks: tuple[int, ...]
@@ -61,17 +61,17 @@ class Past:
 
     device: str
     host: str
-    """Where it was last."""
+    """Where the device was last."""
     num_jobs: int
     num_named: int
-    """Jobs in which a finding that blames the node named it."""
+    """Jobs in which a finding that blames the node named the device."""
     causes: tuple[str, ...]
     worst_slowdown: float
     gpu_hours: float
 
     @property
     def words(self) -> str:
-        """Return "was named in 3 of 5 earlier jobs (compute, up to 1.31x)"."""
+        """Return what is known as "was named in 3 of 5 earlier jobs (compute, up to 1.31x)"."""
         jobs = f"{self.num_jobs} earlier job{'s' * (self.num_jobs != 1)}"
         if not self.num_named:
             return f"was named in none of {jobs}"
@@ -81,7 +81,7 @@ class Past:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """Return it for `megascan history show --json`."""
+        """Return the device's past for `megascan history show --json`."""
         return {
             "device": self.device,
             "host": self.host,
@@ -94,12 +94,12 @@ class Past:
 
 
 def device_of(header: RankHeader) -> str:
-    """Return what a device is known by across jobs."""
+    """Return the name by which a rank's device is known across jobs."""
     return header.device.uuid or f"{header.host}/{header.device.kind}{header.device.index}"
 
 
 class History:
-    """One file. Raises InputError for a file that is no history, OutputError when it is refused."""
+    """A history file. Raises InputError if it is no history, OutputError if it cannot be used."""
 
     def __init__(self, path: Path, *, must_exist: bool = False) -> None:
         self.path = path
@@ -137,7 +137,7 @@ class History:
     def add(
         self, headers: Mapping[int, RankHeader], findings: Iterable[Named], unix_s: float
     ) -> None:
-        """Book a run: who took part in it, and what was found."""
+        """Book a run: which devices took part in it, and what was found."""
         first = next(iter(headers.values()))
         with self._open() as database:
             database.execute(
@@ -162,7 +162,7 @@ class History:
             )
 
     def merge(self, other: Path) -> int:
-        """Take in the jobs of another history, the later record of each; return how many came."""
+        """Copy jobs of another history that this one lacks or saw earlier; return how many."""
         History(other, must_exist=True)
         with self._open() as database:
             database.execute("ATTACH ? AS other", (str(other),))
@@ -179,9 +179,9 @@ class History:
         return len(runs)
 
     def past(self, devices: Sequence[str] = (), *, but_run: str = "") -> list[Past]:
-        """Return what is known of devices (all when none are given), most often named first.
+        """Return what is known of devices (of all if none are given), most often named first.
 
-        `but_run` is left out: the job that is being judged is no evidence for itself.
+        The run `but_run` is left out: the job that is being judged is no evidence for itself.
         """
         with self._open() as database:
             rows = database.execute(
@@ -227,7 +227,7 @@ def _past(
 def evidence(
     history: History, headers: Mapping[int, RankHeader], ranks: Sequence[int]
 ) -> tuple[str, ...]:
-    """Return what the history says of some ranks' devices, a sentence each, newest job left out."""
+    """Return a sentence about each device of some ranks from the history, without this run."""
     by_device = {device_of(headers[rank]): rank for rank in ranks if rank in headers}
     if not by_device:
         return ()
@@ -240,9 +240,9 @@ def evidence(
 
 
 def quoted(report: Report, history: History, headers: Mapping[int, RankHeader]) -> Report:
-    """Return the report with the history's sentences behind each finding's evidence.
+    """Return the report with the history's sentences added to each finding's evidence.
 
-    Findings of the job itself name no hardware, and nothing is said of it.
+    Findings of the job itself stay as they are: they blame no hardware.
     """
     findings = tuple(
         replace(

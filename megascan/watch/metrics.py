@@ -1,13 +1,13 @@
-"""What Prometheus is told, and the server that it asks.
+"""Serve metrics to Prometheus.
 
 Metrics are declared once: name, kind, meaning, labels; docs/watch.md lists them.
 
 Names follow Prometheus's conventions: base units (seconds, ratios) and `_total` for counters. The
-number of series is bounded: 32 findings (the detector's own bound), one a cause, and of ranks all
-up to `MOST_RANKS`, above that only the slowest ones.
+number of series is bounded: 32 findings (the detector's own bound), one series a cause, and all
+ranks or, of more than `MOST_RANKS`, the slowest.
 
     GET /metrics    the newest values, text format
-    GET /healthz    200 while the watch looks at its files, 503 when it has not for a minute
+    GET /healthz    200 while the watch looks at its files, 503 after a minute without a look
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Gauges:
 
 
 def _labels(account: Account) -> list[str]:
-    """Return values of `_FINDING_LABELS`: the first rank stands for a group."""
+    """Return values of `_FINDING_LABELS`; the first rank stands for all ranks of the finding."""
     rank = str(account.ranks[0]) if account.ranks else ""
     host, device = (*account.hosts[:1], "")[0], (*account.devices[:1], "")[0]
     return [account.id, account.cause, account.owner, rank, host, device]
@@ -161,7 +161,7 @@ def _single(value: float | None) -> list[tuple[list[str], float]]:
 
 
 def exposition(gauges: Gauges) -> bytes:
-    """Return all metrics in Prometheus's text format. Raises MissingError without the library."""
+    """Return all metrics in Prometheus's text format. Raises MissingError without its library."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest
     except ModuleNotFoundError as error:
@@ -175,18 +175,18 @@ def exposition(gauges: Gauges) -> bytes:
 
 
 MOST_SILENT_S = 60.0
-"""A watch that has not looked for so long is stuck; a verdict takes seconds."""
+"""A watch that has not looked for this long is stuck; a verdict takes seconds."""
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass
 class Pulse:
-    """When the watch last looked."""
+    """When the watch last looked at its files."""
 
     beaten: float = field(default_factory=time.monotonic)
 
     def beat(self) -> None:
-        """Say that it does."""
+        """Note that the watch looks now."""
         self.beaten = time.monotonic()
 
     @property
@@ -196,10 +196,10 @@ class Pulse:
 
 
 class Endpoint:
-    """An HTTP server on a thread. Raises ConfigError for a port that cannot be had."""
+    """An HTTP server on a thread. Raises ConfigError if the port cannot be used."""
 
     def __init__(self, host: str, port: int, gauges: Gauges, pulse: Pulse) -> None:
-        exposition(gauges)  # without the library, say so now
+        exposition(gauges)  # raises now if the library is missing
 
         class Handler(_Handler):
             pages: ClassVar[dict[str, Callable[[], tuple[HTTPStatus, bytes]]]] = {
@@ -227,7 +227,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that went away before it was answered: it asks again."""
+        """Ignore clients that went away before they were answered: they ask again."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -240,7 +240,7 @@ def _health(pulse: Pulse) -> tuple[HTTPStatus, bytes]:
 
 class _Handler(BaseHTTPRequestHandler):
     pages: ClassVar[dict[str, Callable[[], tuple[HTTPStatus, bytes]]]] = {}
-    timeout = 10  # a client that says nothing does not hold a thread
+    timeout = 10  # so that no silent client keeps a thread
 
     def do_GET(self) -> None:
         """Answer one request."""
@@ -253,4 +253,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *_: object) -> None:
-        """Say nothing: a scrape every few seconds is no news."""
+        """Log nothing: Prometheus asks every few seconds."""

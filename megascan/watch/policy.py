@@ -1,15 +1,15 @@
 """Say what an operator's rules would drain. Nothing is drained here.
 
-A policy is a TOML file of rules; a finding falls under the first that it meets in full:
+A policy is a TOML file of rules; a finding falls under the first rule that it meets in full:
 
     [[drain]]
     name = "slow device"
     causes = ["compute"]           # any cause when left out
     confidence = "high"            # moderate, good or high: q below 0.01, 0.001, 0.0001
     min_slowdown = 1.05            # observed over expected
-    min_cost_ratio = 1.02          # iteration time over that without the finding
+    min_cost_ratio = 1.02          # iteration time over iteration time without the finding
     min_gpu_hours = 0.5            # wasted so far
-    min_minutes = 10               # since its onset
+    min_minutes = 10               # since the finding's onset
 
 Only findings whose owner is the node can meet a rule: no drain cures what the job does to itself.
 """
@@ -28,14 +28,14 @@ from megascan.header import Json
 from megascan.watch.accounts import Account
 
 CONFIDENCES: Mapping[str, float] = {"moderate": 0.01, "good": 1e-3, "high": 1e-4}
-"""Largest q-value; the words of reports."""
+"""Largest q-value of each confidence, named as in reports."""
 CAUSES = tuple(cause.value for cause in Cause if cause not in NO_NODES_DOING)
-"""What a node can be to blame for."""
+"""Causes for which a node can be to blame."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What a finding must be like to be drained for."""
+    """Conditions under which a finding would have its hosts drained."""
 
     name: str
     causes: tuple[str, ...] = CAUSES
@@ -46,7 +46,7 @@ class Rule:
     min_minutes: float = 0.0
 
     def holds_for(self, account: Account, unix_s: float) -> bool:
-        """Tell whether a holding finding meets all of it."""
+        """Return whether a holding finding meets all conditions of the rule."""
         return (
             account.owner == "node"
             and account.cause in self.causes
@@ -60,14 +60,14 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What would be drained, and why."""
+    """A finding whose hosts would be drained, and the rule that says so."""
 
     rule: str
     account: Account
 
     @property
     def text(self) -> str:
-        """Return it in one line."""
+        """Return the decision in one line."""
         hosts = ", ".join(sorted({host for host in self.account.hosts if host})) or "unknown host"
         ranks = ", ".join(map(str, self.account.ranks))
         return (
@@ -77,7 +77,7 @@ class Decision:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """Return it for machine-readable output."""
+        """Return the decision for machine-readable output."""
         return {
             "event": "would-drain",
             "rule": self.rule,
@@ -91,7 +91,7 @@ class Decision:
 def decisions(
     rules: Sequence[Rule], holding: Sequence[Account], unix_s: float
 ) -> Iterator[Decision]:
-    """Yield what the rules would drain, by the first rule that each finding meets."""
+    """Yield a decision for each finding that meets a rule, by the first rule that it meets."""
     for account in holding:
         rule = next((rule for rule in rules if rule.holds_for(account, unix_s)), None)
         if rule is not None:
@@ -99,7 +99,7 @@ def decisions(
 
 
 def read_policy(path: Path) -> tuple[Rule, ...]:
-    """Read a policy. Raises InputError, naming the rule, for what it cannot mean."""
+    """Read a policy. Raises InputError for an invalid file, naming the rule."""
     try:
         record = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

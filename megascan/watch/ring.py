@@ -1,20 +1,21 @@
-"""The last windows of a job: what the detector says about them, and whether that may wait.
+"""Judge the last windows of a job, and say whether a new window may wait for that.
 
-All of them are aligned, observed and judged together, anew for each window, by the functions that
-`megascan detect` calls: a verdict here is the verdict there on the same windows, digit by digit.
-What makes it quick enough is that only the new window is read.
+All windows of the ring are aligned, observed and judged together for each verdict, by the functions
+that `megascan detect` calls: a verdict here is the verdict there on the same windows, digit by
+digit. It is quick enough because only new windows are read.
 
-A verdict takes some hundred ms of CPU, a look at a new window (`Spending`) a few. What each rank
-spends on each kind of span is added up by iteration, and the newest iterations are held against the
-median of those before:
+A verdict takes some hundred ms of CPU, a glance at a new window (`Spending`) a few ms. The time
+that each rank spends on spans of each name is added up by iteration, and the newest iterations are
+compared with the median of earlier iterations:
 
-    rank 5, forward     100 101  99 100 102 100 101  99 | 105 106      unusual: 5 % where 1 % is
-    rank 5, all_reduce   20  35  22  18  41  30  25  27 |  33  24      as ever
+    rank 5, forward     100 101  99 100 102 100 101  99 | 105 106      unusual: 5 %, noise is 1 %
+    rank 5, all_reduce   20  35  22  18  41  30  25  27 |  33  24      as before
 
-Nothing is decided by it: an unusual window is judged at once, a usual one a little later, by the
-same detector, together with those that have come meanwhile. The detector wants some slow iterations
-before it names anybody, so what stands out is followed: the next windows are held against those
-before it, and are judged at once, too, while they are as far off.
+The glance decides nothing but the time: an unusual window is judged at once, a usual window a
+little later, by the same detector, together with windows that have come meanwhile. The detector
+needs some slow iterations before it names a rank, so what stands out is followed: the next windows
+are compared with windows from before the change, and are judged at once, too, while they differ as
+much.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ if TYPE_CHECKING:
 KEPT_ITERATIONS = 20
 """Default length of the ring: enough for 5 %, short enough to forget."""
 LEAST_ITERATIONS = 8
-"""Kept however many spans they hold; with fewer, small slowdowns drown."""
+"""Iterations that are kept however many spans they hold; fewer would hide small slowdowns."""
 SHOWN_ITERATIONS = 4
 """Newest iterations over which each rank's slowness is shown; verdicts take the whole ring."""
 MOST_SPANS = 600_000
-"""Of all windows together: 1,024 ranks at `base` are judged in about 5 s."""
+"""Spans of all windows together: 1,024 ranks at `base` are judged in about 5 s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,21 +58,21 @@ class Judgement:
 
     report: Report
     slowness: Mapping[int, float]
-    """How much longer than its peers each rank computes in the newest iterations, median, 1.05 is
-    5 %; ranks without peers are absent."""
+    """Median ratio of each rank's computing time to that of its peers in the newest iterations
+    (1.05: 5 % longer); ranks without peers are absent."""
     window: JobWindow
-    """The newest of the ring."""
+    """The newest window of the ring."""
     num_windows: int
     cpu_s: float
-    """CPU time of this process that judging took."""
+    """CPU time that judging took in this process."""
 
 
 @dataclass
 class Ring:
-    """Windows in their order; the oldest go when there are enough newer ones."""
+    """Windows in their order; the oldest are dropped when there are enough newer windows."""
 
     folders: tuple[Path, ...]
-    """Where probes are; the first is named in notes and errors."""
+    """Folders with rank files and probes; the first is named in notes and errors."""
     settings: DetectorSettings
     kept_iterations: int = KEPT_ITERATIONS
     most_spans: int = MOST_SPANS
@@ -85,11 +86,11 @@ class Ring:
         return sum(window.num_iterations for window in self.windows)
 
     def newer_than(self, iteration: int) -> list[JobWindow]:
-        """Return the windows that end behind an iteration."""
+        """Return the windows that end after an iteration."""
         return [window for window in self.windows if window.last_iteration > iteration]
 
     def push(self, window: JobWindow) -> None:
-        """Take the newest window; a window of another run begins anew."""
+        """Add the newest window; a window of another run empties the ring first."""
         if self.windows and self.windows[-1].run_id != window.run_id:
             self.windows.clear()
         self.windows.append(_undropped(window))
@@ -97,7 +98,7 @@ class Ring:
             self.windows.popleft()
 
     def _is_too_long(self) -> bool:
-        """Tell whether enough is left without the oldest window."""
+        """Return whether the oldest window can be dropped: enough iterations are left."""
         rest = self.num_iterations - self.windows[0].num_iterations
         num_spans = sum(window.num_spans for window in self.windows)
         least = min(LEAST_ITERATIONS, self.kept_iterations)
@@ -109,7 +110,9 @@ class Ring:
         return headers_of(self.windows)
 
     def judge(self) -> Judgement:
-        """Align, observe and judge all windows. Raises InputError for ranks that contradict."""
+        """Align, observe and judge all windows. Raises InputError for ranks that contradict each
+        other.
+        """
         from aggregate import build_timeline
         from detect.detector import examine
         from detect.stats.robust import median
@@ -132,7 +135,7 @@ class Ring:
         )
 
     def trace(self) -> Trace:
-        """Return all windows as one trace. Raises InputError for ranks that contradict."""
+        """Return all windows as one trace. Raises InputError if ranks contradict each other."""
         from megascan.reader.trace import build_trace
 
         segments = [self._joined(rank) for rank in sorted(self.headers)]
@@ -140,7 +143,7 @@ class Ring:
         return build_trace(self.folders[0], segments, run_id, allow_missing_ranks=True)
 
     def _newest_probes(self) -> Probes | None:
-        """Return what lies next to the rank files; nothing is read again that has not changed."""
+        """Return the probes next to the rank files; they are read again only if files changed."""
         from megascan.probes import probe_files, read_probes
 
         try:
@@ -165,7 +168,7 @@ class Ring:
 
 
 def _undropped(window: JobWindow) -> JobWindow:
-    """Forget that files lost windows to their bound: those of the ring are still in memory."""
+    """Forget that files lost windows to their size bound: the ring's windows are in memory."""
     segments = {
         rank: replace(
             segment,
@@ -178,31 +181,33 @@ def _undropped(window: JobWindow) -> JobWindow:
 
 
 UNUSUAL_SIGMAS = 4.0
-"""By chance one of some hundred kinds of span is so far off in about one window of 50."""
+"""A change is unusual beyond this many standard errors: by chance about one window of 50 has such a
+change in one of some hundred names of spans."""
 UNUSUAL_AGAIN = 1.2
-"""It must also be so many times further off than earlier iterations were: spans have long tails."""
+"""A change must also exceed earlier changes by this factor: durations have long tails."""
 LEAST_SHARE = 0.005
 """A change by less than this share of the iteration is no reason to hurry."""
 LEAST_HISTORY = 6
-"""Iterations before the new ones, without which everything is unusual."""
+"""With fewer iterations before the new ones, everything is unusual."""
 FOLLOWED = 8
 """Iterations for which something that stands out is followed: twice the detector's least."""
 LEAST_FOLLOWED = 4
-"""From so many followed iterations on their mean is compared, too: small changes add up."""
+"""The mean of all followed iterations is compared, too, if there are this many: small changes add
+up."""
 _MEDIAN_VARIANCE = np.pi / 2
-"""The variance of a median over that of a mean."""
+"""The variance of a median over the variance of a mean."""
 
 
 @dataclass
 class Spending:
-    """Remembers what ranks spent on what, by iteration; `kept` iterations of it."""
+    """Time that each rank spent on spans of each name, for the last `kept` iterations."""
 
     kept: int
     _rows: dict[tuple[int, str], int] = field(default_factory=dict)
     _values: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     """(rank and name, iteration), ns."""
     _num_followed: int = 0
-    """Newest iterations that came since something stood out; 0 when nothing is followed."""
+    """How many iterations have come since something stood out; 0 when nothing is followed."""
 
     def clear(self) -> None:
         """Forget everything: another run begins."""
@@ -228,7 +233,7 @@ class Spending:
             self._num_followed = 0
 
     def _forget_unused(self) -> None:
-        """Drop what no kept iteration has, once that is most of it: memory stays bounded."""
+        """Drop rows that no kept iteration uses once they are the majority, to bound memory."""
         used: Flags = np.asarray(np.any(self._values, axis=1), dtype=bool)
         if 2 * np.count_nonzero(used) < len(used):
             kept = [key for key, row in self._rows.items() if used[row]]
@@ -236,9 +241,9 @@ class Spending:
             self._values = self._values[used]
 
     def is_unusual(self, num_new: int, num_newest: int) -> bool:
-        """Tell whether the last `num_new` iterations, or the last `num_newest` of them, stand out.
+        """Return whether the last `num_new` iterations, or the last `num_newest`, stand out.
 
-        The former are those without a verdict, the latter those of the newest window.
+        The last `num_new` iterations had no verdict yet; the newest window has `num_newest`.
         """
         history = self._values[:, : -max(num_new, self._num_followed) or None]
         if history.shape[1] < LEAST_HISTORY:
@@ -252,7 +257,7 @@ class Spending:
         return True
 
     def _stand_out(self, history: Floats, num: int) -> bool:
-        """Tell whether the last `num` iterations are far off those of a history, all in all."""
+        """Return whether the mean of the last `num` iterations is far off a history in any row."""
         from detect.stats.robust import median, spread
 
         middle, noise = median(history, axis=1), spread(history, axis=1)
@@ -267,7 +272,7 @@ class Spending:
 
 
 def _means(values: Floats, num: int) -> Floats:
-    """Return the means over each `num` neighbouring values (over all, where there are fewer).
+    """Return the means over each `num` neighbouring values (over all if there are fewer).
 
     Example: `num` 2 of [[1, 3, 5]] gives [[2, 4]].
     """

@@ -1,7 +1,7 @@
 """The terminal view: one screen with verdict, ranks by slowness, findings, last windows.
 
-Drawn with rich on the terminal's alternate screen, redrawn once a look; it fits what there is to
-the terminal's height, so that it works in a tmux pane of 80 × 24.
+The view is drawn with rich on the terminal's alternate screen, again after each look. Its content
+is fitted to the terminal's height, so that it works in a tmux pane of 80 × 24.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 _COLOURS = {"healthy": "green", "job": "yellow", "undecided": "yellow", "degraded": "bold red"}
 _BAR = 24
 _FULL_BAR_RATIO = 0.5
-"""A rank that is half as slow again fills its bar."""
+"""A rank that takes 50 % longer than its peers fills its bar."""
 _KEPT_LINES = 50
 _FRAME, _FRAME_LINES = 4, 2
-"""What a panel's frame takes of width and height."""
+"""Columns and lines that a panel's frame takes."""
 _SHARE_OF_FINDINGS, _SHARE_OF_EVENTS = 3, 4
-"""At most one part in so many of the height is theirs."""
+"""Findings take at most a third of the height, events at most a quarter of the rest."""
 
 
 @dataclass
@@ -136,7 +136,7 @@ class Screen:
         return _framed(table, "verdicts up to iteration")
 
     def _findings(self, watcher: Watcher) -> Text:
-        """Return what stands out, a hang first: the whole of it, whatever the width."""
+        """Return the hang, if there is one, and all holding findings, with texts in full length."""
         from rich.text import Text
 
         text = Text()

@@ -1,22 +1,23 @@
-"""One look after the other: read what is new, judge the ring, keep account, tell.
+"""One look after the other: read what is new, judge the ring, keep account, report.
 
     rank files ── windows ── ring ── judge ── accounts ── state ── webhooks, commands
-                                       │                    └ saved before anybody is told
+                                       │                    └ saved before anything is delivered
                                        └── log, screen, metrics
 
-A window that looks unusual (`Spending`) is judged as it comes, and so is every one while a finding
-is about to be raised or cleared. Others wait until the watch has used no more than its share of a
-core, what could not wait included. Where that takes longer than three quarters of the ring (half of
-it while a finding holds), they are judged after `LONGEST_WAIT_S` at the latest: of windows that
-come faster than a verdict can be paid for, usual ones may leave the ring with a glance only.
-Windows that come all at once, after a restart, are all judged. A start without state judges once,
-on the newest windows.
+A window that looks unusual (`Spending`) is judged as it comes, and so is every window while a
+finding is about to be raised or cleared. Other windows wait until the CPU time that the watch has
+used, urgent verdicts included, is within its share of a core. Once three quarters of the ring's
+iterations wait (half of them while a finding is open), they wait no longer than `LONGEST_WAIT_S`.
+So where windows come faster than verdicts can be paid for, usual windows may leave the ring with a
+glance only. Windows that come all at once, after a restart, are all judged. A start without state
+judges once, on the newest windows.
 
-What survives a restart is `State`: findings, what was told of them, how far windows were judged. It
-is one JSON file, replaced as a whole after every verdict and before anybody is told, so that a kill
-at any moment loses nothing: what had not been delivered is delivered by the next watch, at worst
-twice (events carry a number by which receivers can tell). A disk that is full costs the state, not
-the watch. A lock file next to it keeps two watches from telling everything twice.
+What survives a restart is `State`: findings, the events that reported them, how far windows were
+judged. It is one JSON file, replaced as a whole after every verdict and before anything is
+delivered, so that a kill at any moment loses nothing: the next watch delivers what had not been
+delivered, at worst twice (receivers know repeated events by their number). If the disk is full, the
+watch goes on without saving. A lock file next to the state keeps a second watch from reporting
+everything twice.
 """
 
 from __future__ import annotations
@@ -60,14 +61,14 @@ class State:
     judged_iteration: int = -1
     """Last iteration of the newest window that was judged."""
     ring_iteration: int = -1
-    """First iteration that the ring held then."""
+    """First iteration that the ring held when the newest window was judged."""
     accounts: Accounts = field(default_factory=Accounts)
     pending: list[dict[str, Json]] = field(default_factory=list)
-    """Events that somebody has not been told yet, each with its number and channels."""
+    """Events that a channel has not received yet, each with its number and channel."""
     num_events: int = 0
 
     def to_json(self) -> dict[str, Json]:
-        """Return it as it is written."""
+        """Return the state as it is written."""
         return {
             "schema": STATE_SCHEMA,
             "run_id": self.run_id,
@@ -80,7 +81,7 @@ class State:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> State:
-        """Read back. Raises KeyError, TypeError or ValueError for a damaged record."""
+        """Read a state from JSON. Raises KeyError, TypeError or ValueError if it is damaged."""
         if record["schema"] != STATE_SCHEMA:
             raise ValueError(f"schema {record['schema']!r}, this MegaScan reads {STATE_SCHEMA}")
         return cls(
@@ -94,14 +95,14 @@ class State:
 
 
 class StateFile:
-    """The state on disk; None for a watch that remembers nothing. Close it to give up its lock."""
+    """The state on disk; without a path nothing is remembered. `close` gives up its lock."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._lock: TextIO | None = None
 
     def load(self) -> State:
-        """Take the lock and read what is there; a new state when nothing is.
+        """Take the lock and read the state; return a new state if there is no file.
 
         Raises ConfigError when another watch holds the lock, InputError for a damaged file.
         """
@@ -138,7 +139,7 @@ class StateFile:
             ) from error
 
     def save(self, state: State) -> str:
-        """Replace the file; return a sentence about why that failed, or nothing."""
+        """Replace the file; return a sentence about why that failed, or an empty text."""
         if self.path is None:
             return ""
         temporary = self.path.with_name(f".{self.path.name}.new")
@@ -157,7 +158,7 @@ class StateFile:
         return ""
 
     def close(self) -> None:
-        """Let another watch have the state."""
+        """Give up the lock, so that another watch can use the state."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -167,19 +168,17 @@ MOST_CAUGHT_UP = 500
 """Windows from before a restart that are read to find what happened meanwhile."""
 CPU_SHARE = 0.02
 MOST_OWED_S = 120.0
-"""Urgent verdicts may exceed the share of a core. The excess is made up later, up to the share of
-so many seconds."""
+"""Urgent verdicts may exceed CPU_SHARE; the excess is made up later, up to CPU_SHARE times this."""
 GLANCE_RINGS = 2
 """How many rings of iterations a glance remembers: what is usual must be known when windows wait.
 """
 MOST_UNJUDGED = 0.75
-"""Share of the ring's iterations that may wait for a verdict; the others show what was usual."""
+"""Share of the ring's iterations that may wait for a verdict; the rest show what was usual."""
 MOST_UNJUDGED_HOLDING = 0.5
-"""The same share while a finding holds: that a finding has ended is news, and looks usual at a
-glance."""
-LONGEST_WAIT_S = 120.0
-"""How long more iterations than that wait, when a verdict before would exceed the share of a core.
+"""MOST_UNJUDGED while a finding is open: the end of a finding is news, but looks usual at a glance.
 """
+LONGEST_WAIT_S = 120.0
+"""How long more iterations than MOST_UNJUDGED wait if a verdict would exceed CPU_SHARE."""
 EXIT_FINDING = 3
 EXIT_HANG = 4
 NODE, ALL = "node", "all"
@@ -193,16 +192,17 @@ class WatchSettings:
     detector: DetectorSettings
     kept_iterations: int = KEPT_ITERATIONS
     cpu_share: float = CPU_SHARE
-    """Share of a core; above it usual windows wait for each other. 1: every window is judged."""
+    """Share of a core, above which usual windows wait; 1: every window is judged as it comes."""
     hang_after_s: float | None = None
     notify: str = NODE
-    """Whose findings webhooks and commands hear of: NODE, or ALL (jobs' and undecided ones)."""
+    """Findings that webhooks and commands get: of nodes (NODE), or also of the job and undecided
+    findings (ALL)."""
     rules: tuple[Rule, ...] = ()
 
 
 @dataclass
 class Watcher:
-    """Watches one job. `say` takes what is printed: the record of an event, "verdict" included."""
+    """Watches one job. `say` prints the record of an event or a verdict."""
 
     settings: WatchSettings
     state_file: StateFile
@@ -214,7 +214,7 @@ class Watcher:
     pulse: Pulse = field(default_factory=Pulse)
     judgement: Judgement | None = None
     monotonic_s: Callable[[], float] = time.monotonic
-    """Clock by which silence is measured."""
+    """Clock by which silence and waiting are measured."""
     cpu_s: Callable[[], float] = time.process_time
     """CPU time that this process has used."""
 
@@ -236,23 +236,23 @@ class Watcher:
         self._judged_at = (self.monotonic_s(), self.cpu_s())
         """Time, and CPU time of this process, when the last verdict was begun."""
         self._owed_s = 0.0
-        """CPU time that had been spent beyond the share by then."""
+        """CPU time beyond the share of a core that had been spent before the last verdict."""
         self._told_decisions: set[tuple[str, str]] = set()
         self._still_since: tuple[float, float] | None = None
-        """Time of the newest write, and when it was seen by this machine's clock."""
+        """Time of the newest write, and when this machine's monotonic clock saw it."""
         self._said: set[str] = set()
         self._has_shown = False
         self.outbox.restore(state.pending)
-        if state.pending:  # nothing new need come for them to be told
+        if state.pending:  # deliver them even if nothing new comes
             self.outbox.send()
 
     @property
     def job(self) -> str:
-        """Name of the job in what is told: its folder's."""
+        """Name of the job in events: the name of its first folder."""
         return self.settings.folders[0].resolve().name
 
     def look(self) -> int:
-        """Read, judge and tell what is new; return how many windows had come."""
+        """Read, judge and report what is new; return how many windows had come."""
         num_windows = 0
         while True:
             self.pulse.beat()
@@ -277,8 +277,9 @@ class Watcher:
 
     @property
     def exit_code(self) -> int:
-        """Return EXIT_FINDING while a node's finding holds (with a policy: while it drains one),
-        EXIT_HANG while the job stands still, else 0."""
+        """Return EXIT_FINDING while a node's finding holds (with a policy: while the policy would
+        drain a node), EXIT_HANG while the job stands still, else 0.
+        """
         if self.settings.rules:
             found = bool(self.decisions)
         else:
@@ -286,15 +287,16 @@ class Watcher:
         return EXIT_FINDING if found else EXIT_HANG if self.hangs.hang else 0
 
     def close(self) -> None:
-        """Deliver what is pending, save, and give up the lock."""
+        """Deliver pending events, save the state, and give up its lock."""
         self.outbox.close()
         self._save()
         self.state_file.close()
 
     def _take(self, window: JobWindow, *, is_late: bool) -> None:
-        """Put a window into the ring; judge when those before it would pass through it.
+        """Put a window into the ring; judge if else too many windows would wait for a verdict.
 
-        One of many that come at once `is_late`: no time passes in which a verdict could be saved.
+        A window `is_late` if many windows come at once; it is then judged without waiting for
+        LONGEST_WAIT_S.
         """
         state = self.state
         if window.run_id != state.run_id:
@@ -318,17 +320,17 @@ class Watcher:
         return sum(window.num_iterations for window in newer)
 
     def _left_s(self) -> float:
-        """Return what is left of the share of a core, CPU time; below 0 it is overdrawn."""
+        """Return the CPU time left within the share of a core; negative if it is overdrawn."""
         began, cpu_began = self._judged_at
         gained_s = self.settings.cpu_share * (self.monotonic_s() - began)
         return gained_s - (self.cpu_s() - cpu_began) - self._owed_s
 
     def _is_due(self, newest: JobWindow) -> bool:
-        """Tell whether what is new is to be judged now."""
+        """Return whether the new windows are to be judged now."""
         judged = self.judgement
         if judged is None or newest.missing != judged.window.missing:
             return True
-        if self.files.is_closed or self.hangs.hang is not None:  # nothing comes that it waits for
+        if self.files.is_closed or self.hangs.hang is not None:  # nothing to wait for
             return True
         return (
             self.glance.is_unusual(self._num_unjudged, newest.num_iterations)
@@ -338,7 +340,9 @@ class Watcher:
         )
 
     def _judge_newest(self) -> None:
-        """Judge what is new; after a restart without news say how things stand (it is booked)."""
+        """Judge new windows if that is due. After a restart without new windows, only show the
+        verdict on the ring, which is booked already.
+        """
         newest = self.ring.windows[-1]
         if newest.last_iteration > self.state.judged_iteration:
             if self._is_due(newest):
@@ -375,7 +379,7 @@ class Watcher:
             self._book()
 
     def _judged(self) -> Judgement | None:
-        """Return the verdict on the ring, with what the history says; None where there is none."""
+        """Return the verdict on the ring, with what the history says; None if judging failed."""
         try:
             judgement = self.ring.judge()
         except MegaScanError as error:
@@ -399,7 +403,7 @@ class Watcher:
         self.outbox.send()
 
     def _tell(self, record: dict[str, Json], *, loudly: bool) -> None:
-        """Print an event; `loudly`: on all channels, too."""
+        """Print an event; if `loudly`, send it to all channels, too."""
         self.state.num_events += 1
         numbered: dict[str, Json] = {"number": self.state.num_events, **record}
         name = str(record["event"])
@@ -421,7 +425,7 @@ class Watcher:
             self._tell_hang(delivery.HANG)
 
     def _tell_hang(self, name: str) -> None:
-        assert self.hangs.hang is not None  # callers have looked
+        assert self.hangs.hang is not None  # callers have checked it
         record = delivery.hang_event(
             name, self.hangs.hang, job=self.job, run_id=self.state.run_id, unix_s=time.time()
         )
@@ -430,7 +434,7 @@ class Watcher:
         self.outbox.send()
 
     def _decide(self) -> None:
-        """Say what the policy would drain, once a finding and rule."""
+        """Print what the policy would drain, once for each finding and rule."""
         for decision in self.decisions:
             key = (decision.rule, decision.account.id)
             if key not in self._told_decisions:
@@ -495,9 +499,9 @@ class Watcher:
 
 
 def watch(watcher: Watcher, *, poll_s: float, until_closed: bool) -> Iterator[Watcher]:
-    """Look for ever, every `poll_s` seconds; yield after each look.
+    """Look every `poll_s` seconds, for ever; yield after each look.
 
-    With `until_closed` it ends when the job has closed all its files.
+    With `until_closed` this ends when the job has closed all its files.
     """
     while True:
         began = time.monotonic()

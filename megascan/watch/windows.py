@@ -1,4 +1,4 @@
-"""Join what the ranks have written into windows of the job, while they write it.
+"""Join windows of ranks into windows of the job while the ranks still write.
 
 A window is handed out when all ranks have it:
 
@@ -6,9 +6,9 @@ A window is handed out when all ranks have it:
     rank 1   w1 w2 w3          w1, w2 are handed out; w3 waits for rank 2
     rank 2   w1 w2
 
-A rank that stays behind by `PATIENCE_WINDOWS` is absent: the windows are handed out without it, and
-nobody waits for it, until it writes again. The ranks' files may lie in several folders (one a
-host). Of several runs the newest counts, by the origin of its clocks, as in `megascan.reader`.
+A rank that stays behind by `PATIENCE_WINDOWS` is absent: windows are handed out without waiting for
+this rank until it writes again. The ranks' files may lie in several folders (one a host). Of
+several runs the newest counts, by the origin of its clocks, as in `megascan.reader`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from megascan.timeline import numbers
 from megascan.topology import RANK_FILE_PATTERNS
 
 PATIENCE_WINDOWS = 2
-"""A rank that lacks a window when others have written so many later ones is absent."""
+"""A rank without a window is absent when other ranks have written this many later windows."""
 _MOST_WAITING = 64
-"""Windows that wait for ranks; the oldest go first."""
+"""Windows that wait for ranks at most; the oldest are dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def _extent(segment: Segment) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class JobProgress:
-    """How far each rank has come: the iteration its last window ended with; 0 for none."""
+    """How far each rank has come: the last iteration of its last window, 0 without windows."""
 
     last_iteration: Mapping[int, int]
     world_size: int
@@ -100,7 +100,7 @@ class JobProgress:
 
     @property
     def behind(self) -> tuple[int, ...]:
-        """Return ranks that lack what others have written."""
+        """Return the ranks that have not finished the newest iteration."""
         return tuple(
             rank
             for rank in range(self.world_size)
@@ -112,9 +112,10 @@ _IS_RANK_FILE = re.compile("|".join(fnmatch.translate(one) for one in RANK_FILE_
 
 
 def _rank_files(folder: Path) -> list[str]:
-    """Return the paths of a folder's rank files, sorted; none where it cannot be listed (yet).
+    """Return the paths of a folder's rank files, sorted; none if it cannot be listed (yet).
 
-    In one pass over plain names: of thousands of ranks it is done every second.
+    The folder is scanned in one pass over plain names, as this is done every second, also for
+    thousands of ranks.
     """
     try:
         with os.scandir(folder) as entries:
@@ -125,7 +126,7 @@ def _rank_files(folder: Path) -> list[str]:
 
 @dataclass
 class JobFiles:
-    """The rank files of one job. `poll` hands out windows and keeps nothing of them."""
+    """The rank files of one job; `poll` hands out windows and does not keep them."""
 
     folders: Sequence[Path]
     wanted: Wanted
@@ -151,7 +152,7 @@ class JobFiles:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether every rank's file was closed: the job ended as it should."""
+        """Return whether every rank has closed its file: the job has ended regularly."""
         there = [file for file in self._files.values() if file.is_there]
         return (
             bool(there)
@@ -197,7 +198,7 @@ class JobFiles:
             self._waiting.setdefault(window.first_iteration, {})[header.rank] = segment
 
     def _is_newer_run(self, header: RankHeader) -> bool:
-        """Begin anew with a run whose clocks began later than those of the current one."""
+        """Return whether a header is of a newer run, by its clocks' origin; if so, begin anew."""
         known = [each.clock.origin_unix_ns for each in self.headers.values()]
         if known and header.clock.origin_unix_ns < max(known):
             return False
@@ -221,9 +222,10 @@ class JobFiles:
             self.num_windows_dropped += 1
 
     def _is_given_up(self, first: int) -> bool:
-        """Tell whether those who lack a window are behind for good: others went on without them.
+        """Return whether ranks without a window are given up: other ranks have gone on without it.
 
-        Files are read one after the other, some 100 kB of each: who has more to read is not behind.
+        Files are read one after the other, some 100 kB at a time: while any file has more to read,
+        no rank is given up.
         """
         later = [begin for begin in self._waiting if begin > first]
         return len(later) >= PATIENCE_WINDOWS and not self.has_more

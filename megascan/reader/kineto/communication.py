@@ -1,15 +1,17 @@
-"""Which events of a profile are communication: the operation, between whom, how many bytes.
+"""Find communication among a profile's events: the operation, between whom, how many bytes.
 
-What describes an NCCL kernel, first found, first taken:
+An NCCL kernel is described by the first of these that is found:
 
     its own arguments                torch 2.3 and newer: collective, group, ranks, elements
-    `record_param_comms` around      torch 2.0 and newer: the same on the operator that launched it
-    those before `nccl:coalesced`    the messages of a batch that one kernel carries out: one event
-                                     each, with the kernel's times
+    `record_param_comms` around      torch 2.0 and newer: these arguments on the operator that
+                                     launched the kernel
+    operators before                 the messages of a batch that one kernel carries out: one event
+    `nccl:coalesced`                 each, with the kernel's times
     `nccl:all_to_all` around         the annotation of torch 1.8 and newer: the operation only
     its name                         ncclKernel_AllReduce_…; a `SendRecv` may be anything
 
-Without a GPU `record_param_comms` stands for the operation, without that gloo's own annotation.
+Without a GPU `record_param_comms` stands for the operation, and if a profile has none of these,
+gloo's own annotation.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from megascan.vocabulary import COLLECTIVES, RECV, SEND, SEND_RECV, group_id
 _OPERATIONS = tuple(
     (op, op.replace("_", "")) for op in sorted((*COLLECTIVES, SEND, RECV), key=len, reverse=True)
 )
-"""Our operations and how other names contain them, the longest first: `reduce_scatter` before
+"""Our operations and their spelling within other names, the longest first: `reduce_scatter` before
 `scatter`."""
 _PEER_TO_PEER = "sendrecv"
 """NCCL runs batched sends and receives as one kernel of this name."""
@@ -52,10 +54,10 @@ _DEVICE_WORDS = (
     r"(?i)nccl|nvshmem|mscclpp|userbuffers|deep_ep|cross_device_reduce|multimem_"
     r"|(one|two)_shot_all_?reduce"
 )
-"""Kernels that communicate, and so may wait for other ranks: of NCCL and RCCL, and of libraries
-that write into each other's memory; nothing of the latter can be matched."""
+"""Kernels that communicate, and so may wait for other ranks: kernels of NCCL and RCCL, and of
+libraries that write into other ranks' memory, whose kernels cannot be matched."""
 _BATCH = "nccl:coalesced"
-"""Torch's annotation around the launch of what was noted down before."""
+"""Torch's annotation around the launch of messages that were noted down before."""
 _A_PAIR = re.compile(r"[0-9]+\s*(?:->|<-)\s*([0-9]{1,9})")
 _MESSAGES = (SEND, RECV)
 _A_RANK = re.compile(r"[0-9]{1,9}")
@@ -68,11 +70,12 @@ _DESCRIBED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Communication:
-    """Communication events by row of the profile's table; messages of one batch share theirs.
+    """Communication events by row of the profile's table; messages of one batch share a row.
 
-    `channel` numbers what is counted together (group and operation, or peer and direction);
-    `is_matchable` marks what may have a counterpart: messages, and collectives of known groups.
-    `is_covered` marks every event that is communication or part of it, also those not chosen.
+    `channel` numbers the events that are counted together (group and operation, or peer and
+    direction); `is_matchable` marks events that may have a counterpart: messages, and collectives
+    of known groups. `is_covered` marks all events that are communication or part of it, also if
+    they are not among `rows`.
     """
 
     rows: Integers
@@ -88,7 +91,7 @@ class Communication:
 
 @dataclass(frozen=True)
 class _Operation:
-    """What all events with the same arguments say of their communication."""
+    """Description of the communication of all events with the same arguments."""
 
     op: str
     group: ProcessGroup
@@ -101,9 +104,9 @@ class _Operation:
 
 
 def communication_of(host: Host) -> Communication:
-    """Find communication kernels; without a GPU `record_param_comms`, without these gloo's spans.
+    """Find communication kernels; without a GPU `record_param_comms`, or else gloo's spans.
 
-    Also covered are what a rank's host does around them.
+    The host's events around communication are covered, too.
     """
     profile = host.profile
     events, on_device = profile.events, profile.of_category(*ON_DEVICE)
@@ -128,14 +131,14 @@ def _stated(profile: Profile) -> Flags:
 
 
 def _is_gloo(name: str) -> bool:
-    """Tell collectives by gloo's annotation, messages by the operator around it, which says the
-    peer.
+    """Return whether a span stands for an operation of gloo: an annotation for collectives, the
+    operator around it for messages, as only the operator says the peer.
     """
     return name.startswith("c10d::") or name not in ("gloo:send", "gloo:recv")
 
 
 def _described(host: Host, rows: Integers, covered: Flags) -> Communication:
-    """Describe events by their collective's arguments: one look at each distinct set of them."""
+    """Describe events by their arguments, looking once at each distinct set of arguments."""
     profile = host.profile
     rows, says = _with_batches(host, rows, _describing(host, rows))
     events = profile.events.take(pa.array(says))
@@ -164,15 +167,15 @@ def _described(host: Host, rows: Integers, covered: Flags) -> Communication:
 
 
 def _describing(host: Host, rows: Integers) -> Integers:
-    """Return whose arguments describe each event: its own, or those of the operator around it."""
+    """Return the row whose arguments describe each event: its own, or the operator around it."""
     unsaid = np.asarray(pc.is_null(host.profile.events.column("Collective name")))[rows]
     around = host.enclosing(np.flatnonzero(_stated(host.profile)), rows)
     return np.where(unsaid & (around >= 0), around, rows)
 
 
 def _with_batches(host: Host, rows: Integers, says: Integers) -> tuple[Integers, Integers]:
-    """Return the events `rows` and which event describes each, one a message where a kernel carries
-    out a batch of them: those that its thread noted down since the batch before.
+    """Return the events `rows` and the event that describes each; for a kernel that carries out a
+    batch of messages, one entry for each message that its thread noted since the batch before.
 
         thread 1   send to 1, recv from 1, |── nccl:coalesced ──|      launches one SendRecv
     """
@@ -185,7 +188,7 @@ def _with_batches(host: Host, rows: Integers, says: Integers) -> tuple[Integers,
         return rows, says
     said = pc.fill_null(profile.events.column("Collective name").cast(pa.string()), "")
     stated = np.asarray(pc.is_in(said, value_set=pa.array(_MESSAGES))) & _stated(profile)
-    stated[says] = False  # which has a kernel of its own
+    stated[says] = False  # they have kernels of their own
     notes = np.flatnonzero(stated)
     parts = {int(rows[place]): _noted(host, notes, marks, int(batch[place])) for place in launches}
     told = [
@@ -196,8 +199,8 @@ def _with_batches(host: Host, rows: Integers, says: Integers) -> tuple[Integers,
 
 
 def _noted(host: Host, notes: Integers, marks: Integers, batch: int) -> Integers:
-    """Return those `notes` of messages that a batch carries out: of its thread, since the batch
-    before, one of the `marks`.
+    """Return the `notes` of messages that a batch carries out: on the batch's thread, since the
+    batch before. `marks` are the rows of all batches.
     """
     begin = host.start[batch]
     earlier = marks[(host.thread[marks] == host.thread[batch]) & (host.start[marks] < begin)]
@@ -215,9 +218,9 @@ def _annotations(host: Host, rows: Integers) -> pa.ChunkedArray:
 
 
 def _everybody(profile: Profile, rows: Integers) -> ProcessGroup:
-    """Return the group of collectives that name none: all ranks, if they run on one stream.
+    """Return the group of collectives that name no group: all ranks, if they run on one stream.
 
-    Each of a process's communicators has a stream of its own.
+    Each communicator of a process has a stream of its own.
     """
     streams = profile.events.column("stream").take(pa.array(rows)).drop_null()
     return _world(profile) if len(streams.unique()) == 1 else ProcessGroup("", ())
@@ -228,8 +231,8 @@ def _world(profile: Profile) -> ProcessGroup:
 
 
 def _unnamed(size: str, profile: Profile, everybody: ProcessGroup) -> ProcessGroup:
-    """Return the group of a collective of which torch 2.1 and 2.2 tell the size alone: as large as
-    the job it is of all ranks, on whatever stream.
+    """Return the group of a collective that names no group. If it gives the size (torch 2.1 and
+    2.2), and the size is that of the job, the group is all ranks, on any stream.
     """
     if not size:
         return everybody
@@ -248,13 +251,13 @@ def _operation_of(words: list[str], profile: Profile, everybody: ProcessGroup) -
 
 
 def _partner(annotation: str) -> str:
-    """Return the other side of `nccl:send 0->1`, its place in the group."""
+    """Return the other side's place in the group from `nccl:send 0->1`."""
     pair = _A_PAIR.search(annotation)
     return pair[1] if pair is not None else ""
 
 
 def _annotated(profile: Profile, rows: Integers, covered: Flags) -> Communication:
-    """Describe gloo's spans, which name no group: all of this rank's must be equal."""
+    """Describe gloo's spans, which name no group: they have one if all of the rank's are equal."""
     group = only_group(profile.groups.values(), profile.rank)
     names = profile.events.column("name")
     operations: dict[_Operation, int] = {}
@@ -331,7 +334,7 @@ def _communication(
 
 
 def operation_name(name: str) -> str:
-    """Return our operation of a collective's or NCCL kernel's name; "" for a batch of several."""
+    """Return our operation for a collective's or NCCL kernel's name; "" for a batch of messages."""
     plain = re.sub(r"[^a-z]", "", name.lower().removeprefix("nccldevkernel").removeprefix("nccl"))
     if _PEER_TO_PEER in plain:
         return ""
@@ -339,8 +342,8 @@ def operation_name(name: str) -> str:
 
 
 def only_group(groups: Iterable[ProcessGroup], rank: int) -> ProcessGroup:
-    """Return the group of a span that names none: unambiguous only if all of a rank's have one
-    make-up.
+    """Return the group of a span that names no group, if all groups of the rank have the same
+    members; else an empty group.
     """
     mine = [group for group in groups if rank in group.ranks]
     unlike = {group.ranks for group in mine}
@@ -348,7 +351,9 @@ def only_group(groups: Iterable[ProcessGroup], rank: int) -> ProcessGroup:
 
 
 def peer_rank(value: int, group: ProcessGroup, rank: int) -> int:
-    """Return the global rank of a p2p partner, which is given by its place in the group."""
+    """Return the global rank of a message's partner, given its place in the group, or its rank if
+    the group has no other member at that place.
+    """
     if 0 <= value < len(group.ranks) and group.ranks[value] != rank:
         return group.ranks[value]
     return value if is_rank(value) and value != rank else NOT_APPLICABLE

@@ -1,15 +1,15 @@
-"""From a profile's events to spans in our columns: iterations, kernels, communication, loading.
+"""Convert a profile's events to spans in our columns: iterations, kernels, communication, loading.
 
-On a GPU an iteration lasts, on the device, until the next one begins; it begins when its host has
-begun it and the device is done with the one before:
+On a GPU an iteration lasts, on the device, until the next iteration begins; it begins when the host
+has begun it and the device is done with the iteration before:
 
     host     |─ step 1 ─|─ step 2 ─|─ step 3 ─|
     device      |── kernels of 1 ──||── of 2 ──||── of 3 ──|
     spans       |─── iteration 1 ───|─── 2 ─────|─── 3 ────|
 
-so the spans of all iterations cover the time from the first kernel to the last one. A kernel
-belongs to the iteration in which the host launched it. What a queue still held when the profile
-began, on some ranks more than on others, belongs to none.
+So the spans of all iterations cover the time from the first kernel to the last. A kernel belongs to
+the iteration in which the host launched it. Kernels that a queue still held when the profile began,
+on some ranks more than on others, belong to no iteration.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Profiled:
 
 @dataclass(frozen=True)
 class _Events:
-    """A profile's events with what places them: start and end after the origin, iteration, and
-    whether it was launched before the profile began.
+    """A profile's events, (event,) each: start and end since the origin, iteration, and whether the
+    event was launched before the profile began.
     """
 
     profile: Profile
@@ -79,15 +79,15 @@ class _Events:
 def profiled_spans(profile: Profile) -> Profiled:
     """Return the iterations, communication, compute and loading of a profile.
 
-    With a GPU: every kernel and copy. Without: communication (`record_param_comms`, or gloo's
-    annotations), and operators of the profiled thread that no other operator encloses.
+    With a GPU these are all kernels and copies; without, communication (`record_param_comms`, or
+    gloo's annotations) and operators of the profiled thread that no other operator encloses.
     """
     start, end = times_ns(profile)
     host = Host.of(profile, start, end)
     steps = find_steps(profile, start, end, host.launch)
     iteration = steps.iteration_at(np.where(host.launch >= 0, host.launch, start))
     left_behind = _left_behind(host)
-    if len(steps.numbers) > 1:  # of a single one all is shown; there is nothing to compare
+    if len(steps.numbers) > 1:  # a single one is shown in full: there is nothing to compare
         iteration[left_behind] = NOT_APPLICABLE
     events = _Events(profile, host, start, end, iteration, left_behind)
     on_device = profile.of_category(*ON_DEVICE)
@@ -119,8 +119,8 @@ def profiled_spans(profile: Profile) -> Profiled:
 
 
 def _left_behind(host: Host) -> Flags:
-    """Mark what was launched before the profile began: streams keep order, so it is what runs on a
-    stream before the first event with a recorded launch.
+    """Mark events that were launched before the profile began: as streams keep order, all events
+    on a stream before its first event with a recorded launch.
     """
     profile = host.profile
     stream = profile.events.column("stream").fill_null(NOT_APPLICABLE).to_numpy()
@@ -148,8 +148,8 @@ def _notes(profile: Profile, num_spans: int, steps: Steps, on_gpu: bool) -> list
 
 
 def _outermost(events: _Events, thread: int) -> Flags:
-    """Return the operators of a thread (any, if it is not known) that begin after all earlier ones
-    ended.
+    """Mark the operators of a thread (of each thread, if it is -1) that begin after all earlier
+    operators of their thread have ended.
     """
     threads, start, end = events.host.thread, events.start, events.end
     operators = events.profile.of_category(OPERATOR)
@@ -196,7 +196,7 @@ def _on_device(events: _Events, steps: Steps, rows: Integers) -> tuple[Integers,
 
 
 def _compute(events: _Events, rows: Integers) -> pa.Table:
-    """Make the spans of kernels, copies and operators; those of the optimizer are of its kind."""
+    """Make the spans of kernels, copies and operators; of kind OPTIMIZER in an optimizer's step."""
     profile = events.profile
     code, texts = _names(profile.events.take(pa.array(rows)))
     phase, phases = events.host.phases()
@@ -214,7 +214,7 @@ def _compute(events: _Events, rows: Integers) -> pa.Table:
 
 
 def _names(events: pa.Table) -> tuple[Integers, list[str]]:
-    """Return each event's name as a code and the codes' texts: short, with the launch's shape."""
+    """Return each event's name as a code, and the codes' texts: short name and launch shape."""
     names = pc.fill_null(events.column("name"), "").combine_chunks().dictionary_encode()
     shape, shapes = launch_shapes(events)
     code = np.asarray(names.indices, dtype=np.int64)
@@ -230,10 +230,11 @@ def _short(kernel: str) -> str:
 
 
 def _communication(events: _Events, found: Communication, compute: Integers) -> pa.Table:
-    """Make the spans of communication; sequence as recorded, else in the order of starts.
+    """Make the spans of communication; `sequence` is as recorded, else in the order of starts.
 
-    None has what some ranks saw more of than others, before the profile's own launches, and what
-    nobody knows whose it is: collectives of different groups would be taken for one.
+    Without a recorded sequence, events launched before the profile began get none, as some ranks
+    see more of them than others. Collectives of unknown groups never get one: collectives of
+    different groups would be taken for one.
     """
     unlike = events.left_behind[found.rows] | (events.iteration[found.rows] < 0)
     order = np.argsort(events.start[found.rows], kind="stable")
@@ -267,7 +268,7 @@ def _beside(events: _Events, rows: Integers, compute: Integers) -> Integers:
 
 
 def _tracks(profile: Profile, rows: Integers) -> Integers:
-    """Return the main track for the busiest stream, the one next to it for what runs on others."""
+    """Return each event's track: COMPUTE on the busiest stream, OVERLAPPED on all other streams."""
     streams = profile.events.column("stream").fill_null(-1).to_numpy()[rows]
     used, counts = np.unique(streams[streams >= 0], return_counts=True)
     busiest = used[np.argmax(counts)] if len(used) else -1

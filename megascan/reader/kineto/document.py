@@ -1,8 +1,8 @@
-"""A profile's bytes: the header, wherever its keys stand, the groups, the events as columns.
+"""Read a profile's file: the header, wherever its keys stand, the groups, the events as columns.
 
 torch 1.8 to 2.13 write the same events in several ways, and scripts rewrite them by `json.dump`:
 
-    header     before `traceEvents` (2.x), behind it (1.x), on both sides, or not at all
+    header     before `traceEvents` (2.x), after it (1.x), on both sides, or not at all
     cat        Operator, Kernel, Runtime, Memcpy, Memset; later cpu_op, kernel, cuda_runtime, …
     ts         whole µs of unix time; later fractions, relative to baseTimeNanoseconds
     pid, tid   numbers or text ("stream 7")
@@ -85,22 +85,22 @@ _CATEGORIES = {
 """Categories of all versions in lower case; all others (gpu_user_annotation, python_function,
 flows, the profiler's own) are not needed."""
 _ANNOTATED = r"^(ProfilerStep#|Optimizer\.|enumerate\(DataLoader\)#|nccl:|gloo:)"
-"""What counts as annotation although older versions call it an operator."""
+"""Names of events that are annotations, although older versions call them operators."""
 _SHAPED = r"^(gloo:|c10d::(send|recv))"
 LARGEST_MICROS = 2.0**52
-"""Absolute unix time in µs, as older versions write it, stays below."""
+"""Largest time; absolute unix time in µs, as older versions write it, is smaller."""
 _LONGEST_NS = 1 << 62
 _NUM_EXTENTS = 3
-"""Of a launch: x, y, z."""
+"""Dimensions of a launch's grid or block: x, y, z."""
 
 
 _AXIS_OF_DESCRIPTION = {
     "default_pg": "world",
     **{variable.strip("_").lower(): axis for variable, axis in AXIS_OF_VARIABLE.items()},
 }
-"""Megatron's group descriptions; others keep their own words."""
+"""Our axes by Megatron's group descriptions; other descriptions keep their own words."""
 _LONGEST_LIST = 4000
-"""Characters of a list of ranks; the profiler shortens longer ones itself, by dots."""
+"""Most characters of a list of ranks; the profiler itself shortens longer lists, by dots."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ class ProcessGroup:
 class Profile:
     """A file's header and events.
 
-    `events` has the columns ph, cat, name, ts, dur, tid and one an argument (null where absent);
-    `shapes` holds the arguments of CPU communication by row of `events`. `rank` is -1 where neither
-    header nor file name says it.
+    `events` has the columns ph, cat, name, ts, dur, tid and one for each argument (null where
+    absent); `shapes` holds the arguments of CPU communication by row of `events`. `rank` is -1 if
+    neither header nor file name tells the rank.
     """
 
     path: Path
@@ -134,7 +134,7 @@ class Profile:
     notes: tuple[str, ...]
 
     def of_category(self, *categories: str) -> Flags:
-        """Mark the events of these categories."""
+        """Mark the events of some categories."""
         return np.asarray(pc.is_in(self.events.column("cat"), value_set=pa.array(categories)))
 
 
@@ -147,7 +147,7 @@ class _Content:
 
 
 def read_profile(path: Path) -> Profile:
-    """Read a file. Raises InputError for damage."""
+    """Read a profile's file. Raises InputError if it is damaged."""
     document = open_document(path)
     content = _content(path, document)
     header = _header(document)
@@ -203,9 +203,9 @@ def _count_misfits(path: Path, events: EventBlock) -> int:
 
 
 def _header(document: Document) -> dict[str, Json]:
-    """Read what stands around the events; of a header that is cut off what stands before them.
+    """Read the header, which stands around the events; in a file that is cut off, before them.
 
-    An unreadable header counts as none.
+    An unreadable header counts as empty.
     """
     for text in (document.preamble + b"[]" + document.tail, document.preamble + b"[]}"):
         try:
@@ -229,7 +229,7 @@ def _mapping(value: Json) -> dict[str, Json]:
 
 
 def _whole_number(path: Path, record: dict[str, Json], name: str, most: int) -> int | None:
-    """Read a number of the header, None without it; launchers' variables are text, so "3" is 3.
+    """Read a number of the header, or None; "3" is 3, as launchers' variables are text.
 
     Raises InputError for anything else.
     """
@@ -247,7 +247,7 @@ def _whole_number(path: Path, record: dict[str, Json], name: str, most: int) -> 
 
 
 def _plain(block: Block) -> Block:
-    """Make columns of one type: some versions write text for pid and tid, lists for ranks."""
+    """Give each key one JSON type: some versions write text for pid and tid, lists for ranks."""
     block = block.one_a_line()
     text = _TEXT_PLACE.sub(rb'"\1":-1', block.text)
     text = _BARE_LIST.sub(rb'"Process Group Ranks":"\1"', text)
@@ -255,7 +255,7 @@ def _plain(block: Block) -> Block:
 
 
 def _categories(table: pa.Table) -> pa.Array:
-    """Return each event's category in the words of today, null for what is not needed."""
+    """Return each event's category by its current name; null for categories that are not needed."""
     lower = pc.utf8_lower(table.column("cat")).combine_chunks()
     place = pc.index_in(lower, value_set=pa.array(list(_CATEGORIES)))
     category = pa.array(list(_CATEGORIES.values())).take(place)
@@ -275,7 +275,7 @@ def _flat(table: pa.Table) -> pa.Table:
 
 
 def _busiest_device(events: pa.Table) -> int:
-    """Return the number of the device that most kernels ran on, 0 where none says it."""
+    """Return the number of the device that most kernels ran on; 0 if no kernel names its device."""
     kernels = events.filter(pc.is_in(events.column("cat"), value_set=pa.array(ON_DEVICE)))
     counts = kernels.column("device").drop_null().value_counts()
     if not len(counts):
@@ -284,7 +284,7 @@ def _busiest_device(events: pa.Table) -> int:
 
 
 def _device_name(properties: Json, device: int) -> str:
-    """Return the name of a device; of the first one where its own is not listed."""
+    """Return the name of a device, or of the first listed device if it is not listed itself."""
     entries = properties if isinstance(properties, list) else []
     known = [entry for entry in entries if isinstance(entry, dict)]
     own = [entry for entry in known if entry.get("id") == device]
@@ -303,8 +303,8 @@ def _notes(rank: int, path: Path, num_misfits: int, *, torn: bool) -> tuple[str,
 def process_group(
     name: str, description: str, ranks: str, configured: Mapping[str, ProcessGroup]
 ) -> ProcessGroup:
-    """Return the group of a kernel's arguments; ranks that are not listed in full come from the
-    header.
+    """Return the group that a kernel's arguments name: from the header, or else by the listed ranks
+    if they are listed in full.
     """
     members = _listed_ranks(ranks)
     known = configured.get(name)
@@ -315,7 +315,7 @@ def process_group(
 
 
 def axis_name(description: str, name: str) -> str:
-    """Return the first part of a group's id: a dimension of a device mesh is `mesh_tp` to torch."""
+    """Return a group's axis, the first part of its id; torch calls mesh dimensions `mesh_tp`."""
     words = description.strip("_ ").lower()
     dimension = words.removeprefix("mesh_")
     if dimension != words and dimension in MESH_AXES:
@@ -327,9 +327,7 @@ def axis_name(description: str, name: str) -> str:
 
 
 def configured_groups(config: object) -> dict[str, ProcessGroup]:
-    """Return groups by name out of a header's `pg_config`; what is not in the known shape is left
-    out.
-    """
+    """Return groups by name from a header's `pg_config`; entries of another form are left out."""
     groups = {}
     for entry in config if isinstance(config, list) else []:
         ranks = entry.get("ranks") if isinstance(entry, dict) else None
@@ -341,7 +339,7 @@ def configured_groups(config: object) -> dict[str, ProcessGroup]:
 
 
 def stated_groups(events: pa.Table) -> dict[str, ProcessGroup]:
-    """Return groups by name out of the arguments of communication."""
+    """Return groups by name from the arguments of communication."""
     names = ("Process Group Name", "Process Group Description", "Process Group Ranks")
     said = events.select(names).filter(pc.is_valid(events.column(names[2])))
     distinct = said.group_by(list(names)).aggregate([]).to_pylist()
@@ -355,8 +353,8 @@ def stated_groups(events: pa.Table) -> dict[str, ProcessGroup]:
 
 
 def _listed_ranks(text: str) -> tuple[int, ...]:
-    """Read the members of "[0, 1, 2]"; none of a list that was shortened by dots, or that is longer
-    than any that the profiler writes: part of the members would be a wrong group.
+    """Read the members of "[0, 1, 2]"; return none for a list that is shortened by dots, or longer
+    than any list that the profiler writes: a part of the members would be a wrong group.
     """
     if "..." in text or len(text) > _LONGEST_LIST:
         return ()
@@ -370,14 +368,14 @@ def is_rank(value: object) -> bool:
 
 
 def text_of(value: object) -> str:
-    """Return a text or number as text; nothing for what else a damaged file may hold."""
+    """Return a text or number as text; "" for other values, which a damaged file may hold."""
     return str(value) if isinstance(value, str | int) else ""
 
 
 def times_ns(profile: Profile) -> tuple[Integers, Integers]:
     """Return (start, end) of events relative to the origin, each rounded to whole nanoseconds.
 
-    Raises InputError for times that cannot be, and for events that end before they begin.
+    Raises InputError for impossible times, and for events that end before they begin.
     """
     micros = profile.events.column("ts").fill_null(0.0).to_numpy()
     lengths = profile.events.column("dur").fill_null(0.0).to_numpy()
@@ -395,9 +393,9 @@ def times_ns(profile: Profile) -> tuple[Integers, Integers]:
 
 
 def launch_shapes(events: pa.Table) -> tuple[Integers, list[str]]:
-    """Return how kernels were launched, as CUDA writes it, `<<<64x4, 128>>>`, each text once.
+    """Return (event,) the number of each event's launch text, and the distinct launch texts.
 
-    First the number of each event's text; the text of events that do not say it is "".
+    A text is as in CUDA, `<<<64x4, 128>>>`, and "" for events without grid or block.
     """
     extents = np.column_stack([_extents(events.column(name)) for name in ("grid", "block")])
     distinct, number = np.unique(extents, axis=0, return_inverse=True)
@@ -405,7 +403,7 @@ def launch_shapes(events: pa.Table) -> tuple[Integers, list[str]]:
 
 
 def _extents(column: pa.ChunkedArray) -> Integers:
-    """Return (event, 3) sizes, 1 where a list has fewer, 0 where there is none."""
+    """Return (event, 3) sizes; 1 in dimensions that a list lacks, 0 for events without a list."""
     lists = column.combine_chunks()
     length = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     values = pc.fill_null(pc.list_flatten(lists), 1).to_numpy(zero_copy_only=False)

@@ -1,11 +1,12 @@
-"""What the host did when it launched: which thread, inside which operator or annotation.
+"""Find what the host did when it launched events: which thread, inside which operator.
 
     thread 1   |── Optimizer.step#AdamW.step ──────────|      a user annotation
                   └ cudaLaunchKernel, correlation 7            the launch
     stream 7                     |── multi_tensor_apply ──|   correlation 7: launched by the step
 
-Kernels launched by autograd's engine belong to backward passes; those that an optimizer's step
-launches are its own; all others of a rank that records operators belong to forward passes.
+Kernels launched by autograd's engine belong to backward passes; kernels launched by an optimizer's
+step belong to this step; all other kernels of a rank that records operators belong to forward
+passes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LOADER = r"^enumerate\(DataLoader\)#"
 
 @dataclass(frozen=True)
 class Host:
-    """Of every event when and by which thread it was launched: of host events their own start.
+    """Launch time and launching thread of every event; host events are launched at their start.
 
     `launch` is NOT_APPLICABLE for device events whose launch was not recorded.
     """
@@ -55,15 +56,15 @@ class Host:
         return self._named(_LOADER, ANNOTATION)
 
     def in_loading(self) -> Flags:
-        """Mark what was launched while waiting for data."""
+        """Mark the events that were launched while the host waited for data."""
         return self._launched_in(self.is_loading)
 
     def in_optimizer(self) -> Flags:
-        """Mark what was launched by an optimizer's step."""
+        """Mark the events that were launched by an optimizer's step."""
         return self._launched_in(self._named(f"^{OPTIMIZER_STEP}", ANNOTATION))
 
     def phases(self) -> tuple[Integers, list[str]]:
-        """Return each event's pass as a code and the codes' texts; "" where nothing tells."""
+        """Return each event's pass as a code, and the codes' texts; "" for an unknown pass."""
         engine = self._named(_ENGINE, OPERATOR)
         words = ["", str(Phase.FORWARD), str(Phase.BACKWARD)]
         if not engine.any():
@@ -72,8 +73,9 @@ class Host:
         return np.where(known, np.where(self._launched_in(engine), 2, 1), 0), words
 
     def enclosing(self, outer: Integers, inner: Integers) -> Integers:
-        """Return for each event `inner` the last of the events `outer` that it was launched in, -1
-        for none; `outer` of one thread do not overlap."""
+        """Return for each event of `inner` the last event of `outer` in which it was launched, or
+        -1; events of `outer` on one thread must not overlap.
+        """
         result = np.full(len(inner), NOT_APPLICABLE, dtype=np.int64)
         threads = self.thread[outer]
         for thread in np.unique(threads):
@@ -87,7 +89,7 @@ class Host:
         return result
 
     def _launched_in(self, outer: Flags) -> Flags:
-        """Mark the events launched by a thread while it was in one of the marked events."""
+        """Mark the events that a thread launched while it was in one of its `outer` events."""
         result: Flags = np.zeros(len(self.start), dtype=np.bool_)
         for thread in np.unique(self.thread[outer]):
             own = outer & (self.thread == thread)
@@ -104,7 +106,7 @@ class Host:
 
 
 def _launch_rows(profile: Profile, device: Flags) -> Integers:
-    """Return the row of each device event's launch, NOT_APPLICABLE for other events and without."""
+    """Return the row of each device event's launch; NOT_APPLICABLE for all other events."""
     ids = profile.events.column("correlation").fill_null(NOT_APPLICABLE).to_numpy()
     calls = np.flatnonzero(profile.of_category(LAUNCH) & (ids > 0))
     calls = calls[np.argsort(ids[calls], kind="stable")]

@@ -1,4 +1,4 @@
-"""All profiles of a job as segments of one run: which rank is whose, and the job's layout."""
+"""Read all profiles of a job as segments of one run: the rank of each, and the job's layout."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from megascan.topology import DEFAULT_ORDER, Layout
 from megascan.vocabulary import axis_of_group, group_id
 
 _AXES = ("tp", "cp", "pp")
-"""Whose sizes the descriptions of process groups tell; what they leave is data parallel."""
+"""Axes whose sizes the descriptions of process groups tell; the rest is data parallel."""
 
 _REDUCTIONS = "all_reduce", "reduce", "reduce_scatter", "all_gather"
 _LEAST_GRADIENT_BYTES = 1 << 16
-"""Of what is reduced or gathered; losses, norms and counts of tokens are smaller."""
+"""Least size of reduced or gathered gradients; losses, norms and counts of tokens are smaller."""
 
 RUN_ID = "kineto"
 
@@ -35,10 +35,10 @@ RUN_ID = "kineto"
 def read_kineto(paths: Sequence[Path], workers: Workers | None = None) -> list[Segment]:
     """Read every rank's profiles as a segment of one run.
 
-    Iteration is the number of `ProfilerStep#N` plus one, or is found. Parallel sizes come from the
-    descriptions of Megatron's process groups and of device meshes, and from who sends to whom;
-    without these all ranks count as data parallel. A single file that does not say its rank is
-    rank 0.
+    The iteration is the number of `ProfilerStep#N` plus one, or is found (`steps.py`). Parallel
+    sizes come from the descriptions of Megatron's process groups and of device meshes, and from
+    which ranks send to which; without these all ranks count as data parallel. A single file that
+    does not say its rank is rank 0.
 
     Raises InputError for damaged files, and for files of a folder that do not say their rank.
     """
@@ -60,9 +60,9 @@ def _placed(segment: Segment, layout: Layout) -> Segment:
 
 
 def _joined(segments: Sequence[Segment]) -> list[Segment]:
-    """Join the profiles of a rank whose schedule repeats: each is a window of one run.
+    """Join the profiles of a rank whose schedule repeats: each profile is a window of one run.
 
-    Those whose iterations overlap are of different runs, and stay apart.
+    Profiles whose iterations overlap are of different runs, and are not joined.
     """
     by_rank: dict[int, Segment] = {}
     apart: list[Segment] = []
@@ -134,17 +134,17 @@ def _layout(profiles: Sequence[Profile], world_size: int, segments: Sequence[Seg
     experts, inside = _largest(groups.values(), "ep"), _largest(groups.values(), "expt_tp")
     try:
         return _ordered(replace(dense, ep=experts, etp=inside), list(groups.values()))
-    except ConfigError:  # a grid of experts that does not fit in a stage
+    except ConfigError:  # the grid of experts does not fit in a stage
         return _ordered(dense, list(groups.values()))
 
 
 def pipelines_of(segments: Sequence[Segment], world_size: int) -> list[ProcessGroup]:
-    """Return the pipelines of a job whose groups have no such names, by who sends to whom.
+    """Return the pipelines of a job whose groups do not name them, by which ranks send to which.
 
     Stages send to their neighbours (the last to the first where stages are interleaved) and reduce
     next to nothing between them; ranks that exchange parts of a sequence in a ring reduce gradients
-    as well. Nothing is returned unless every rank is in one, all are equally long, and nothing
-    large is reduced between two stages.
+    as well. Nothing is returned unless every rank is in a pipeline, all pipelines are equally long,
+    and nothing large is reduced between two stages.
 
         0 <-> 1, 2 <-> 3, gradients reduced by {0, 2} and {1, 3}      pipelines {0, 1} and {2, 3}
     """
@@ -169,15 +169,15 @@ def pipelines_of(segments: Sequence[Segment], world_size: int) -> list[ProcessGr
 
 
 def _partners(segment: Segment) -> set[int]:
-    """Return the ranks that this one exchanges messages with."""
+    """Return the ranks with which a segment's rank exchanges messages."""
     messages = equals(segment.spans, "kind", Kind.P2P)
     peers = numbers(segment.spans, "peer")[messages]
     return set(peers[peers >= 0].tolist())
 
 
 def _reducing(segment: Segment) -> set[tuple[int, ...]]:
-    """Return the members of the groups over which this rank reduces or gathers more than a loss or
-    a norm; all ranks where a profile does not say which or how much.
+    """Return the members of the groups over which a segment's rank reduces or gathers more than a
+    loss or a norm. An unknown group is taken for all ranks, an unknown size for large.
     """
     spans, header = segment.spans, segment.header
     large = equals(spans, "kind", Kind.COLLECTIVE) & equals(spans, "op", *_REDUCTIONS)
@@ -193,7 +193,7 @@ def _largest(groups: Iterable[ProcessGroup], axis: str) -> int:
 
 
 def _ordered(layout: Layout, groups: Sequence[ProcessGroup]) -> Layout:
-    """Return the layout in the order of axes that the groups' members show, Megatron's first."""
+    """Return the layout in an order of axes that fits the groups' members, Megatron's first."""
     for axes in permutations(DEFAULT_ORDER.split("-")):
         ordered = replace(layout, order="-".join(axes))
         if all(

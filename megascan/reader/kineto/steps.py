@@ -1,11 +1,11 @@
-"""Iterations of a profile: marked by the profiler, or found.
+"""Find the iterations of a profile by the first of these that it has:
 
-    ProfilerStep#7      what `profiler.step()` leaves behind: iteration 8
-    Optimizer.step#…    without marks an iteration ends where the optimizer has stepped
-    the same kernels    without these, what is launched again and again in the same order
+    ProfilerStep#7      the mark of `profiler.step()`: iteration 8
+    Optimizer.step#…    an iteration ends where the optimizer has stepped
+    repeated kernels    an iteration is what is launched again and again in the same order
     none                everything is iteration 1
 
-Found iterations are numbered from 1, so that the first of every rank is the first.
+Iterations that are not marked are numbered from 1, so that they start alike on every rank.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _STEP_NUMBER = re.compile(r"[0-9]{1,9}")
 _NONE: Integers = np.zeros(0, dtype=np.int64)
 _MIN_REPEATS = 2
 _LEAST_ALIKE = 0.95
-"""Share of a repetition's kernels that must be those of the one before it."""
+"""Share of a repetition's kernels that must equal those of the repetition before."""
 _MOST_ANCHORS = 24
-"""Kernels that are tried to tell iterations apart by, the rarest first."""
+"""How many kernels are tried as the mark of an iteration, the rarest first."""
 _MOST_IN_ONE = 64
-"""How often such a kernel may come in one iteration."""
+"""How often the kernel that marks iterations may come in one iteration."""
 _MIN_KERNELS = 8
-"""Of an iteration that is found by its kernels: fewer repeat by chance."""
+"""Least kernels of an iteration that is found by repetition: fewer repeat by chance."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Iterations in the order of time: numbers, host times; the thread that makes them (-1: any).
+    """Iterations in the order of time: numbers, host times, and their thread (-1: any).
 
-    `found_by` says how, "" where the profiler marked them.
+    `found_by` says how the iterations were found, "" if the profiler marked them.
     """
 
     numbers: Integers
@@ -52,7 +52,7 @@ class Steps:
     found_by: str = ""
 
     def iteration_at(self, times: Integers) -> Integers:
-        """Return each time's iteration: 1 without any step, NOT_APPLICABLE outside of steps."""
+        """Return each time's iteration: 1 if there are no steps, NOT_APPLICABLE outside of all."""
         if not len(self.numbers):
             return np.ones(len(times), dtype=np.int64)
         at = np.searchsorted(self.start, times, side="right") - 1
@@ -61,7 +61,7 @@ class Steps:
 
 
 def find_steps(profile: Profile, start: Integers, end: Integers, launch: Integers) -> Steps:
-    """Return the iterations; `launch` is the host time of each device event's launch, else -1."""
+    """Return the iterations; `launch` (event,) is the host time of each event's launch, or -1."""
     return (
         _marked(profile, start, end)
         or _by_optimizer(profile, start, end)
@@ -95,7 +95,9 @@ def _thread(profile: Profile, row: int) -> int:
 
 
 def _by_optimizer(profile: Profile, start: Integers, end: Integers) -> Steps | None:
-    """Take the optimizer that steps least often: others may step several times an iteration."""
+    """Find iterations by the optimizer that steps least often: others may step several times in an
+    iteration.
+    """
     names = pc.fill_null(profile.events.column("name"), "")
     steps = np.asarray(pc.starts_with(names, OPTIMIZER_STEP)) & profile.of_category(ANNOTATION)
     rows = np.flatnonzero(steps)
@@ -135,8 +137,7 @@ def _by_kernels(profile: Profile, start: Integers, end: Integers, launch: Intege
 
 
 def _repetitions(code: Integers) -> Integers:
-    """Return where the repetitions of a sequence begin; what is left over at its end counts as the
-    last one only if it is as long as the others.
+    """Return where the repetitions of a sequence begin; the last counts only if nearly complete.
 
     >>> _repetitions(np.tile([1, 2, 2, 3, 2, 4, 5, 5, 6], 3))
     array([ 0,  9, 18])
@@ -154,7 +155,7 @@ def _repetitions(code: Integers) -> Integers:
 
 
 def _beginnings(places: Integers, length: int, num_kernels: int) -> Integers:
-    """Return where repetitions begin, the first at 0, from where the same kernel of each stands."""
+    """Return where repetitions begin, given the places of the same kernel in each repetition."""
     firsts = places - places[0] % length
     firsts = np.r_[np.arange(0, firsts[0], length), firsts]
     return np.asarray(firsts[firsts + _LEAST_ALIKE * length <= num_kernels])
