@@ -1,7 +1,7 @@
 """Read a trace from Python: what the commands know, as Arrow tables.
 
-`megascan.read(path)` gives a `RunTables`: spans, and what follows from them, collectives, messages
-and clocks.
+`megascan.read(path)` gives a `RunTables`: spans, and collectives, messages and clocks, which follow
+from the spans.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RunTables:
 
 
 def run_tables(timeline: Timeline) -> RunTables:
-    """Make the tables of a timeline; spans without a match stand in `spans` only."""
+    """Make the tables of a timeline; spans without a match are only in `spans`."""
     return RunTables(
         run_id=timeline.run_id,
         layout=timeline.layout,
@@ -107,9 +107,7 @@ def _matched(spans: pa.Table, kind: Kind) -> tuple[Integers, Integers]:
 
 
 def _pairs(spans: pa.Table, rows: Integers, starts: Integers) -> Integers:
-    """Return the matches that have exactly a send and a receive (a selection may have left out
-    one).
-    """
+    """Return the rows of matches that have both a send and a receive; a selection may lack one."""
     sends = equals(spans, "op", "send")[rows].astype(np.int64)
     lengths = group_lengths(starts, len(rows))
     whole = (lengths == 2) & (per_group(np.add, sends, starts) == 1)
@@ -147,9 +145,8 @@ def read(
     """Read the tables of a traced run: spans, collectives, messages, clocks.
 
     `path` is a folder of rank files (ours, the original MegaScan's, PyTorch profiler traces), which
-    is aligned on the way, or a timeline that `megascan aggregate` wrote. Raises InputError for
-    anything that cannot be used; see `megascan.reader.read_trace` for `run` and
-    `allow_missing_ranks`.
+    are aligned first, or a timeline that `megascan aggregate` wrote. Raises InputError for anything
+    that cannot be used; see `megascan.reader.read_trace` for `run` and `allow_missing_ranks`.
     """
     path = Path(path)
     if path.is_file() and sniff(path) in MERGED_FORMATS:

@@ -1,25 +1,25 @@
-"""Array types, composite keys, runs of equal rows and unions of intervals, once for all rooms.
+"""Array types, composite keys, runs of equal rows and unions of intervals, for all packages.
 
-Composite keys (`combine`, `by_name`): several integer columns as one, so that one sort orders by
-all of them.
+Composite keys (`combine`, `by_name`): several integer columns as one column, so that one sort
+orders by all of them.
 
-Runs (`group_starts` and what follows it): rows that a sort has put together, told by where each
-run starts, so that numpy's `reduceat` works on all runs at once:
+Runs (`group_starts` and the functions after it): rows that a sort has put together, given by where
+each run starts, so that numpy's `reduceat` works on all runs at once:
 
     key      4 4 4 7 7 9
     starts   0     3   5         lengths 3 2 1
 
-Unions (`united`, `Cover`): what intervals cover together, over all ranks at once and without a loop
-over them. Times of all ranks are laid end to end on one axis (`TimeAxis`), so that a running
-maximum over all rows is one over each rank. Each interval keeps the part that no earlier one has
-covered:
+Unions (`united`, `Cover`): what intervals cover together, for all ranks at once and without a loop
+over ranks. Times of all ranks are laid end to end on one axis (`TimeAxis`), so that a running
+maximum over all rows is a running maximum of each rank. Each interval keeps the part that no
+earlier interval has covered:
 
     start ▏ ├──────┤                 keeps all
             ▏   ├─────┤                     keeps the end
             ▏  ├─┤                     keeps nothing (it lies inside)
 
-These parts are disjoint; their summed length up to t is a piecewise linear function, and the
-union's length inside any window is a difference of two of its values.
+These parts are disjoint; their summed length up to t is a piecewise linear function of t, and the
+union's length inside any window is a difference of two values of this function.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ import numpy.typing as npt
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 RowNumbers = npt.NDArray[np.int32]
-"""Rows of a table, or ids of what is among them: half the memory, and no table has 2³¹ rows."""
+"""Rows of a table, or ids of things in rows: half the memory, and no table has 2³¹ rows."""
 Narrow = npt.NDArray[np.signedinteger[Any]]
-"""A column as wide as it is stored."""
+"""Integers of any width, as a column is stored."""
 Flags = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
@@ -48,10 +48,10 @@ _LARGEST = 2**62
 
 
 def combine(*columns: Integers) -> Integers:
-    """Return one int64 a row that orders rows as the columns do, the first column before others.
+    """Return one int64 a row that orders rows as the columns do, by the first column first.
 
-    The columns become digits of one number; where the number would not fit in 62 bits, what has
-    been combined so far is replaced by its rank among the values that occur.
+    The columns become digits of one number; if the number would not fit in 62 bits, the columns
+    combined so far are replaced by the rank of their value among the values that occur.
 
     >>> combine(np.array([0, 1, 1]), np.array([7, 5, 6]))
     array([2, 3, 4])
@@ -71,7 +71,7 @@ def combine(*columns: Integers) -> Integers:
 
 
 def _digits(column: Integers) -> tuple[Integers, int]:
-    """Return the column as numbers from 0, and how many there may be."""
+    """Return a column as numbers from 0, and the number above all of them."""
     lowest, highest = int(column.min()), int(column.max())
     if highest - lowest < _LARGEST // len(column):
         return column - lowest, highest - lowest + 1
@@ -80,10 +80,10 @@ def _digits(column: Integers) -> tuple[Integers, int]:
 
 
 def order_within(key: Integers, values: Floats) -> Integers:
-    """Return an order of rows by key, and by value within a key, where keys are 0 and up.
+    """Return an order of rows by key, which must be 0 or more, and by value within a key.
 
-    That of `numpy.lexsort((values, key))`, but for which of two equal rows comes first, in a third
-    of its time: neither sort of floats need be stable, nor are keys of 16 bits compared at all.
+    It is the order of `numpy.lexsort((values, key))`, except for equal rows, in a third of the
+    time: the sort of floats need not be stable, and keys of 16 bits are sorted by radix.
     """
     by_value = np.argsort(values)
     of_few = len(key) and int(key.max()) < 2**16
@@ -122,15 +122,15 @@ def group_numbers(starts: Integers, num_rows: int) -> Integers:
 def per_group(
     operation: np.ufunc, values: npt.NDArray[Number], starts: Integers
 ) -> npt.NDArray[Number]:
-    """Return `np.add`, `np.maximum`, … over each run; nothing where there are no runs."""
+    """Return `np.add`, `np.maximum`, … of the values of each run; empty if there are no runs."""
     return np.asarray(operation.reduceat(values, starts) if len(starts) else values[:0])
 
 
 def linked_sets(one: Integers, other: Integers, num: int) -> Integers:
-    """Return for each of `num` things the set it is in, given pairs that are linked.
+    """Return for each of `num` things the number of its set, given pairs of linked things.
 
-    Sets are numbered from 0 by their smallest members. All things take the smallest number that
-    they are linked to at once, and then that of the thing which that number names, so that long
+    Sets are numbered from 0 by their smallest members. In each round, every thing takes the
+    smallest number among its links, and then the number of the thing with that number, so that long
     chains take few rounds.
 
     >>> linked_sets(np.array([1, 4]), np.array([3, 0]), 5)
@@ -149,7 +149,7 @@ def linked_sets(one: Integers, other: Integers, num: int) -> Integers:
 
 
 def rows_of_runs(runs: Iterable[tuple[int, int]]) -> RowNumbers:
-    """Return the rows of one run of rows (begin, end) or more, one run after the other."""
+    """Return the rows of some runs (begin, end) of rows, at least one, one run after the other."""
     return np.concatenate([np.arange(begin, end, dtype=np.int32) for begin, end in runs])
 
 
@@ -161,14 +161,14 @@ def mask_of(rows: list[int], num_rows: int) -> Flags:
 
 
 def rank_blocks(rank: Narrow, num_rows: int) -> list[slice]:
-    """Cut rows ordered by rank into slices of whole ranks, about `num_rows` or one rank each."""
+    """Cut rows ordered by rank into slices of whole ranks: about `num_rows` rows, or one rank."""
     starts = group_starts(rank)
     firsts = starts[group_starts(starts // num_rows)].tolist()
     return [slice(low, high) for low, high in pairwise([*firsts, len(rank)])]
 
 
 def parted(part: npt.NDArray[np.uint16]) -> list[RowNumbers]:
-    """Return the rows of each part that has any, ascending, in the order of the parts' numbers.
+    """Return the rows, ascending, of each part that has rows, in the order of `part` numbers.
 
     >>> parted(np.array([1, 0, 1], dtype=np.uint16))
     [array([1], dtype=int32), array([0, 2], dtype=int32)]
@@ -181,7 +181,7 @@ def parted(part: npt.NDArray[np.uint16]) -> list[RowNumbers]:
 def by_name(row_codes: Narrow, texts: list[str]) -> Integers:
     """Renumber codes by the alphabetic order of their texts.
 
-    A key made of these does not depend on the order in which a reader met the texts.
+    A key of such codes does not depend on the order in which a reader met the texts.
     """
     position: Integers = np.zeros(max(len(texts), 1), dtype=np.int64)
     position[np.argsort(np.array(texts, dtype=np.str_))] = np.arange(len(texts))
@@ -193,7 +193,7 @@ def by_name(row_codes: Narrow, texts: list[str]) -> Integers:
 class TimeAxis:
     """Map (rank, time) to one axis on which ranks do not overlap.
 
-    Made from the table's own rows, which are ordered by rank.
+    The axis is made from the rows of a table ordered by rank.
     """
 
     ranks: Integers
@@ -220,7 +220,8 @@ class TimeAxis:
 class Cover:
     """Union of intervals with a quantity (CPU time) spread evenly over each.
 
-    `low`, `high` are the disjoint parts; `length_before`, `amount_before` what precedes each.
+    `low` and `high` are the disjoint parts; `length_before` and `amount_before` are the sums over
+    all parts before each.
     """
 
     low: Integers
@@ -231,7 +232,7 @@ class Cover:
 
     @classmethod
     def of(cls, start: Integers, end: Integers, amount: Floats | None = None) -> Cover:
-        """Unite [start, end), ordered by start, positions on a TimeAxis."""
+        """Unite intervals [start, end), ordered by start, given as positions on a TimeAxis."""
         low, high = new_parts(start, end)
         kept = high > low
         low, high = low[kept], high[kept]
@@ -251,7 +252,7 @@ class Cover:
         return self._length_until(end) - self._length_until(start)
 
     def amount_within(self, start: Integers, end: Integers) -> Floats:
-        """Return the summed quantity inside each window, in proportion where a part is cut."""
+        """Return the summed quantity inside each window; parts that are cut count in proportion."""
         return self._amount_until(end) - self._amount_until(start)
 
     def _length_until(self, position: Integers) -> Integers:
@@ -270,7 +271,7 @@ class Cover:
 def united(start: Integers, end: Integers) -> tuple[Integers, Integers]:
     """Return (low, high) of the union of intervals in any order, as disjoint parts in order.
 
-    Parts that touch are one. [0, 4) [8, 9) [3, 6) [6, 8) → [0, 9).
+    Parts that touch are joined. Example: [0, 4) [8, 9) [3, 6) [6, 8) → [0, 9).
     """
     order = np.argsort(start, kind="stable")
     low, high = new_parts(start[order], end[order])
@@ -283,9 +284,9 @@ def united(start: Integers, end: Integers) -> tuple[Integers, Integers]:
 
 
 def new_parts(start: Integers, end: Integers) -> tuple[Integers, Integers]:
-    """Return (low, high) of what each interval adds to the union of those before it.
+    """Return (low, high) of the part that each interval adds to the union of earlier intervals.
 
-    Intervals are ordered by start; one that adds nothing has high <= low.
+    Intervals are ordered by start; for an interval that adds nothing, high <= low.
     """
     if not len(start):
         return start, end

@@ -4,8 +4,8 @@
     Trainer(…, callbacks=[for_lightning(config)])               lightning
 
 An iteration lasts from the end of one step to the end of the next, so that fetching the batches is
-part of it. What a trainer does between two steps (evaluations, checkpoints) is no part of either:
-the next iteration then begins anew, behind it.
+part of it. What a trainer does between two steps (evaluations, checkpoints) belongs to no
+iteration: the next iteration begins again after that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """The iterations of a loop that tells only when its steps end."""
+    """Iterations of a loop that only tells when a step has ended."""
 
     def __init__(self, config: TraceConfig, mesh: DeviceMesh | None) -> None:
         self._config = config
@@ -35,26 +35,26 @@ class Steps:
         self._number = 0
 
     def begin(self, model: torch.nn.Module, num_done: int) -> None:
-        """Start tracing a run that has `num_done` steps behind it, and its next iteration."""
+        """Start tracing a run that has done `num_done` steps, and begin its next iteration."""
         from megascan.instrument import start
 
         self._tracer = start(self._config, resumed=num_done > 0, model=model, mesh=self._mesh)
         self._enter(num_done + 1)
 
     def has_ended(self, num_done: int) -> None:
-        """End the iteration of a step, the run's number `num_done`; the next one begins."""
+        """End the iteration of step `num_done` of the run, and begin the next iteration."""
         if self._open is not None and num_done == self._number:
             self._open.__exit__(None, None, None)
             self._enter(num_done + 1)
 
     def begin_anew(self) -> None:
-        """Begin the iteration under way once more: what has been done in it is no part of it."""
+        """Begin the current iteration again, without what was done in it so far."""
         if self._open is not None:
             self._abandon()
             self._enter(self._number)
 
     def end(self) -> None:
-        """Forget the iteration that has no step, and end tracing."""
+        """Forget the last iteration, which has no step, and end tracing."""
         if self._open is not None:
             self._abandon()
         self._tracer.close()

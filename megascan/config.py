@@ -1,6 +1,6 @@
-"""The `--trace` flags: what is traced, where it goes.
+"""Declare the `--trace` flags: what is traced, and where the trace goes.
 
-Names and defaults are the original MegaScan's.
+Names and defaults of the flags are those of the original MegaScan.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ def parse_share(text: str) -> float:
 
 
 DEFAULT_LAYER_STRIDE = 1
-"""Every layer, until a run is seen to pay more than `LAYERS_BUDGET_RATIO` for it."""
+"""Every layer is recorded until tracing is seen to cost more than `LAYERS_BUDGET_RATIO`."""
 LAYERS_BUDGET_RATIO = 0.02
-"""Of the run's time. Above it layers take turns without being asked to: it is a traced iteration
-that lasts 5 % longer, of which the default window has two in five."""
+"""Share of the run's time above which layers take turns even without a budget. With the default of
+two traced iterations in five, it means that a traced iteration takes 5 % longer."""
 LEAST_LAYERS = 2
-"""Of a chunk in each traced iteration: their modules say what is typical of a pass. One is left
-only by a budget that two exceed."""
+"""Least layers of a chunk in each traced iteration; their modules say what is typical of a pass.
+Only a budget that two layers exceed leaves one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceConfig:
-    """Settings of the tracer; raises ConfigError when they do not fit together.
+    """Settings of the tracer; raises ConfigError if they do not fit together.
 
-    At granularity full the modules of every `layer_stride`-th layer of a chunk are recorded, others
-    in each traced iteration. `max_bytes` bounds what a rank's file takes on disk, 0 is no bound;
-    `budget_ratio` is the share of the run's time that tracing may cost; 0 is no budget, but above
-    `LAYERS_BUDGET_RATIO` the modules of fewer layers are recorded. An `armed` run records nothing
-    until it is switched on (`megascan.tracer.switch`).
+    At granularity full the modules of every `layer_stride`-th layer of a chunk are recorded, in
+    each traced iteration of other layers. `max_bytes` bounds the size of a rank's file on disk, 0
+    is no bound. `budget_ratio` is the share of the run's time that tracing may cost; 0 is no
+    budget, but above `LAYERS_BUDGET_RATIO` the modules of fewer layers are recorded. An `armed` run
+    records nothing until it is switched on (`megascan.tracer.switch`).
     """
 
     enabled: bool = False
@@ -112,7 +112,7 @@ class TraceConfig:
             )
 
     def traces(self, iteration: int) -> bool:
-        """Tell whether iteration i (from 1) lies in a window: (i - 1) mod interval < window."""
+        """Return whether iteration i (from 1) lies in a window: (i - 1) mod interval < window."""
         return self.enabled and (iteration - 1) % self.interval < self.window
 
     def sampled_layers(
@@ -123,9 +123,10 @@ class TraceConfig:
     ) -> frozenset[int]:
         """Return the layers whose modules are recorded in a traced iteration.
 
-        Of each chunk every `layer_stride`-th one, but `least` at least, beginning a place later in
-        each traced iteration: with layers 1 to 8, stride 4 and every iteration traced, 1 and 5,
-        then 2 and 6, 3 and 7, 4 and 8, 1 and 5. Ranks with the same layers get the same.
+        These are every `layer_stride`-th layer of each chunk, but at least `least` layers,
+        beginning one place later in each traced iteration: with layers 1 to 8, stride 4 and every
+        iteration traced, layers 1 and 5, then 2 and 6, 3 and 7, 4 and 8, 1 and 5. Ranks with the
+        same layers get the same choice.
         """
         cycle, place = divmod(iteration - 1, self.interval)
         turn = cycle * self.window + place
@@ -136,10 +137,9 @@ class TraceConfig:
         return frozenset(chosen)
 
     def ends_window(self, iteration: int) -> bool:
-        """Tell whether a traced iteration is the last of its window, which can then be written.
+        """Return whether a traced iteration is the last of its window, which can then be written.
 
-        With window = interval every iteration is traced; the window then still ends with each
-        interval.
+        With window = interval every iteration is traced; a window still ends with each interval.
         """
         return self.traces(iteration) and (iteration - 1) % self.interval == self.window - 1
 
@@ -211,7 +211,7 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(group: argparse._ArgumentGroup) -> None:
-    """Declare what bounds the disk and the time that tracing takes."""
+    """Declare the flags that bound the disk space and the time of tracing."""
     group.add_argument(
         "--trace-compress",
         action="store_true",

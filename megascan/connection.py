@@ -1,10 +1,10 @@
 """Connections that end when their client leaves a request unfinished.
 
-uvicorn waits as long as it takes for the rest of a request, so that anybody who may connect can
-hold as many connections as there are. Give `Connection` to its `Config` as `http`. What is read
-here is the head of a request, from the first moment of a connection or the first byte of a later
-request; whoever reads a body has to bound that itself (`PATIENCE_S`), and when it has answered
-without having all of it, the connection ends.
+uvicorn waits without limit for the rest of a request, so that any client can hold as many
+connections as there are. Give `Connection` to uvicorn's `Config` as `http`. It bounds the time for
+the head of a request, from the first moment of a connection or the first byte of a later request.
+An application that reads a body has to bound that itself (`PATIENCE_S`); when it answers without
+having read the whole body, the connection ends.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from megascan.listening import PATIENCE_S
 
 _FAREWELL_S = 1.0
-"""In which a client that is still sending can read what it was answered."""
+"""Time for a client that is still sending to read the answer."""
 
 
 class Connection(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, for clients that say what they want."""
+    """uvicorn's HTTP/1.1 protocol, without connections of clients that never finish a request."""
 
     _ending: asyncio.TimerHandle | None = None
 
@@ -33,18 +33,18 @@ class Connection(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Wait no more when a request is there; begin to when a part of the next one is."""
+        """Stop waiting when a request is complete; begin to wait when part of the next arrives."""
         super().data_received(data)
         self._watch()
 
     def on_response_complete(self) -> None:
-        """End the connection when the rest of the request's body would have to be waited for."""
+        """End the connection if the rest of the request's body is still missing."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY:
             self.loop.call_later(_FAREWELL_S, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Stop waiting for a request."""
         self._forget()
         super().connection_lost(exc)
 

@@ -1,4 +1,4 @@
-"""What can go wrong in a way that a user can mend.
+"""Errors that a user can mend.
 
     MegaScanError
     ├── UsageError      the command line cannot be carried out            exit 2
@@ -7,8 +7,8 @@
     ├── ConfigError     sizes and flags that do not fit together          exit 1
     └── MissingError    a package, engine or device that is not there     exit 1
 
-A message is one sentence that says what is wrong with which values, where, and what to do.
-`report_errors` is the one place that prints them.
+A message is one sentence that says what is wrong with which values, where, and what to do. Only
+`report_errors` prints messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 
 _MOST = 1000
-"""Characters of a message: names in damaged files may be of any length."""
+"""Most characters of a message: names in damaged files may be of any length."""
 
 _MOST_LISTED = 8
 
@@ -35,7 +35,8 @@ ENDING_SIGNALS = tuple(
 )
 """Signals that ask a process to end, in addition to Ctrl-C."""
 _ECHO_S = 1.0
-"""`timeout` and launchers send a signal to the process and again to its group."""
+"""Time in which a second signal is ignored: `timeout` and launchers send a signal to the process
+and again to its group."""
 
 
 class MegaScanError(Exception):
@@ -44,7 +45,7 @@ class MegaScanError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        """Return the message on one line, whatever a file's texts have brought into it."""
+        """Return the message on one line, even if it has texts from files with line ends."""
         words = " ".join(super().__str__().splitlines())
         return words if len(words) <= _MOST else f"{words[: _MOST // 2]} … {words[-_MOST // 4 :]}"
 
@@ -72,7 +73,7 @@ class MissingError(MegaScanError):
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal asks this process to end: what cleans up after Ctrl-C does so after it, too."""
+    """A signal asks this process to end; code that cleans up after Ctrl-C handles this, too."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -82,9 +83,8 @@ class Terminated(KeyboardInterrupt):
 def report_errors(command: Callable[[], int]) -> int:
     """Run a command and return its exit code; print a MegaScanError as one line on stderr.
 
-    So is what the operating system refuses in an unforeseen place. Ctrl-C ends with 130, SIGTERM
-    with 143 and a closed pipe (``| head``) silently, as shells expect; what was half written is
-    removed before.
+    An unforeseen OSError is printed in the same way. Ctrl-C ends with 130, SIGTERM with 143 and a
+    closed pipe (``| head``) silently, as shells expect; half-written files are removed before.
     """
     _take_any_text()
     try:
@@ -113,9 +113,9 @@ def report_errors(command: Callable[[], int]) -> int:
 
 
 def _without_disguise(command: Callable[[], int], interrupts: list[int]) -> int:
-    """Run a command; what fails after Ctrl-C has failed of it.
+    """Run a command; treat import errors after Ctrl-C as the Ctrl-C itself.
 
-    An extension module that is interrupted while it is imported says that it is broken.
+    An extension module whose import is interrupted raises as if it were broken.
     """
     try:
         return command()
@@ -131,10 +131,10 @@ def _as_exception(number: int) -> KeyboardInterrupt:
 
 @contextmanager
 def _taken_signals() -> Iterator[list[int]]:
-    """Turn Ctrl-C, SIGTERM and a terminal's end into exceptions, noted before they are raised.
+    """Turn Ctrl-C, SIGTERM and a terminal's end into exceptions; yield the signals so far.
 
-    Only where nobody has said otherwise: a handler of the caller and ``nohup`` stay. A rank leaves
-    SIGTERM to the system: it may wait in a library for ranks that are gone, and would never hear.
+    Handlers of the caller, and signals that ``nohup`` ignores, stay as they are. A rank leaves
+    SIGTERM to the system: it may wait in a library for ranks that are gone, and never run Python.
     """
     noted: list[int] = []
     heard_s = -math.inf
@@ -164,9 +164,10 @@ def _taken_signals() -> Iterator[list[int]]:
 
 
 def _take_any_text() -> None:
-    """Let stdout and stderr take what they cannot show, as `?`, and be closed (``2>&-``).
+    """Have stdout and stderr show `?` for characters that they cannot encode, and allow them to be
+    closed (``2>&-``).
 
-    A locale of ASCII has no µ, and a file's name need not be text at all.
+    An ASCII locale has no µ, and a file's name need not be text at all.
     """
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 (for good)
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 (for good)
@@ -176,7 +177,7 @@ def _take_any_text() -> None:
 
 
 def listed(values: Iterable[object], most: int = _MOST_LISTED) -> str:
-    """Return the words for a list: "3", "3 and 11", "1, 2, 5 and 40 more"."""
+    """Return a list in words: "3", "3 and 11", "1, 2, 5 and 40 more"."""
     words = [str(value) for value in values]
     if len(words) > most:
         words = [*words[:most], f"{len(words) - most} more"]

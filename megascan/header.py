@@ -1,17 +1,18 @@
 """The two records that frame a rank file: who recorded it (header), what a finished window holds.
 
-A dataclass takes anything, so one that is filled from JSON is checked here, field by field, before
-arithmetic meets a text. Known are numbers, texts, enums, other dataclasses, tuples and mappings.
+A dataclass takes any values, so a record that is filled from JSON is checked here, field by field,
+before a text can get into arithmetic. Fields may be numbers, texts, enums, other dataclasses,
+tuples and mappings.
 
-Ordered ranks stand in JSON as a list where they are few, else as the text of their progressions:
+A few ordered ranks stand in JSON as a list, more ranks as the text of their progressions:
 
     [0, 1, 2, 3]          →  [0, 1, 2, 3]
     0, 1, 2, … 16383      →  "0-16383"
     3, 11, 19, … 16379    →  "3-16379/8"
     0 … 31, 64 … 95       →  "0-31,64-95"
 
-So the header of a rank among thousands stays as short as that of one among eight, although it
-names the groups that hold them all.
+So a header stays about as short in a job of thousands of ranks as in a job of eight, although it
+names groups that hold all ranks.
 """
 
 from __future__ import annotations
@@ -32,20 +33,21 @@ from megascan.topology import Coordinates, Layout
 
 Record = TypeVar("Record")
 Check: TypeAlias = Callable[[object, str], None]
-"""Takes a value and the path that names it; raises TypeError."""
+"""Function that checks a value, given the path that names it; raises TypeError."""
 
 _LARGEST = 1 << 63
 
 
 def shown(value: object) -> str:
-    """Return a value from a file as text for a message: short, however deep it nests."""
+    """Return a value from a file as short text for a message, even if it nests deep."""
     return reprlib.repr(value)[:40]
 
 
 def checked(record: Record) -> Record:
     """Return the record if all its fields have their types; raise TypeError naming the field.
 
-    Whole numbers must fit into 64 bits and others be finite; a float field takes whole numbers.
+    Whole numbers must fit into 64 bits, other numbers must be finite; a float field may have a
+    whole number.
     """
     _check_fields(record, "")
     return record
@@ -109,7 +111,7 @@ def _check_mapping(check_key: Check, check_value: Check, value: object, path: st
 
 
 def _check_plain(kind: object, value: object, path: str) -> None:
-    if type(value) is kind is str:  # nearly all there is, of thousands of headers
+    if type(value) is kind is str:  # fast path: nearly all values of thousands of headers
         return
     if type(value) is kind is int and -_LARGEST <= value < _LARGEST:
         return
@@ -142,13 +144,13 @@ _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:/(\d{1,9}))?)?")
 
 
 def packed(ranks: Sequence[int]) -> list[int] | str:
-    """Return ranks, in their order, as they stand in JSON."""
+    """Return ordered ranks in the form that stands in JSON."""
     if len(ranks) <= _LONGEST_LIST:
         return list(ranks)
     return _text(tuple(ranks))
 
 
-@lru_cache(maxsize=4096)  # as below
+@lru_cache(maxsize=4096)  # the same groups stand in the headers of all their members
 def _text(ranks: tuple[int, ...]) -> str:
     return ",".join(_texts(ranks))
 
@@ -164,7 +166,7 @@ def _texts(ranks: Sequence[int]) -> Iterator[str]:
 
 
 def _progression(ranks: Sequence[int], place: int) -> int:
-    """Count how many ranks from `place` on rise by one step; 1 for fewer than three."""
+    """Count how many ranks from `place` on form a rising progression; 1 if fewer than three do."""
     step = ranks[place + 1] - ranks[place] if place + 1 < len(ranks) else 0
     end = place + 1
     while step > 0 and end < len(ranks) and ranks[end] - ranks[end - 1] == step:
@@ -173,7 +175,7 @@ def _progression(ranks: Sequence[int], place: int) -> int:
 
 
 def unpacked(ranks: object) -> tuple[int, ...]:
-    """Return the ranks that stand in JSON, in either form. Raises ValueError for anything else."""
+    """Return ranks from either form in JSON. Raises ValueError for anything else."""
     if isinstance(ranks, str):
         return _from_text(ranks)
     if (
@@ -221,7 +223,7 @@ LATEST_NS = 1 << 62
 """Unix time of the year 2116."""
 _MOST_ITERATIONS = 1 << 20
 MOST_RANKS = 1 << 20
-"""A header that speaks of more is damaged."""
+"""A header with more ranks is damaged."""
 
 RESTARTING_CLOCK = "CUDA events since step begin"
 """`ClockOrigin.source` of clocks that begin again at every iteration."""
@@ -303,9 +305,9 @@ class RankHeader:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Json], where: str) -> RankHeader:
-        """Read back from a header event.
+        """Read the header from a header event.
 
-        Raises InputError naming `where` when it is damaged or newer than we are.
+        Raises InputError naming `where` if it is damaged or of a newer schema.
         """
         version = record.get("schema")
         if not isinstance(version, int) or version > SCHEMA_VERSION:
@@ -318,7 +320,7 @@ class RankHeader:
             fields["layout"] = _known(layout_from_json, fields["layout"])
             fields["coordinates"] = Coordinates(**fields["coordinates"])
             groups = {name: unpacked(ranks) for name, ranks in fields["groups"].items()}
-            fields["groups"] = {}  # checked by now: going through all members again would cost most
+            fields["groups"] = {}  # checked already: checking all members again would cost most
             fields["device"] = Device(**fields["device"])
             fields["clock"] = _clock_from_json(fields["clock"])
             fields["trace"] = _known(_settings_from_json, fields["trace"])
@@ -338,7 +340,7 @@ class RankHeader:
 def computed_header(
     run_id: str, rank: int, layout: Layout, device: Device, clock: ClockOrigin
 ) -> RankHeader:
-    """Return the header of a rank that never ran: of a timeline that was computed."""
+    """Return the header of a rank that never ran, for a computed timeline."""
     return RankHeader(
         run_id=run_id,
         rank=rank,
@@ -361,7 +363,7 @@ class Activity(IntEnum):
     NONE = 0
     TRACED = 1
     WRITING = 2
-    """Not traced, but the writer's thread was at work."""
+    """The iteration was not traced, but the writer's thread was at work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,7 +401,7 @@ class WindowRecord:
     timings: tuple[tuple[int, int, int], ...] = ()
 
     def to_json(self) -> dict[str, Json]:
-        """Return the `args` of the window event; what they hold is not copied.
+        """Return the `args` of the window event, without copying values.
 
         Kinds of layers are left out where none is known, as in the files of older MegaScans, which
         read nothing that they do not know.
@@ -411,9 +413,9 @@ class WindowRecord:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Json], where: str) -> WindowRecord:
-        """Read back from a window event; raises InputError naming `where` when it is damaged.
+        """Read the record from a window event. Raises InputError naming `where` if it is damaged.
 
-        What it does not know, as a later MegaScan may write, is passed over.
+        Unknown fields, which a later MegaScan may write, are ignored.
         """
         known = cls.__dataclass_fields__
         fields = {name: value for name, value in record.items() if name in known}
@@ -452,7 +454,7 @@ def _tuples_in_window(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 _CHECKED_FIELDS = ("layout", "clock", "trace")
-"""Of a header, by whoever reads them."""
+"""Fields of a header that the functions which read them check."""
 
 
 def _settings_from_json(record: dict[str, Any]) -> TraceSettings:
@@ -461,13 +463,13 @@ def _settings_from_json(record: dict[str, Any]) -> TraceSettings:
     return settings
 
 
-@lru_cache(maxsize=64, typed=True)  # of types, for True is 1 and 1 is 1.0
+@lru_cache(maxsize=64, typed=True)  # typed, as True == 1 == 1.0
 def _read_once(read: Callable[[dict[str, Any]], Record], **record: Any) -> Record:
     return read(record)
 
 
 def _known(read: Callable[[dict[str, Any]], Record], record: dict[str, Any]) -> Record:
-    """Return what all ranks of a job say alike, read once; damage is told as by the reader."""
+    """Return a part of a header that is equal on all ranks of a job, and so read only once."""
     try:
         known: Record = _read_once(read, **record)
     except TypeError:  # no record, or one with a list in the place of a number

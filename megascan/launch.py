@@ -2,9 +2,9 @@
 
     torchrun … -m megascan.launch pretrain_gpt.py --trace [trace flags] [the script's own flags]
 
-The trace flags are taken, everything else is handed to the script. Iterations are recognised by
-`megatron.training.training.train_step`, which Megatron-LM's loop calls once for each; tracing
-starts with the first. Without `--trace` the script runs as if it had been started by itself.
+The trace flags are used here, all other flags are handed to the script. Iterations are recognised
+by `megatron.training.training.train_step`, which Megatron-LM's loop calls once an iteration;
+tracing starts with the first call. Without `--trace` the script runs as if started directly.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def split_arguments(arguments: Sequence[str]) -> tuple[TraceConfig, Path, list[s
 
 
 class TrainSteps:
-    """Makes each call of a `train_step` a traced iteration; starts tracing with the first."""
+    """Makes each call of a `train_step` an iteration of the tracer; the first call starts it."""
 
     def __init__(self, config: TraceConfig, next_iteration: Callable[[int | None], int]) -> None:
-        """Take `next_iteration`: it numbers a step, given the last one's number (None at first)."""
+        """Take `next_iteration`, which numbers a step, given the last step's number (or None)."""
         self._config = config
         self._next_iteration = next_iteration
         self._tracer: Tracer | None = None
@@ -87,7 +87,7 @@ class TrainSteps:
         return start(self._config, resumed=resumed)
 
     def close(self) -> None:
-        """Write the last window; say so when there is none, because no step was recognised."""
+        """Write the last window, or warn that no step was recognised."""
         if self._tracer is not None:
             self._tracer.close()
         elif os.environ.get("RANK", "0") == "0":
@@ -100,7 +100,7 @@ class TrainSteps:
 
 
 def install(config: TraceConfig) -> TrainSteps:
-    """Wrap Megatron-LM's `train_step`; raises MissingError where there is no Megatron-LM."""
+    """Wrap Megatron-LM's `train_step`. Raises MissingError if Megatron-LM is not installed."""
     try:
         training = importlib.import_module(_TRAINING)
     except ModuleNotFoundError as error:
@@ -115,9 +115,10 @@ def install(config: TraceConfig) -> TrainSteps:
 
 
 def _next_iteration(last: int | None) -> int:
-    """Return the iteration that begins, by Megatron-LM's own count, which counts skipped ones too.
+    """Return the number of the iteration that begins, by Megatron-LM's own count, which includes
+    skipped iterations.
 
-    Versions that do not keep that count at hand tell the iteration that they resumed from.
+    Versions without that count tell only the iteration from which they resumed.
     """
     from megatron.training import get_args
 

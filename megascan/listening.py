@@ -1,12 +1,13 @@
-"""Say where a server listens and to whom: its port, its token, the names it may be asked by.
+"""Decide where a server listens and which requests it answers: port, token, host names.
 
     request ── Host ── Origin ── token ──► application
                 │        │         └─ 401: missing or wrong
                 │        └─ 403: a page of another site asks
                 └─ 403: by a name that is not this server's
 
-A page of another site can make a browser send requests to a server on the loopback: its own name,
-resolved to a loopback address, gives it away in Host, its own address in Origin. It has no token.
+A page of another site can make a browser send requests to a server on the loopback. Host then has
+the other site's name, which it resolves to a loopback address, or Origin has its address; and the
+page has no token.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SHORTEST_TOKEN = 16
 
 
 def require_server() -> None:
-    """Raise MissingError unless what serves pages and endpoints is installed."""
+    """Raise MissingError unless the packages that serve pages and endpoints are installed."""
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
@@ -63,7 +64,7 @@ def token_for(host: str, file: Path | None) -> str | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take a port. Raises ConfigError when it cannot be had."""
+    """Return a socket that is bound to a port. Raises ConfigError if the port cannot be used."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.socket(family, socket.SOCK_STREAM)
@@ -88,21 +89,21 @@ class Refusal:
 class Gate:
     """Who may ask a server.
 
-    `names` are those it may be asked by beside the loopback's, None for any name; `token` is what
-    must be sent, None for none.
+    `names` are the host names that requests may use in addition to LOOPBACK, None for any name;
+    `token` is the token that clients must send, None if no token is needed.
     """
 
     names: Collection[str] | None
     token: str | None
     token_hint: str = "send Authorization: Bearer and the token"
-    """How clients come to send the token."""
+    """Words that tell clients how to send the token."""
 
     def refusal(
         self, headers: Iterable[tuple[bytes, bytes]], *, asks_token: bool = True
     ) -> Refusal | None:
-        """Return why a request with these headers is refused; None where it may pass.
+        """Return why a request with these headers is refused; None if it may pass.
 
-        `asks_token` is False for what everybody may see.
+        `asks_token` is False for pages that need no token.
         """
         said = {name: value.decode("latin-1") for name, value in headers}
         host, origin = said.get(b"host", ""), said.get(b"origin")
@@ -124,7 +125,7 @@ class Gate:
 
 
 def _place_of(origin: str) -> str:
-    """Return the host and port in an Origin header; empty when it is malformed."""
+    """Return the host and port in an Origin header; "" if it is malformed."""
     try:
         return urlsplit(origin).netloc
     except ValueError:
@@ -132,7 +133,7 @@ def _place_of(origin: str) -> str:
 
 
 def _name_of(host: str) -> str:
-    """Return the name in a Host header, without its port; empty when it is malformed."""
+    """Return the name in a Host header, without the port; "" if it is malformed."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

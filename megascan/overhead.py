@@ -1,23 +1,24 @@
-"""What tracing costs a run, measured by the run itself: traced against untraced iterations.
+"""Measure what tracing costs a run from the run itself: traced against untraced iterations.
 
-A cycle is one interval: traced iterations first, untraced ones after. Within a cycle the machine
-is the same, so each cycle gives one ratio of its own, and drift between cycles cancels:
+A cycle is one interval: traced iterations first, then untraced iterations. Within a cycle the
+machine is the same, so each cycle gives ratios of its own, and drift between cycles cancels:
 
     traced ratio   median of the traced / median of the untraced
     run ratio      time of the whole cycle / time if every iteration had been like the untraced
 
-Iterations during which the writer's thread turned a window into lines are neither: they may pay for
-it. They count in the run ratio, and stand for the untraced only in cycles that have no others.
+Iterations during which the writer's thread turned a window into lines are neither traced nor
+untraced: the writer may have slowed them. They count in the run ratio, and replace untraced
+iterations only in cycles without any.
 
-The result is the median over cycles with the sign test's interval: the order statistics that hold
-the true median with the given confidence whatever the distribution. The first cycle of a run
-(allocation, warm-up) is left out.
+The result is the median over cycles with the sign test's interval: two order statistics that
+contain the true median with the given confidence, whatever the distribution. The first cycle of a
+run (allocation, warm-up) is left out.
 
 Example: 7 cycles give ratios 1.001 1.002 1.002 1.003 1.004 1.004 1.9; the median is 1.003, and with
 confidence 95 % it lies within 1.001 … 1.9, since 7 values leave out none at either end.
 
-Limits: windows begin at fixed iterations. What else happens at a multiple of the interval
-(an evaluation, a checkpoint that leaves the next iteration cold) is taken for a cost of tracing.
+Limits: windows begin at fixed iterations. Other events at multiples of the interval (an evaluation,
+a checkpoint that leaves the next iteration cold) are mistaken for a cost of tracing.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ Timing: TypeAlias = tuple[int, int, int]
 CONFIDENCE = 0.95
 _MOST_RANKS = 64
 MIN_CYCLES = 6
-"""Fewer leave no interval of CONFIDENCE: 2 · 0.5⁶ is the first below 5 %."""
+"""Fewer cycles give no interval of CONFIDENCE: 2 · 0.5⁶ is the first power below 5 %."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median ratio (1.01: one per cent longer) and the interval that holds it."""
+    """A median ratio (1.01: one per cent longer) and its confidence interval."""
 
     ratio: float
     low: float
@@ -50,15 +51,15 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """What tracing cost; the estimates are None with fewer than MIN_CYCLES cycles to compare."""
+    """What tracing cost; the estimates are None if fewer than MIN_CYCLES cycles are comparable."""
 
     num_cycles: int
     num_traced: int
     num_untraced: int
     traced: Estimate | None
-    """Of a traced iteration."""
+    """Ratio of a traced to an untraced iteration."""
     run: Estimate | None
-    """Of the run, windows and the iterations between them."""
+    """Ratio of the run, windows and the iterations between them, to an untraced run."""
     granularity: str = ""
     interval: int = 0
 
@@ -72,17 +73,17 @@ class _Cycle:
 def measure(
     timings: Iterable[Timing], interval: int, *, confidence: float = CONFIDENCE
 ) -> Overhead:
-    """Measure the cost by the timings of one rank."""
+    """Measure the cost of tracing from the timings of one rank."""
     timings = list(timings)
     cycles = _cycles(timings, interval)
     return _overhead([timings], list(cycles.values()), confidence)
 
 
 def measure_job(windows: Mapping[int, Sequence[WindowRecord]]) -> Overhead:
-    """Measure the cost by the records of all ranks, at the level that most windows had.
+    """Measure the cost of tracing from the records of all ranks, at the level of most windows.
 
-    A cycle's ratios are the medians over the ranks: iterations of a synchronous job last equally
-    long on all of them, so ranks are no independent measurements, and of many ranks some will do.
+    A cycle's ratios are the medians over ranks: iterations of a synchronous job take equally long
+    on all ranks, so ranks are not independent measurements, and of many ranks some suffice.
     """
     ranks = sorted(windows)
     windows = {rank: windows[rank] for rank in ranks[:: math.ceil(len(ranks) / _MOST_RANKS) or 1]}
@@ -108,7 +109,7 @@ def measure_job(windows: Mapping[int, Sequence[WindowRecord]]) -> Overhead:
 
 
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
-    """Return the median and the sign test's interval; None when there are too few values."""
+    """Return the median and the sign test's interval; None if there are too few values."""
     ordered, num_values = sorted(values), len(values)
     tail, left_out = 0.0, 0
     for successes in range(num_values // 2 + 1):
@@ -142,7 +143,7 @@ def _overhead(
 
 
 def _cycles(timings: Iterable[Timing], interval: int) -> dict[int, _Cycle]:
-    """Return comparable cycles by number, without the first."""
+    """Return the comparable cycles by number, without the first cycle."""
     found: dict[int, dict[int, list[int]]] = {}
     for iteration, activity, duration_ns in timings:
         if interval > 0:
@@ -173,7 +174,7 @@ def _compare(durations: Mapping[int, Sequence[int]], interval: int) -> _Cycle | 
 def _timings_at(records: Sequence[WindowRecord], granularity: str, interval: int) -> list[Timing]:
     """Return timings of iterations that follow a window of this granularity and interval.
 
-    A record holds the timings of what came before its end, also those of the window before it.
+    A record has the timings before its end, also of iterations that follow the window before it.
     """
     windows = sorted(records, key=lambda record: record.first_iteration)
     chosen: list[Timing] = []

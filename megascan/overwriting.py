@@ -1,4 +1,4 @@
-"""Outputs harm nothing: they never take the place of what is read, and are whole or not there."""
+"""Write outputs safely: they never replace an input, and are complete or not there."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from megascan.errors import OutputError
 def check_not_read(
     output: Path, read: Iterable[Path], is_input: Callable[[Path], bool] = lambda path: True
 ) -> None:
-    """Raise OutputError when an output is one of the files that are read, by name or by a link.
+    """Raise OutputError if an output is one of the files that are read, by name or by a link.
 
-    Files are the same when their inodes are, as those of symbolic and hard links. `is_input` is
-    asked of such a file only: a folder holds more than what is read from it.
+    Files are the same if their inodes are, as with symbolic and hard links. `is_input` is asked
+    whether such a file is really read: a folder may have other files, too.
     """
     try:
         status = output.stat()
     except OSError:
-        return  # nothing is there that could be lost, or the writer will say what is wrong
+        return  # no file to lose, or an error that the writer will report
     for path in read:
         if _is(path, status) and is_input(path):
             raise OutputError(
@@ -42,10 +42,10 @@ def _is(path: Path, status: os.stat_result) -> bool:
 
 
 def check_free(path: Path, *, force: bool) -> None:
-    """Raise OutputError, before any work is done, when a file must not or cannot be written.
+    """Raise OutputError, before any work is done, if a file must not or cannot be written.
 
-    For an existing file without `force`, for a device or a pipe whatever `force` says, and for a
-    folder that is not there or cannot be written.
+    It must not replace an existing file without `force`, and never a device or a pipe; it cannot be
+    written if its folder is missing or not writable.
     """
     folder = target_of(path).parent
     _check_name(path, force=force)
@@ -56,9 +56,9 @@ def check_free(path: Path, *, force: bool) -> None:
 
 
 def target_of(path: Path) -> Path:
-    """Return the file that a name stands for: what links lead to is written, and the links stay.
+    """Return the file to write for a name: links stay, and the file that they lead to is written.
 
-    Raises OutputError for links that lead nowhere but to themselves.
+    Raises OutputError for links that lead to themselves.
     """
     if not path.is_symlink():
         return path
@@ -72,9 +72,9 @@ def target_of(path: Path) -> Path:
 def replacing(path: Path, *, force: bool) -> Iterator[BinaryIO]:
     """Open a file that gets its name only when it is complete.
 
-    The bytes go to `.<name>.part` next to it, are synced and renamed, so that a full disk or a
-    killed process leaves no half file under the final name; the leftover of such a process is
-    overwritten. Raises OutputError as `check_free`, and for everything the file system refuses.
+    The bytes go to `.<name>.part` next to the file, are synced and renamed, so that a full disk or
+    a killed process leaves no half file under the final name; what a killed process left is
+    overwritten. Raises OutputError as `check_free`, and for errors of the file system.
     """
     check_free(path, force=force)
     target = target_of(path)
@@ -107,10 +107,10 @@ _BYTES_BEHIND = 32 << 20
 
 
 class GrowingFile:
-    """Grows a file piece by piece, some by this process, some by others of this machine.
+    """Writer of a file that grows piece by piece, by this or by other processes of this machine.
 
-    The disk gets every few MB as soon as they are written: what is left for the end, when all must
-    be on the disk, is the last few of them.
+    After every _BYTES_BEHIND, writing to the disk is started, so that only the last bytes have to
+    be synced at the end.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -118,7 +118,7 @@ class GrowingFile:
         self._begun = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write, and let the system begin to write down what has come together."""
+        """Write data; after every _BYTES_BEHIND let the system begin to write to the disk."""
         self._file.write(data)
         end = self._file.tell()
         if end - self._begun >= _BYTES_BEHIND:
@@ -127,7 +127,7 @@ class GrowingFile:
             self._begun = end
 
     def room(self, num_bytes: int) -> Room:
-        """Leave room for bytes behind what is there, which another process may fill."""
+        """Leave room for bytes at the end of the file, which another process may fill."""
         begin = self._file.tell()
         self._file.seek(begin + num_bytes)
         self._begun = begin + num_bytes
@@ -136,16 +136,16 @@ class GrowingFile:
 
 @dataclass(frozen=True)
 class Room:
-    """Where in a file bytes are missing; `inode` tells the file from another of its name."""
+    """Room in a file, from `begin` on; `inode` identifies the file if its name was taken since."""
 
     path: Path
     inode: int
     begin: int
 
     def fill(self, content: BinaryIO) -> None:
-        """Copy a whole file there. Raises OSError for what the system refuses.
+        """Copy a whole file into the room. Raises OSError as the system does.
 
-        Where another process has taken the name nothing is written: `replacing` tells of that.
+        Nothing is written if another process has taken the name, which `replacing` reports.
         """
         try:
             file = self.path.open("r+b", buffering=0)
@@ -162,7 +162,7 @@ class Room:
 
 
 def _begin_to_sync(descriptor: int, begin: int, num_bytes: int) -> None:
-    """Let the system begin to write: Linux does of what it is told that nobody will read again."""
+    """Let the system begin to write: Linux writes bytes that are declared as no longer needed."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, begin, num_bytes, os.POSIX_FADV_DONTNEED)
 
@@ -188,13 +188,13 @@ def _remove_quietly(partial: Path) -> None:
     try:
         partial.unlink(missing_ok=True)
     except OSError:
-        return  # the reason it cannot be removed is the error being reported
+        return  # the error being reported is also why it cannot be removed
 
 
 def check_can_be_made(folder: Path) -> None:
     """Raise OutputError, before any work is done, unless a folder is there or can be made.
 
-    Both for a file in its place, or on the way to it, and for one that may not be written to.
+    A file in its place or on the way to it, and a folder that is not writable, are errors.
     """
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not there.is_dir():
@@ -205,10 +205,10 @@ def check_can_be_made(folder: Path) -> None:
 
 @contextmanager
 def workplace(folder: Path) -> Iterator[Path]:
-    """Hold a folder in `folder` in which files are made that then get their names by a rename.
+    """Hold a temporary folder inside `folder`, for files that are then renamed to their places.
 
-    However the block ends, it is gone afterwards, and so is `folder` when it was made for this and
-    is empty. Raises OSError.
+    The temporary folder is removed at the end of the block, and so is `folder` if it was made here
+    and is empty. Raises OSError.
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,25 +3,24 @@
     items     0 1 2 3 4 5 …       handed out only a few ahead of the result that is waited for
     worker 0  ├─0─┤├2┤├──4─
     worker 1  ├1┤├───3───┤├5
-    results      0 1 2 3 4 …      who takes them slowly holds the workers up, so memory stays flat
+    results      0 1 2 3 4 …      a slow consumer holds the workers up, so memory stays flat
 
-`Workers` are those who do it: this process (`Here`), a pool of processes forked from it (`Pool`),
-or a cluster (`aggregate.cluster`). What a piece of work makes either comes back (`results`) or
-stays with those who made it (`keep`): then only a handle comes back, and whoever is given the
-handle for an argument finds the table in its place:
+`Workers` do the work: this process (`Here`), a pool of processes forked from it (`Pool`), or a
+cluster (`aggregate.cluster`). The table that a piece of work makes either comes back (`results`) or
+stays with the workers (`keep`): then only a handle comes back, and a later piece of work that is
+given the handle as an argument gets the table in its place:
 
     keep(read, files)          table ─▶ held · a file · a worker's memory     Kept, small result
-    results(facts, kept)       table ◀─ the same                              result
-    append(write, kept, file)  table ◀─ the same        bytes ─▶ the file     small result
+    results(facts, kept)       table ◀─ from there                            result
+    append(write, kept, file)  table ◀─ from there      bytes ─▶ the file     small result
 
-A table that stays does not cross a border of processes; of a pool it is an Arrow file that the
-worker maps into its memory, whichever worker that is. Nor do bytes of an output: as soon as this
-process knows where they belong, a worker of a pool puts them there. Whatever else a pipe would not
-take in one piece comes back from a pool as a file: of a worker that is killed in the middle of
-writing, the pool would wait for the rest for ever.
+A table that stays is not sent between processes; in a pool it is an Arrow file that any worker maps
+into its memory. Nor are bytes of an output sent: as soon as this process knows where they belong, a
+worker of a pool writes them there. Any other result that a pipe would not take in one piece comes
+back from a pool as a file: if a worker were killed while it writes to the pipe, the pool would wait
+for the rest for ever.
 
-`process_pool` and `in_order` are the two parts of which all this is made; `training.data.documents`
-uses them, too.
+All this is made of `process_pool` and `in_order`, which `training.data.documents` uses, too.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _MOST_WORKERS = 32
-"""Past this, the one process that matches, aligns and writes is the limit."""
+"""With more workers, the single process that matches, aligns and writes is the limit."""
 _ONE_PIECE_BYTES = select.PIPE_BUF - 1024 if hasattr(select, "PIPE_BUF") else 1024
-"""A pipe takes as much whole or not at all, with what the pool puts around it."""
+"""Bytes that a pipe takes whole or not at all, less room for what the pool adds."""
 _AHEAD = 2
-"""Items a worker may hold beyond the one that is waited for, so that it need not wait itself."""
+"""Items that a worker may get in advance, so that it need not wait for the next item."""
 
 
 class Kept(Protocol):
@@ -73,19 +72,17 @@ class Kept(Protocol):
 
 
 Task: TypeAlias = tuple[object, ...]
-"""Arguments of a piece of work; the table itself is passed where a Kept stands."""
+"""Arguments of a piece of work; a Kept among them is passed as its table."""
 
 
 class Workers(Protocol):
-    """Whoever does the work; results come in the order of the tasks.
+    """Workers of any type; results come in the order of the tasks.
 
-    Both raise what the work raises, and MissingError when a worker dies.
+    All methods that yield results raise what the work raises, and MissingError if a worker dies.
     """
 
     def files(self, paths: Sequence[Path]) -> list[Path]:
-        """Return files by the names that the workers know; raise InputError for what they cannot
-        read.
-        """
+        """Return files by names that workers can use; raise InputError if they cannot read them."""
 
     def results(self, work: Callable[..., Result], tasks: Iterable[Task]) -> Iterator[Result]:
         """Yield what the work returns."""
@@ -93,7 +90,7 @@ class Workers(Protocol):
     def keep(
         self, work: Callable[..., tuple[pa.Table, Result]], tasks: Iterable[Task]
     ) -> Iterator[tuple[Kept, Result]]:
-        """Yield what the work returns, its table as a handle."""
+        """Yield what the work returns, with a handle in place of its table."""
 
     def append(
         self,
@@ -101,26 +98,26 @@ class Workers(Protocol):
         tasks: Iterable[Task],
         output: GrowingFile,
     ) -> Iterator[Result]:
-        """Write the bytes that the work returns, in the order of tasks; yield what else it returns.
+        """Write the bytes that the work returns, in the order of tasks; yield its other results.
 
-        They stand behind what is in the output when the first result is asked for, and are all
-        written when there is no other.
+        The bytes follow what is in the output when the first result is asked for; all are written
+        when there are no more results.
         """
 
     def put(self, table: pa.Table) -> Kept:
-        """Hand a table over to whoever may need it."""
+        """Hand a table over to any worker that may need it."""
 
 
 def appended(made: Iterable[tuple[Result, bytes]], output: GrowingFile) -> Iterator[Result]:
-    """Write bytes that came here; yield what came with them."""
+    """Write the bytes of (result, bytes) pairs in this process; yield the results."""
     for result, content in made:
         output.write(content)
         yield result
 
 
 def num_workers() -> int:
-    """Return how many threads or processes are worth having on this machine."""
-    allowed = getattr(os, "sched_getaffinity", None)  # a container's share, where it can be asked
+    """Return how many threads or processes are useful on this machine."""
+    allowed = getattr(os, "sched_getaffinity", None)  # a container's share, if the system tells it
     available = len(allowed(0)) if allowed else os.cpu_count() or 1
     return min(available, _MOST_WORKERS)
 
@@ -128,7 +125,9 @@ def num_workers() -> int:
 def across_threads(
     work: Callable[[Item], Result], items: Iterable[Item], num_threads: int | None = None
 ) -> Iterator[Result]:
-    """Yield results by threads, as many as there are cores; at most one more than those wait."""
+    """Yield results, computed by `num_threads` threads, by default one a core; at most one item
+    more than threads is under way.
+    """
     count = num_threads or num_workers()
     pool = ThreadPoolExecutor(count)
     try:
@@ -138,12 +137,12 @@ def across_threads(
 
 
 def over_blocks(work: Callable[[Item], Result], blocks: Sequence[Item]) -> Iterator[Result]:
-    """Yield results by threads; of a single block without any."""
+    """Yield results, computed by threads if there are several blocks."""
     return map(work, blocks) if len(blocks) < 2 else across_threads(work, blocks)
 
 
 def can_fork() -> bool:
-    """Tell whether this process may be copied: no other thread of it could hold a lock."""
+    """Return whether this process may be forked: it has no other thread that could hold a lock."""
     return sys.platform == "linux" and threading.active_count() == 1
 
 
@@ -152,7 +151,8 @@ def in_order(
 ) -> Iterator[Result]:
     """Return the results of `work` in the order of `items`, at most `most_waiting` under way.
 
-    What is under way when nobody wants more is left to the pool: who shuts it down cancels it.
+    If the caller stops taking results, work under way is left to the pool, to be cancelled when the
+    pool is shut down.
     """
     return _in_turn((pool.submit(work, item) for item in items), most_waiting=most_waiting)
 
@@ -160,8 +160,8 @@ def in_order(
 def _in_turn(futures: Iterable[Future[Result]], *, most_waiting: int) -> Iterator[Result]:
     """Return the results of futures in their order.
 
-    The first futures are made at once, so that work begins before anybody waits for it; further
-    ones as results are taken.
+    The first futures are made at once, so that work begins before the first result is taken;
+    further futures are made as results are taken.
     """
     rest = iter(futures)
     waiting = deque(islice(rest, most_waiting))
@@ -186,7 +186,7 @@ class _Held:
 
 @dataclass(frozen=True)
 class Here:
-    """Threads of this process, as many as there are cores or as said; tables stay in its memory."""
+    """Threads of this process, by default one a core; tables stay in its memory."""
 
     num_threads: int | None = None
 
@@ -203,7 +203,7 @@ class Here:
     def keep(
         self, work: Callable[..., tuple[pa.Table, Result]], tasks: Iterable[Task]
     ) -> Iterator[tuple[Kept, Result]]:
-        """Yield what the work returns, its table held."""
+        """Yield what the work returns, with its table held in memory."""
         for table, result in self.results(work, tasks):
             yield _Held(table), result
 
@@ -222,7 +222,7 @@ class Here:
 
 
 def opened(task: Task) -> Task:
-    """Return the arguments with tables in the place of their handles."""
+    """Return the arguments with handles replaced by their tables."""
     return tuple(one.open() if isinstance(one, _Held | _Filed) else one for one in task)
 
 
@@ -262,14 +262,14 @@ def _put_down(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _FiledBytes:
-    """Bytes in a file of this machine, for whoever takes them first."""
+    """Bytes in a file of this machine, to be taken once."""
 
     path: Path
     num_bytes: int
 
     @contextmanager
     def taken(self) -> Iterator[BinaryIO]:
-        """Hold the file, which has no name any more."""
+        """Open the file and remove its name; the file is gone after the block."""
         try:
             file = self.path.open("rb")
             self.path.unlink()
@@ -280,7 +280,7 @@ class _FiledBytes:
 
     @classmethod
     def of(cls, content: bytes, path: Path) -> _FiledBytes:
-        """Write bytes down."""
+        """Write bytes to a file."""
         with _put_down(path):
             path.write_bytes(content)
         return cls(path, len(content))
@@ -288,18 +288,18 @@ class _FiledBytes:
 
 @dataclass(frozen=True)
 class _FiledResult:
-    """What some work returned, pickled in a file."""
+    """The result of a piece of work, pickled in a file."""
 
     content: _FiledBytes
 
     def take(self) -> object:
-        """Return it; the file is gone from then on."""
+        """Return the result, and remove the file."""
         with self.content.taken() as file:
             return pickle.load(file)
 
     @classmethod
     def where_large(cls, result: object, path: Path) -> object:
-        """Return a result as it is, or in a file where a pipe takes it in several pieces."""
+        """Return a result as it is, or in a file if a pipe would take it in several pieces."""
         content = pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
         return result if len(content) <= _ONE_PIECE_BYTES else cls(_FiledBytes.of(content, path))
 
@@ -332,7 +332,7 @@ class Pool:
     def keep(
         self, work: Callable[..., tuple[pa.Table, Result]], tasks: Iterable[Task]
     ) -> Iterator[tuple[Kept, Result]]:
-        """Yield what the work returns, its table as a file."""
+        """Yield what the work returns, with its table in a file."""
         done = self._run(_keep, ((work, task, self._path()) for task in tasks))
         return ((kept, cast("Result", _taken(result))) for kept, result in done)
 
@@ -342,8 +342,8 @@ class Pool:
         tasks: Iterable[Task],
         output: GrowingFile,
     ) -> Iterator[Result]:
-        """Write the bytes that the work returns, large ones by a worker: this process would be
-        what all others wait for.
+        """Write the bytes that the work returns; workers write large ones, as otherwise all workers
+        would wait for this process.
         """
         made = self._run(_make_bytes, ((work, task, self._path()) for task in tasks))
         return self._appended(made, output)
@@ -365,7 +365,7 @@ class Pool:
             each.result()
 
     def put(self, table: pa.Table) -> Kept:
-        """Write a table for whichever worker may need it."""
+        """Write a table to a file for any worker that may need it."""
         return _Filed.of(table, self._path())
 
     def _path(self) -> Path:
@@ -383,7 +383,7 @@ def _work(work: Callable[..., object], task: Task, path: Path) -> object:
 def _make_bytes(
     work: Callable[..., tuple[Result, bytes]], task: Task, path: Path
 ) -> tuple[Result, bytes | _FiledBytes]:
-    """Return what the work returns, its bytes in a file unless a pipe takes them in one piece."""
+    """Return what the work returns, with its bytes in a file unless a pipe takes them whole."""
     result, content = work(*opened(task))
     if len(content) <= _ONE_PIECE_BYTES:
         return result, content
@@ -408,10 +408,10 @@ def _keep(
 
 @contextmanager
 def workers_here(*, worth_processes: bool) -> Iterator[Workers]:
-    """Hold a pool of as many processes as there are cores; threads where they are not worth it.
+    """Hold a pool of one process a core, or threads if processes are not worth it.
 
-    Threads also stand in where there is one core, or this process cannot be forked. What the pool
-    keeps between its passes goes with it, also when this process is killed.
+    Threads are also used if there is only one core, or this process cannot be forked. Files that
+    the pool keeps between passes are removed with the pool, also if this process is killed.
     """
     count = num_workers()
     if not worth_processes or count < 2 or not can_fork():
@@ -435,9 +435,9 @@ def process_pool(
 ) -> Iterator[ProcessPoolExecutor]:
     """Open a pool of processes that end with the block, in the middle of their work if need be.
 
-    Each worker watches the reading end of a pipe whose only writing end this process holds: it
-    closes when the block ends and also when this process is killed: then they remove `scratch`,
-    which nobody else will. Raises MissingError with `advice` when a worker dies.
+    Each worker watches the reading end of a pipe. Only this process holds the writing end, which
+    closes when the block ends, and also when this process is killed. Workers then remove `scratch`
+    and end. Raises MissingError with `advice` if a worker dies.
     """
     context = multiprocessing.get_context(start)
     watched, held = context.Pipe(duplex=False)
@@ -452,17 +452,17 @@ def process_pool(
             f"{advice}"
         ) from error
     finally:
-        # Workers that vanish while a batch is being written to them leave the pool's own thread
-        # writing for ever: what is on its way is read first, if that is a matter of a moment.
+        # If workers vanished while a batch is being written to them, the pool's own thread would
+        # write for ever: so they get a moment to read what is on its way.
         pool.shutdown(wait=False, cancel_futures=True)
         _await_children()
         held.close()
-        _await_children()  # a second shutdown would not wait: the first has let go of its thread
+        _await_children()  # a second shutdown would not wait, as the first has let go of its thread
         watched.close()
 
 
 _GRACE_S = 2.0
-"""Seconds that workers of a pool get for what is already on its way to them, and to end."""
+"""Seconds that workers of a pool get to read what is already on its way to them, and to end."""
 
 
 def _await_children() -> None:
@@ -472,11 +472,11 @@ def _await_children() -> None:
 
 
 def _begin(watched: Connection, held: Connection, scratch: Path | None) -> None:
-    """Start a worker's life: the parent alone answers a signal, and its end is the worker's."""
+    """Prepare a worker: only the parent handles signals, and the worker ends with the parent."""
     for number in (signal.SIGINT, *ENDING_SIGNALS):
         signal.signal(number, signal.SIG_IGN)
     held.close()
-    gc.disable()  # it would look at all that the parent has, and so copy it
+    gc.disable()  # it would touch, and so copy, the parent's memory
     threading.Thread(target=_end_with, args=(watched, scratch), daemon=True).start()
 
 

@@ -1,8 +1,9 @@
 """Records of probes: checksums of what every rank computed from the same tokens.
 
 Each rank appends JSON lines to ``scope-probe-<rank>.jsonl``: a header that names the points where
-it takes checksums, then a line a probe. A resumed run appends its own header; the newest counts.
-Nothing is compared in the job: whoever sees the folder compares (`detect.causes.corruption`).
+the rank takes checksums, then one line a probe. A resumed run appends its own header; the newest
+header counts. The job compares nothing; the detector does, which sees the whole folder
+(`detect.causes.corruption`).
 
     {"schema":1,"rank":5,"layout":{…},"host":"n03","device":"H200","points":[[3,"fc1"],…]}
     {"iteration":40,"sums":["9f…",…]}
@@ -23,29 +24,29 @@ SCHEMA = 1
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """A tensor of which a checksum is taken; layer 0 is what comes before the first layer."""
+    """A tensor whose checksum is taken; layer 0 stands for tensors before the first layer."""
 
     layer: int
     name: str
 
     @property
     def words(self) -> str:
-        """Return how the point is called: ``layer 3 fc1``."""
+        """Return the point in words: ``layer 3 fc1``."""
         return f"layer {self.layer} {self.name}" if self.layer else self.name
 
     @property
     def is_weight(self) -> bool:
-        """Return whether it is a parameter, which no earlier point decides."""
+        """Return whether the tensor is a parameter, which depends on no earlier point."""
         return self.name.endswith(WEIGHT)
 
     @property
     def is_of_experts(self) -> bool:
-        """Return whether it belongs to experts, which expert-parallel ranks share out."""
+        """Return whether the tensor is of experts, which expert-parallel ranks share out."""
         return self.name == "experts" or self.name.startswith("mlp.experts.")
 
 
 WEIGHT = " (weight)"
-"""How the names of parameters end."""
+"""End of the names of parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +58,17 @@ class Prober:
     host: str
     device: str
     points: tuple[Point, ...]
-    """In the order in which they are computed, weights of a layer before what they make."""
+    """Points in the order of computation; a layer's weights stand before what they compute."""
 
     @property
     def coordinates(self) -> Coordinates:
-        """Return where the rank sits."""
+        """Return the rank's coordinates."""
         return self.layout.coordinates(self.rank)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probes:
-    """The probes of a job: `sums[rank][iteration]` has a checksum a point of the rank."""
+    """The probes of a job: `sums[rank][iteration]` has one checksum for each point of the rank."""
 
     probers: Mapping[int, Prober]
     sums: Mapping[int, Mapping[int, tuple[str, ...]]] = field(default_factory=dict)
@@ -79,12 +80,12 @@ class Probes:
 
 
 def probe_file_name(rank: int) -> str:
-    """Name of a rank's file of probes in the folder."""
+    """Return the name of a rank's file of probes."""
     return f"scope-probe-{rank:05d}.jsonl"
 
 
 def header_line(prober: Prober) -> str:
-    """Return the line that begins a run."""
+    """Return the line with the header, which begins a run."""
     record = {
         "schema": SCHEMA,
         "rank": prober.rank,
@@ -102,15 +103,15 @@ def probe_line(iteration: int, sums: Sequence[str]) -> str:
 
 
 def probe_files(*folders: Path) -> list[Path]:
-    """Return the files of probes in some folders; none in one that is not there."""
+    """Return the files of probes in some folders, which need not exist."""
     there = [folder for folder in folders if folder.is_dir()]
     return [path for folder in there for path in sorted(folder.glob(PROBE_FILE_PATTERN))]
 
 
 def read_probes(*folders: Path) -> Probes | None:
-    """Read the probes of a job, one folder or one a host; None where there are none.
+    """Read the probes of a job from its folder, or one folder a host; return None without probes.
 
-    Raises InputError for a file that is none of ours or damaged before its last line.
+    Raises InputError for a file that has no probes, or is damaged before its last line.
     """
     probers: dict[int, Prober] = {}
     sums: dict[int, dict[int, tuple[str, ...]]] = {}
@@ -141,7 +142,7 @@ def _read_file(path: Path) -> tuple[Prober | None, dict[int, tuple[str, ...]]]:
 
 
 def _records(path: Path) -> Iterator[dict[str, object]]:
-    """Return the lines of a file; a last line that was cut short is left out."""
+    """Yield the records of a file; a last line that was cut short is left out."""
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
         try:

@@ -6,7 +6,7 @@
 // worker has passed in as parameters, and spoken to over a stand-in for its message port. Messages
 // are TraceProcessorRpcStream (perfetto/trace_processor/trace_processor.proto), encoded by hand.
 //
-// usage: PERFETTO_UI_DIR=<folder of engine_bundle.js> node server.mjs --http-port N [ignored flags]
+// usage: PERFETTO_UI_DIR=<folder of engine_bundle.js> node processor.mjs --http-port N [flags]
 import fs from 'node:fs';
 import http from 'node:http';
 import path from 'node:path';

@@ -3,21 +3,21 @@
     [⏎ header ,⏎ names ,⏎ spans … ,⏎ window             ← after each append (⏎ is a line end)
     … ⏎]⏎                                               ← after a clean close
 
-A separator stands before what it separates, so a process killed at any moment leaves at most one
-incomplete line behind. Compressed, each append is one gzip member of the same text. The text and
-the gzip form both say where the appends of a finished file lie, so that `RankFile` continues a file
-after a kill, and `LimitedFile` takes the oldest windows off without rewriting the others. Files of
+A separator stands before each event but the first, so a process killed at any moment leaves at most
+one incomplete line behind. In a compressed file, each append is one gzip member of this text. In
+either form it can be found where appends begin and end, so that `RankFile` continues a file after a
+kill, and `LimitedFile` drops the oldest windows without encoding the other windows again. Files of
 earlier runs are moved into a subfolder, never overwritten.
 
-A file with a limit keeps to half of it, and the other half is for writing its successor next to it,
-which then replaces it in one step. So the disk never holds more than the limit, and a kill at any
-moment leaves the old file or the new one, each complete.
+A file with a limit uses only half of it; the other half is for a successor, which is written next
+to the file and then replaces it in one step. So the disk never holds more than the limit, and a
+kill at any moment leaves the old file or the new file, each complete.
 
     before   [ header  w1  w2  w3  w4 ]      and w5 would pass half the limit
     after    [ header' w4  w5 ]              header' says that 3 windows are gone
 
 The successor keeps as many of the newest windows as fit into a third of the limit, so that each
-window is copied about twice before it goes.
+window is copied about twice before it is dropped.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ SpanRecord = tuple[str, str, int, int, int, Mapping[str, int | str]]
 """(kind, name, track, start_ns, duration_ns, arguments): times relative to the header's clock
 origin.
 
-Arguments use the names of `schema.SPAN_COLUMNS` and hold only what applies.
+Arguments have names of `schema.SPAN_COLUMNS`; arguments that do not apply are absent.
 """
 
 
 def rank_file_path(folder: Path, header: RankHeader) -> Path:
-    """Return the path of a rank's file in a trace folder; `.json.gz` when it is compressed."""
+    """Return the path of a rank's file in a trace folder; `.json.gz` if it is compressed."""
     name = rank_file_name(header.layout, header.coordinates)
     return folder / (f"{name}.gz" if header.trace.compress else name)
 
@@ -70,10 +70,7 @@ def _metadata(name: str, pid: int, arguments: Mapping[str, Json], tid: int = 0) 
 
 
 def encode_header(header: RankHeader) -> list[bytes]:
-    """Return the lines that open a run.
-
-    The header and the names Perfetto shows when the file is opened by itself.
-    """
+    """Return the lines that open a run: the header, and the names that Perfetto shows."""
     rank = header.rank
     label = f"rank {rank} {header.layout.label(rank)} {header.host}".rstrip()
     lines = [
@@ -89,9 +86,9 @@ def encode_header(header: RankHeader) -> list[bytes]:
 def encode_spans(rank: int, spans: Iterable[SpanRecord]) -> list[bytes]:
     """Return one Chrome `X` event a span.
 
-    Μs with three decimals, so that a double keeps the nanosecond. All are encoded in one call and
-    then taken apart: where one ends and the next begins stands ``},{"name":``, which nothing
-    inside an event can hold, since texts have their quotes escaped and arguments are no lists.
+    Times are µs with three decimals, so that a double keeps the nanosecond. All events are encoded
+    in one call and then split: between two events stands ``},{"name":``, which no event can
+    contain, as quotes in texts are escaped and arguments are no lists.
     """
     events = [
         {
@@ -112,16 +109,16 @@ def encode_spans(rank: int, spans: Iterable[SpanRecord]) -> list[bytes]:
 
 
 def encode_window(rank: int, record: WindowRecord) -> bytes:
-    """Return the line that makes a window count."""
+    """Return the line that ends a window; a window without it does not count."""
     return _metadata(WINDOW_EVENT, rank, record.to_json())
 
 
 CLOSING = b"\n]\n"
 _TAIL_BYTES = 1 << 22
-"""More than any event is long, the header of a job of many thousand ranks included."""
+"""More bytes than any event has, including the header of a job of many thousand ranks."""
 _CHUNK_BYTES = 1 << 20
 _COMPRESSION_LEVEL = 3
-"""Half the time of the default level for a tenth more bytes."""
+"""Takes half the time of the default level, for a tenth more bytes."""
 _GZIP_WINDOW = zlib.MAX_WBITS | 16
 
 
@@ -140,16 +137,16 @@ class Piece:
 
 
 class Framing(Protocol):
-    """A way to lay text down in a file."""
+    """A way to store text in a file: plain or gzip."""
 
     def pack(self, text: bytes) -> bytes:
         """Return the bytes of one append."""
 
     def complete_length(self, file: BinaryIO) -> int:
-        """Return a file's length minus its closing bracket and what a kill left."""
+        """Return a file's length without its closing bracket and what a kill left incomplete."""
 
     def pieces(self, file: BinaryIO) -> Iterator[Piece]:
-        """Yield what the file consists of: at least one piece a header and a window."""
+        """Yield the pieces of a file; each header and window begins a piece."""
 
 
 class Plain:
@@ -180,7 +177,7 @@ class Gzip:
     """One gzip member an append; a piece is a member."""
 
     def pack(self, text: bytes) -> bytes:
-        """Return the text as a member of its own."""
+        """Return the text as a gzip member."""
         return gzip.compress(text, _COMPRESSION_LEVEL, mtime=0)
 
     def complete_length(self, file: BinaryIO) -> int:
@@ -203,7 +200,7 @@ def framing(*, compress: bool) -> Framing:
 
 
 def _complete_length(tail: bytes) -> int:
-    """Return the length of a tail up to its last complete event; 0 when only a bracket is there."""
+    """Return the length of a tail up to its last complete event; 0 if it is only a bracket."""
     start = tail.rfind(b"\n") + 1
     try:
         orjson.loads(tail[start:])
@@ -213,7 +210,7 @@ def _complete_length(tail: bytes) -> int:
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (begin, end, text) of each complete gzip member; one that is cut off ends the file."""
+    """Yield (begin, end, text) of each complete gzip member, up to a member that is cut off."""
     file.seek(0)
     begin = position = 0
     inflater, parts, data = zlib.decompressobj(_GZIP_WINDOW), list[bytes](), b""
@@ -231,13 +228,13 @@ def _members(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
 
 
 def set_earlier_run_aside(path: Path) -> None:
-    """Move an existing rank file into a subfolder named by its run id; nothing is overwritten."""
+    """Move an existing rank file into a subfolder with its run id as name; overwrite nothing."""
     if path.exists():
         _move_into(path.parent / _run_id_of(path), path)
 
 
 def set_earlier_truth_aside(path: Path) -> None:
-    """Move an existing record of planted faults likewise."""
+    """Move an existing record of planted faults into a subfolder with its run id as name."""
     if not path.exists():
         return
     try:
@@ -262,7 +259,7 @@ def _move_into(folder: Path, path: Path) -> None:
 
 
 def _run_id_of(path: Path) -> str:
-    """Run id of a file's first header, or "unknown-run" for a file that is not ours."""
+    """Return the run id of a file's first header, or "unknown-run" if it has no such header."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for line in (file.readline(), file.readline()):
@@ -279,10 +276,10 @@ def _run_id_of(path: Path) -> str:
 class RankFile:
     """Appends to one rank's file; every `append` is durable when it returns.
 
-    Opening an existing file continues it (a resumed run): a closing bracket and an incomplete
-    last line, which a kill in mid-write leaves, are taken off first. Raises OSError as the file
-    system does, DamagedError where compressed data cannot be continued; an append that failed
-    half-way is taken back as far as possible.
+    Opening an existing file continues it (a resumed run): a closing bracket and an incomplete last
+    line, which a kill leaves, are removed first. Raises OSError as the file system does,
+    DamagedError if compressed data cannot be continued; an append that fails half-way is undone as
+    far as possible.
     """
 
     def __init__(self, path: Path, *, compress: bool = False) -> None:
@@ -304,7 +301,7 @@ class RankFile:
         return self._end
 
     def pack(self, lines: Sequence[bytes], *, first: bool) -> bytes:
-        """Return the bytes that an append of these events writes; `first` for an empty file."""
+        """Return the bytes that an append of events writes; `first` if the file is empty."""
         return self.framing.pack((b"[\n" if first else b",\n") + b",\n".join(lines))
 
     def append(self, lines: Sequence[bytes]) -> None:
@@ -313,7 +310,7 @@ class RankFile:
             self.write(self.pack(lines, first=not self._end))
 
     def write(self, data: bytes) -> None:
-        """Write what was packed, and wait until it is on disk."""
+        """Write packed bytes, and wait until they are on disk."""
         try:
             _write_all(self._file, data)
             self._check_reachable()
@@ -323,10 +320,10 @@ class RankFile:
         self._end += len(data)
 
     def become(self, parts: Sequence[bytes | tuple[int, int]], temporary: Path) -> None:
-        """Replace the whole content at once: bytes, and (begin, end) of what is there now.
+        """Replace the whole content at once by parts: bytes, or (begin, end) of the old content.
 
-        The file is the old one or the new one at every moment. Raises OSError and leaves the old
-        one when the new one cannot be written to `temporary`.
+        At every moment the file has the old or the new content. If the new content cannot be
+        written to `temporary`, raises OSError and leaves the old content.
         """
         replacement = temporary.open("w+b", buffering=0)
         try:
@@ -351,7 +348,7 @@ class RankFile:
             return reading.read(end - begin)
 
     def _check_reachable(self) -> None:
-        """Raise OSError for a file that was deleted: nobody will read what is written."""
+        """Raise OSError if the file was deleted, as nothing can read what is written then."""
         if not self.path.exists() or not os.path.samestat(
             self.path.stat(), os.fstat(self._file.fileno())
         ):
@@ -380,7 +377,7 @@ def _write_all(file: BinaryIO, data: bytes, *, durably: bool = True) -> None:
 
 
 def _make_durable(folder: Path) -> None:
-    """Have the folder remember a renamed file, where the file system can be asked to."""
+    """Make a rename in the folder durable, if the file system supports that."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -390,12 +387,12 @@ def _make_durable(folder: Path) -> None:
 
 
 _HEADER_GROWTH_BYTES = 1024
-"""A header that tells of dropped windows is longer by its digits."""
+"""Room for a header to grow by the digits of the numbers of dropped windows."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a window lies, and its last iteration."""
+    """Bytes of a window in the file, and its last iteration."""
 
     begin: int
     end: int
@@ -429,9 +426,9 @@ class LimitedFile:
             self._runs.append(_Run(header))
 
     def append(self, lines: Sequence[bytes], record: WindowRecord) -> bool:
-        """Append a window, whose record is its last line; False when it can never fit.
+        """Append a window, whose record is its last line; return False if it can never fit.
 
-        Durable when it returns. Raises OSError and leaves the file as it was.
+        The window is durable on return. Raises OSError and leaves the file as it was.
         """
         data = self._file.pack(lines, first=False)
         if not self._max_bytes or self._file.size + len(data) <= self._max_bytes // 2:
@@ -477,7 +474,7 @@ class LimitedFile:
 
 
 def _newest(runs: Sequence[_Run], room_bytes: int) -> list[_Run]:
-    """Return the runs with as many of their newest windows as fit; the last run in any case."""
+    """Return runs with as many of the newest windows as fit; the last run is always kept."""
     kept: list[_Run] = []
     for run in reversed(runs):
         windows: list[_Place] = []
@@ -492,7 +489,7 @@ def _newest(runs: Sequence[_Run], room_bytes: int) -> list[_Run]:
 
 
 def _without(run: _Run, num_dropped: int) -> RankHeader:
-    """Return the run's header when its oldest windows have gone."""
+    """Return the run's header after its `num_dropped` oldest windows were dropped."""
     if not num_dropped:
         return run.header
     return replace(
@@ -523,7 +520,7 @@ def _runs(file: RankFile) -> Iterator[_Run]:
 
 
 def _arguments(event: bytes, name: str) -> dict[str, Json]:
-    """Return the arguments of the event if it is of this name, else nothing."""
+    """Return the arguments of an event if it has the name, else an empty dict."""
     if f'"{name}"'.encode() not in event[:80]:
         return {}
     return dict(orjson.loads(event)["args"])

@@ -1,9 +1,8 @@
-"""What a trace is made of, declared once: kinds, phases, tracks, columns, header and window
-records.
+"""Declare what a trace is made of: kinds, phases, tracks, columns, header and window records.
 
 Readers, writers, exporters and the format page follow these declarations; a column that is not
-declared here does not exist. Times are int64 nanoseconds inside; Chrome's float microseconds
-appear only in `megascan.rankfile`, `megascan.reader` and `megascan.export`.
+declared here does not exist. Times are int64 nanoseconds; Chrome's float microseconds appear only
+in `megascan.rankfile`, `megascan.reader` and `megascan.export`.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ TIMELINE_EVENT = "megascan_timeline"
 NOT_APPLICABLE = -1
 """Value of an integer column where it has no meaning (a forward pass has no peer).
 
-Text columns hold "".
+Text columns have "" there.
 """
 
 
 class Kind(StrEnum):
-    """What kind of work a span is; the `cat` of its event and its track in the timeline."""
+    """Kind of a span's work: the `cat` of its event, and its track in the timeline."""
 
     ITERATION = "iteration"
     COMPUTE = "compute"
@@ -42,7 +41,7 @@ COMMUNICATION_KINDS = (Kind.COLLECTIVE, Kind.P2P)
 
 
 class Phase(StrEnum):
-    """Which pass a compute span belongs to.
+    """The pass that a compute span belongs to.
 
     RECOMPUTE is a forward repeated for activation checkpointing.
     """
@@ -63,9 +62,9 @@ class Granularity(StrEnum):
 
 
 class Track(IntEnum):
-    """Thread id of a span in a rank file; device and host time are never mixed on one.
+    """Thread id of a span in a rank file; no track has both device and host time.
 
-    Spans of a track nest, but for OVERLAPPED: communications of different groups cross there.
+    Spans of a track nest, except on OVERLAPPED, where communications of different groups cross.
     """
 
     COMPUTE = 1
@@ -82,7 +81,7 @@ ColumnType = Literal["int8", "int32", "int64", "text"]
 class Column:
     """One column of the span table.
 
-    `event_key` says where it stands in a rank file's event: a top-level key, or `args.<name>`.
+    `event_key` is the column's place in an event of a rank file: a top-level key, or `args.<name>`.
     """
 
     name: str

@@ -1,12 +1,12 @@
-"""Declare what travels between the rooms: a Trace (as recorded) and a Timeline (on one clock).
+"""Declare what packages hand to each other: a Trace (as recorded) and a Timeline (on one clock).
 
-Both hold an Arrow table of spans with the columns of `megascan.schema`, ordered by (rank,
-start_ns, -duration_ns), and one header a rank. Integers are never null: `schema.NOT_APPLICABLE`
-stands where a column has no meaning. Columns are taken out by `numbers`, `codes` and `equals`.
+Both have an Arrow table of spans with the columns of `megascan.schema`, ordered by (rank, start_ns,
+-duration_ns), and one header a rank. Integers are never null: `schema.NOT_APPLICABLE` stands where
+a column has no meaning. Columns are read by `numbers`, `codes` and `equals`.
 
-Of a large trace only the **ends** travel: those spans that other ranks must know (communication,
-and iterations), in the few columns that matching and alignment need. All spans stay in shards, the
-ranks of some files each, with whoever read them (`Stay`, `Shard`).
+Of a large trace only the **ends** are handed on: the spans that other ranks must know
+(communication, and iterations), in the few columns that matching and alignment need. All spans stay
+in shards, each with the ranks of some files, with the workers that read them (`Stay`, `Shard`).
 """
 
 from __future__ import annotations
@@ -68,22 +68,22 @@ END_COLUMNS = (
     "direction",
     "end_is_bound",
 )
-"""Columns of ends: what matching, alignment and arrows between ranks go by.
+"""Columns of ends, for matching, alignment and arrows between ranks.
 
-Of a large trace, ends are most of what one process holds: those that stay with it are `narrowed`.
+In a large trace, ends are most of what a single process holds, so the ends it keeps are `narrowed`.
 """
 _DRAWN_END_COLUMNS = ("rank", "kind", "start_ns", "duration_ns", "iteration", "op", "match")
-"""What arrows and rows of iterations go by."""
+"""Columns of ends for arrows and rows of iterations."""
 _NEVER_NARROWED = ("rank", "start_ns", "duration_ns")
-"""Times change when clocks are set, and the ranks of a shard may have no end among them."""
+"""Columns that stay wide: clocks change times, and a shard's ranks need not be among its ends."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Between which times and iterations the spans of a stretch lie, by the rank's own clock.
+    """Times and iterations between which the spans of a stretch lie, by the rank's own clock.
 
-    `last` is the span that ends last, `device` the one of those that the host launched to its
-    device one after the other, (start_ns, duration_ns); None where there are none.
+    `last` is the (start_ns, duration_ns) of the span that ends last, `device` that of the last span
+    among those that the host launched to its device (`is_launched`); None if there are none.
     """
 
     num_ends: int
@@ -97,9 +97,9 @@ class Extent:
 
 @dataclass(frozen=True)
 class Stay:
-    """Where spans of a rank stay: rows of a shard, less those of some iterations.
+    """Where spans of a rank stay: rows of a shard, without those of iterations in `left_out`.
 
-    All spans of the rank, or those of a stretch of its windows, of which `extent` then tells.
+    These are all spans of the rank, or those of a stretch of its windows, which has an `extent`.
     """
 
     shard: int
@@ -111,11 +111,11 @@ class Stay:
 
 @dataclass(frozen=True)
 class Shard:
-    """Spans of some ranks on the common clock (schema TIMELINE_SCHEMA), ordered as a timeline's.
+    """Spans of some ranks on the common clock (schema TIMELINE_SCHEMA), ordered as in a timeline.
 
-    `ends` are the rows of its ends in the table of all ends, in the order in which they stand here.
-    A rank of which there is much stands in several shards, one after the other in time, which no
-    span and no iteration has a part in two of.
+    `ends` are the rows of the shard's ends in the table of all ends, in the order of the shard. A
+    rank with many spans has several shards, one after the other in time; no span and no iteration
+    lies in two of them.
     """
 
     spans: Kept
@@ -126,16 +126,16 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Completeness:
-    """What is there and what is not. `notes` are sentences for the reader of a summary."""
+    """What a trace has and what is missing; `notes` are sentences for readers of a summary."""
 
     world_size: int
     ranks: tuple[int, ...]
     missing_ranks: tuple[int, ...] = ()
     num_spans: int = 0
     num_unfinished_spans: int = 0
-    """Spans after the last finished window of a rank, left out."""
+    """Spans after the last finished window of a rank, which are left out."""
     num_unmatched: Mapping[str, int] = field(default_factory=dict)
-    """Communication spans without their counterparts, by kind (after matching)."""
+    """Communication spans without a counterpart, by kind (after matching)."""
     num_duplicates: int = 0
     notes: tuple[str, ...] = ()
 
@@ -147,14 +147,14 @@ class Trace:
     run_id: str
     layout: Layout
     headers: Mapping[int, RankHeader]
-    """By global rank, of the ranks that are there."""
+    """Headers by global rank, of the ranks that are in the trace."""
     spans: pa.Table
-    """Schema TRACE_SCHEMA."""
+    """Spans, or only the ends, with schema TRACE_SCHEMA."""
     windows: Mapping[int, tuple[WindowRecord, ...]]
     """Finished windows by global rank."""
     completeness: Completeness
     stays: Mapping[int, tuple[Stay, ...]] = field(default_factory=dict)
-    """By rank, where `spans` are the ends only; stretches in the order of time."""
+    """Where all spans stay, by rank, if `spans` are only the ends; stretches in order of time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +164,8 @@ class ClockFit:
     common = local + offset_ns + drift_ppm · 1e-6 · (local − the timeline's origin_ns)
 
     The residual says how far matched ends still lie apart, median and 99th percentile. `error_ns`
-    is the error bar of comparing this rank's times with those of its component's reference (0
-    where nothing ties it to another clock); that of two ranks is at most the larger one.
+    is the error bar of comparing this rank's times with those of its component's reference (0 if
+    nothing ties it to another clock); the error bar of two ranks is at most the larger one.
     `component` numbers the sets of ranks that share collectives.
     """
 
@@ -182,7 +182,7 @@ class ClockFit:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """A run on one clock, with matches, waits and self times; what exporters and the detector take.
+    """A run on one clock, with matches, waits and self times, for exporters and the detector.
 
     `origin_ns` is the unix time of the earliest span. `clock_method` is one sentence on how
     clocks were aligned.
@@ -201,7 +201,7 @@ class Timeline:
 
 
 def is_sampled(timeline: Timeline) -> bool:
-    """Return whether modules of some layers only were recorded, in some iteration."""
+    """Return whether in any iteration modules of only some layers were recorded."""
     return any(window.layers for windows in timeline.windows.values() for window in windows)
 
 
@@ -209,8 +209,8 @@ def is_sampled(timeline: Timeline) -> bool:
 class ShardedTimeline:
     """A timeline whose spans stay with the `workers`, in shards.
 
-    `frame` is the timeline without any span; `ends` holds the ends of all ranks on the common
-    clock, ordered as spans are, with their match and their transfer.
+    `frame` is the timeline without spans; `ends` has the ends of all ranks on the common clock,
+    ordered as spans are, with match and transfer_ns.
     """
 
     frame: Timeline
@@ -219,9 +219,9 @@ class ShardedTimeline:
     workers: Workers
 
     def whole(self, chosen: Callable[[pa.Table], pa.Table] | None = None) -> Timeline:
-        """Return the timeline with its spans in this process, each rank's where they belong.
+        """Return the timeline with its spans in this process, in the order of a timeline.
 
-        All of them, or those that `chosen` returns of a shard's.
+        These are all spans, or the spans that `chosen` returns for each shard.
         """
         kept = [shard.spans for shard in self.shards]
         if chosen is not None:
@@ -235,15 +235,15 @@ class ShardedTimeline:
                 parts.setdefault(rank, []).append(spans.slice(int(low), int(high - low)))
         ordered = [one for rank in sorted(parts) for one in parts[rank]]
         spans = pa.concat_tables(ordered).unify_dictionaries()
-        # in one piece: each look at a column would put its pieces together anew
+        # in one piece, as otherwise each look at a column would join its pieces again
         return replace(self.frame, spans=spans.combine_chunks())
 
     def for_drawing(self) -> ShardedTimeline:
-        """Return the same with what drawing needs of ends, about half of their bytes."""
+        """Return the timeline with only the columns of ends for drawing, half of their bytes."""
         return replace(self, ends=self.ends.select(_DRAWN_END_COLUMNS))
 
     def by_ranks(self) -> list[tuple[tuple[int, ...], list[Kept]]]:
-        """Return ranks that share shards, and all of these, in the order of the first of them."""
+        """Return (ranks, shards) for each set of ranks that share shards, in order of shards."""
         found: dict[tuple[int, ...], list[Kept]] = {}
         for shard in self.shards:
             found.setdefault(shard.ranks, []).append(shard.spans)
@@ -260,7 +260,7 @@ def is_end(spans: pa.Table) -> Flags:
 
 
 def is_launched(spans: pa.Table) -> Flags:
-    """Mark the spans that the host launched to its device, where one follows the other."""
+    """Mark the spans that the host launched to its device, where they run one after the other."""
     launched: Flags = numbers(spans, "launch_ns") != NOT_APPLICABLE
     beside: Flags = numbers(spans, "track") == Track.OVERLAPPED
     return launched & ~beside
@@ -272,7 +272,7 @@ def ends_of(spans: pa.Table) -> pa.Table:
 
 
 def narrowed(ends: pa.Table) -> pa.Table:
-    """Return ends whose numbers and codes take no more bytes than the largest of a column needs.
+    """Return ends with each column's numbers and codes in as few bytes as its largest needs.
 
     Microbatches, sequences and codes of texts rarely exceed a byte or two.
     """
@@ -301,7 +301,7 @@ def _in_fewest_bytes(values: Narrow) -> Narrow:
 
 
 def sharded(timeline: Timeline, workers: Workers) -> ShardedTimeline:
-    """Return a timeline whose spans are all here as one shard."""
+    """Return a timeline, whose spans this process holds, as a single shard."""
     spans = timeline.spans.unify_dictionaries()
     rows = pa.array(np.flatnonzero(is_end(spans)))
     return ShardedTimeline(
@@ -322,13 +322,13 @@ def sharded(timeline: Timeline, workers: Workers) -> ShardedTimeline:
 def give_back_memory() -> None:
     """Return freed memory to the system.
 
-    What a step leaves lies in pieces between what lives on, too small for the next step's arrays.
+    Memory that a step frees lies in pieces that are too small for the next step's arrays.
     """
     pa.default_memory_pool().release_unused()
 
 
 def integer_column(values: Narrow) -> pa.ChunkedArray:
-    """Make a column of integers; where all are equal, one short piece repeated."""
+    """Make a column of integers; if all are equal, one short piece is repeated."""
     if not len(values) or (values != values[0]).any():
         return pa.chunked_array([pa.array(values)])
     piece = pa.array(values[:_PIECE_ROWS].copy())
@@ -342,34 +342,34 @@ def numbers(table: pa.Table, name: str) -> Integers:
 
 
 def narrow(table: pa.Table, name: str) -> Narrow:
-    """Return an integer column as wide as it is stored, where it stands if it is in one piece."""
+    """Return an integer column as wide as it is stored, without a copy if it is in one piece."""
     return np.asarray(_whole(table.column(name)).to_numpy(zero_copy_only=False))
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column in one piece; Arrow's own way copies even what is in one."""
+    """Return a column in one piece; Arrow's own function copies even a column in one piece."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def with_column(table: pa.Table, name: str, values: Integers) -> pa.Table:
-    """Return the same table with other integers in a column, in its place."""
+    """Return a table with a column's integers replaced."""
     place = table.schema.get_field_index(name)
     return table.set_column(place, table.schema.field(place), pa.array(values))
 
 
 def shifted(spans: pa.Table, by_ns: int | Integers) -> pa.Table:
-    """Start times moved, all by one integer or each by its own."""
+    """Return spans with start times moved, all by one integer or each by its own."""
     return with_column(spans, "start_ns", numbers(spans, "start_ns") + by_ns)
 
 
 def distinct(values: Integers) -> tuple[Integers, Integers]:
-    """Return each value's number, and the values, in the order of their first appearance."""
+    """Return each value's number, and the distinct values, in the order of first appearance."""
     encoded = pa.array(values).dictionary_encode()
     return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_numpy()
 
 
 def rows_alike(values: Integers) -> list[Integers]:
-    """Return the rows of each value, ascending; values in the order of their first appearance."""
+    """Return the rows, ascending, of each distinct value, in the order of first appearance."""
     code, found = distinct(values)
     few = len(found) < 2**16  # numpy then sorts by radix, ten times faster
     order = np.argsort(code.astype(np.uint16) if few else code, kind="stable")
@@ -378,7 +378,7 @@ def rows_alike(values: Integers) -> list[Integers]:
 
 
 def first_rows(code: Integers, num_codes: int) -> Integers:
-    """Return the first row that has each code, all of which occur."""
+    """Return (code,) the first row with each code; all codes must occur."""
     first = np.empty(num_codes, dtype=np.int64)
     first[code[::-1]] = np.arange(len(code) - 1, -1, -1)
     return first
@@ -391,7 +391,7 @@ def codes(table: pa.Table, name: str) -> tuple[Integers, list[str]]:
 
 
 def narrow_codes(table: pa.Table, name: str) -> tuple[Narrow, list[str]]:
-    """Return a text column as `codes` does, as wide as it is stored."""
+    """Return a text column as `codes` does, with codes as wide as they are stored."""
     column = _whole(table.column(name))
     if isinstance(column, pa.ChunkedArray):  # an empty table keeps its chunks
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
@@ -406,10 +406,10 @@ def equals(table: pa.Table, name: str, *values: str) -> Flags:
 
 
 def row_order(spans: pa.Table) -> RowNumbers | None:
-    """Return the order by (rank, start, longest first); None where the rows stand in it already.
+    """Return the order by (rank, start, longest first); None if rows stand in that order already.
 
-    Rows that are alike stay as they stand. Where ranks ascend already, some are sorted at a time,
-    which takes a few blocks of memory.
+    Equal rows keep their order. If ranks ascend already, blocks of ranks are sorted one after the
+    other, which takes little memory.
     """
     if _is_in_order(spans):
         return None
@@ -425,7 +425,7 @@ def row_order(spans: pa.Table) -> RowNumbers | None:
 
 
 def _block_order(rank: Narrow, start: Integers, longest_first: Integers) -> Integers:
-    """Return the order of a block; of a single rank by one sort by start, and one of the few that
+    """Return the order of a block; a single rank is sorted by start, and then the few spans that
     start together.
     """
     if rank[0] != rank[-1] or (rank != rank[0]).any():
@@ -439,7 +439,7 @@ def _block_order(rank: Narrow, start: Integers, longest_first: Integers) -> Inte
 
 
 def _is_in_order(spans: pa.Table) -> bool:
-    """Look at one batch after the other, so that no column is copied as a whole."""
+    """Return whether spans are in order; batches are checked one by one, without whole copies."""
     previous: list[int] = []
     for batch in spans.select(["rank", "start_ns", "duration_ns"]).to_batches():
         if not batch.num_rows:
@@ -455,7 +455,7 @@ def _is_in_order(spans: pa.Table) -> bool:
 
 
 def in_order(spans: pa.Table) -> pa.Table:
-    """Put rows in the order of (rank, start_ns, -duration_ns); untouched when they already are."""
+    """Put rows in the order of (rank, start_ns, -duration_ns), without a copy if they are."""
     order = row_order(spans)
     if order is None:
         return spans
@@ -465,7 +465,7 @@ def in_order(spans: pa.Table) -> pa.Table:
 
 
 def without(spans: pa.Table, iterations: Collection[int]) -> pa.Table:
-    """Return spans less those of some iterations."""
+    """Return spans without those of some iterations."""
     if not iterations:
         return spans
     kept = np.isin(narrow(spans, "iteration"), sorted(iterations), invert=True)

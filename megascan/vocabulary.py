@@ -1,22 +1,23 @@
-"""Every word that a trace can hold, declared once, with what it counts as in the analysis.
+"""Declare every name that a trace can have, and what it counts as in the analysis.
 
 Instrumentation, the readers of other formats, the simulator and the detector take names from here.
-To trace something new, add one line to the table that it belongs to:
+To trace something new, add one line to the table to which it belongs:
 
     WORDS         names of spans that are not communication: passes, layers, modules, optimizer, ...
     COLLECTIVES   operations of process groups, and what their members wait for
     MESSAGES      names of point-to-point messages between pipeline stages
-    GROUP_AXES    process groups: what joins their members, and what Megatron-Core calls them
+    GROUP_AXES    process groups: the axis that joins members, and Megatron-Core's names for it
 
-How the spans of compute contain each other (`>`), and what the detector does with each:
+How compute spans contain each other (`>`), and what the detector does with each:
 
     forward > transformer_layer > attention, mlp, moe > core_attention-recompute
             > embedding, output_layer, loss
-    PASS      compared between peers; what its modules do not explain, the device stood still
-    LAYER     compared where a stage has no peer; stands for its modules where none are traced
+    PASS      compared between peers; in the time that its modules do not explain, the device
+              stood still
+    LAYER     compared where a stage has no peer; stands for its modules if none are traced
     MODULE    tells what is typical of a pass, and whether the host kept its device fed
 
-A module of one of the names MODULE may lie in another (`mlp` in `moe`): the outer one counts.
+A MODULE may lie inside another MODULE (`mlp` in `moe`): then the outer one counts.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from megascan.schema import Kind, Phase
 
 
 class FaultKind(StrEnum):
-    """What a fault slows; how it is planted is the planter's own matter.
+    """What a planted fault slows, named as the detector's causes.
 
     COMPUTE: every computation of the rank. LINK: its communications, or those with one peer. HOST:
     the thread that launches operations, which starves the device. LOADER: the loading of each
-    microbatch. GC: pauses of Python's collector. The names are those of the detector's causes.
+    microbatch. GC: pauses of Python's collector.
     """
 
     COMPUTE = "compute"
@@ -45,10 +46,10 @@ class FaultKind(StrEnum):
 
 
 class CountsAs(StrEnum):
-    """What a span is to the analysis; all members are shown in docs/format.md.
+    """What a span counts as in the analysis; all members are shown in docs/format.md.
 
-    Three of them are read (PASS, LAYER, MODULE). The others are shown only: where the analysis asks
-    for such spans, it goes by their kind or their name, as said with each.
+    The analysis reads three members (PASS, LAYER, MODULE). All other members are only shown: the
+    analysis finds their spans by kind or name, as said with each member.
     """
 
     ITERATION = "iteration"
@@ -57,25 +58,25 @@ class CountsAs(StrEnum):
     """Forward or backward of one microbatch through one model chunk. Read by `detect.observe.spans`
     (what is compared between peers) and `detect.whatif.marks` (the passes of the replay)."""
     BLOCK = "block"
-    """All layers of a chunk as one span. Shown only: nobody asks for it."""
+    """All layers of a chunk as one span. Shown only: the analysis does not use it."""
     LAYER = "layer"
-    """Read by `detect.observe.work` (layers compared where a stage has no peer) and
-    `detect.comparison.measures`."""
+    """A layer of the model. Read by `detect.observe.work` (layers compared where a stage has no
+    peer) and `detect.comparison.measures`."""
     MODULE = "module"
     """Part of a layer; the modules of a layer follow each other. Read by `detect.observe.spans`
     (what is typical of a pass, how far a host launches ahead) and `detect.comparison.measures`."""
     MODEL_END = "model_end"
-    """Before the first layer or after the last one. Shown only; `detect.observe.work` asks for the
+    """Before the first layer or after the last layer. Shown only: `detect.observe.work` finds the
     output layer by its name."""
     LOSS = "loss"
-    """Shown only: `detect.observe.spans` asks for the name."""
+    """Shown only: `detect.observe.spans` finds the loss by its name."""
     PART = "part"
-    """Inside a module: a kernel, an operator, a part that is recomputed alone. Shown only: what
-    is compute and nothing else."""
+    """Inside a module: a kernel, an operator, a part that is recomputed alone. Shown only: compute
+    spans that count as nothing else."""
     OPTIMIZER = "optimizer"
-    """Shown only: `detect.observe.facts` asks for the name."""
+    """Shown only: `detect.observe.facts` finds the optimizer by its name."""
     GRADIENT_SYNC = "gradient_sync"
-    """Shown only: `detect.observe.spans` asks for the name."""
+    """Shown only: `detect.observe.spans` finds gradient synchronisation by its name."""
     LOADER = "loader"
     """Shown only: loading is found by its kind."""
     COLLECTOR = "collector"
@@ -83,7 +84,7 @@ class CountsAs(StrEnum):
     CHECKPOINT = "checkpoint"
     """Shown only: checkpoints are found by their kind."""
     HOST = "host"
-    """Shown only: what is the host's is found by its kind or its track."""
+    """Shown only: the host's spans are found by their kind or their track."""
     COLLECTIVE = "collective"
     """Shown only: collectives are found by their kind."""
     MESSAGE = "message"
@@ -92,11 +93,11 @@ class CountsAs(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """The name of a span and what spans of this name are.
+    """The name of a span, and properties of spans with this name.
 
-    `contains_spans`: a bracket around further spans of compute (a pass, a layer), which lasts on
-    while the device waits between them. A module is none, although parts may lie in it.
-    `contains_communication`: some of its time may be communication.
+    `contains_spans`: the span is a bracket around other compute spans (a pass, a layer), which
+    includes the device's waits between them. It is false for modules, although parts may lie in a
+    module. `contains_communication`: some of the span's time may be communication.
     """
 
     name: str
@@ -245,8 +246,11 @@ WORDS: Final = (
     ),
     Word(name=SAVE_CHECKPOINT, kind=Kind.CHECKPOINT, counts_as=CountsAs.CHECKPOINT),
 )
-"""A compute span of another name is a PART: a kernel or operator of a profile. `loss-sync` is the
-loss together with its reduction over the replicas, which the original MegaScan records as one."""
+"""All names of spans that are not communication.
+
+A compute span of any other name is a PART: a kernel or operator of a profile. `loss-sync` is the
+loss together with its reduction over the replicas, which the original MegaScan records as one span.
+"""
 
 _UNDECLARED: Final = {
     Kind.COMPUTE: CountsAs.PART,
@@ -255,24 +259,24 @@ _UNDECLARED: Final = {
     Kind.DATA: CountsAs.LOADER,
     Kind.GC: CountsAs.COLLECTOR,
 }
-"""Kinds whose names are open: operations of whoever wrote the trace."""
+"""What spans of other names count as, for kinds with open names: operations of other tools."""
 
 COPIES: Final = ("Memcpy", "Memset")
-"""How a profile calls what a device copies or fills: no compute, and bound by other things."""
+"""Begins of the names that profiles give to copies and fills on a device, which are no compute."""
 
 
 MATRIX_KERNELS: Final = (
     "gemm", "cutlass", "xmma", "nvjet", "cijk", "convol", "winograd", "fprop", "dgrad", "wgrad",
     "flash", "fmha", "attention", "triton_tem",
 )  # fmt: skip
-"""Parts of the names of kernels that multiply matrices: cuBLAS', cuDNN's, attention's."""
+"""Parts of the names of kernels that multiply matrices (of cuBLAS, cuDNN, attention)."""
 
 MEMORY_KERNELS: Final = (
     "elementwise", "reduce_kernel", "norm", "bn_fw", "bn_bw", "softmax", "dropout", "embedding",
     "index", "gather", "scatter", "batchedcopy", "nll_loss", "cross_entropy", "multi_tensor_apply",
     "adam", "triton_poi", "triton_red", "triton_per",
 )  # fmt: skip
-"""Parts of the names of kernels that read and write and hardly compute, in lower case."""
+"""Parts of the lower-case names of kernels that read and write but hardly compute."""
 
 
 def is_copy(name: str) -> bool:
@@ -295,9 +299,9 @@ class Waiting(StrEnum):
     """Whom the members of a collective wait for."""
 
     EVERYBODY = "everybody"
-    """None leaves before all have arrived."""
+    """No member leaves before all members have arrived."""
     ROOT = "root"
-    """The root may leave early or wait for all; the others need the root only."""
+    """The root may leave early or wait for all; all other members need only the root."""
 
 
 COLLECTIVES: Final = {
@@ -313,7 +317,7 @@ COLLECTIVES: Final = {
     "scatter": Waiting.ROOT,
     "broadcast_object_list": Waiting.ROOT,
 }
-"""Operations of a process group; span and `op` have the same name."""
+"""Operations of process groups, by the name of both the span and `op`."""
 
 ROOTED_OPS: Final = tuple(op for op, waits in COLLECTIVES.items() if waits is Waiting.ROOT)
 MUTUAL_OPS: Final = tuple(op for op, waits in COLLECTIVES.items() if waits is Waiting.EVERYBODY)
@@ -333,18 +337,18 @@ MESSAGES: Final = (
     message_name(SEND, Phase.FORWARD),
     message_name(RECV, Phase.BACKWARD),
 )
-"""In the order in which an exchange is recorded: previous stage first, sends first."""
+"""Messages in the order in which an exchange is recorded: previous stage first, sends first."""
 UNDIRECTED_MESSAGES: Final = (SEND, RECV, SEND_RECV)
-"""A profile does not say which way a message goes; `send_recv` is a batch of several."""
+"""Messages of profiles, which name no direction; `send_recv` is a batch of several messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupAxis:
-    """What joins the members of a process group; the first part of its id.
+    """The axis that joins the members of a process group, the first part of the group's id.
 
-    `variables` are those of `megatron.core.parallel_state`; profiles describe groups by the same
-    words. `within_pass`: its members wait for each other inside a pass. `is_data_parallel`:
-    gradients and parameters travel over it.
+    `variables` are variables of `megatron.core.parallel_state`, by which profiles describe groups,
+    too. `within_pass`: members wait for each other inside a pass. `is_data_parallel`: gradients and
+    parameters travel over the group.
     """
 
     name: str
@@ -393,8 +397,8 @@ GROUP_AXES: Final = (
     _axis("intra_expt_dp_gloo", "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_GLOO"),
     _axis("world"),
 )
-"""Megatron-Core's groups; a group that stands in two variables goes by the first of this table.
-Groups that a trainer makes itself keep their own words."""
+"""Megatron-Core's groups; a group in two variables gets the first axis of this table. Groups that a
+trainer makes itself keep their own descriptions."""
 
 AXIS_OF_VARIABLE: Final = {
     variable: axis.name for axis in GROUP_AXES for variable in axis.variables
@@ -417,7 +421,7 @@ MESH_AXES: Final = {
     "cp": "cp",
     "pp": "pp",
 }
-"""Names of a device mesh's dimensions as torch's own examples and torchtitan have them, by axis."""
+"""Axes by the names that torch's own examples and torchtitan give to dimensions of a mesh."""
 
 
 def group_id(axis: str, members: Iterable[int]) -> str:
@@ -433,7 +437,7 @@ def axis_of_group(group: str) -> str:
 def is_data_parallel(group: str) -> bool:
     """Return whether gradients and parameters travel over a group.
 
-    Several mesh dimensions that are one axis have names of their own: `dp-dp_shard@0`.
+    If several mesh dimensions are one axis, each has a name of its own: `dp-dp_shard@0`.
     """
     axis = axis_of_group(group)
     return axis in _DATA_PARALLEL_AXES or axis.startswith("dp-")
@@ -443,7 +447,7 @@ _DECLARED: Final = {(word.kind, word.name): word for word in WORDS}
 
 
 def word_of(kind: Kind, name: str) -> Word | None:
-    """Return what a span of this kind and name is; None where nobody has said so."""
+    """Return the word for a span's kind and name; None if the name is not known."""
     declared = _DECLARED.get((kind, name))
     if declared is not None:
         return declared
@@ -458,14 +462,14 @@ def word_of(kind: Kind, name: str) -> Word | None:
 
 
 def is_declared(kind: Kind, name: str) -> bool:
-    """Return whether a name is one of ours, and not one of those that are open."""
+    """Return whether a name is declared here, and not an open name of other tools."""
     return (kind, name) in _DECLARED or (
         kind not in _UNDECLARED and word_of(kind, name) is not None
     )
 
 
 def names_of(*wanted: CountsAs, phases: Iterable[Phase] = tuple(Phase)) -> tuple[str, ...]:
-    """Return the names of the compute spans that count as one of these, in these phases.
+    """Return the names of compute spans that count as any of `wanted`, in some phases.
 
     names_of(CountsAs.MODULE, phases=[Phase.BACKWARD]) is attention-backward, mlp-backward, ...
     """
@@ -480,4 +484,4 @@ def names_of(*wanted: CountsAs, phases: Iterable[Phase] = tuple(Phase)) -> tuple
 CONTAINERS: Final = tuple(
     word.name for word in WORDS if word.kind is Kind.COMPUTE and word.contains_spans
 )
-"""Compute spans that hold others; they last on while the device waits inside them."""
+"""Compute spans that contain other spans, and the device's waits between these."""

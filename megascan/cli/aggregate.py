@@ -113,8 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 LARGE_BYTES = 256 << 20
-"""Of rank files: from here on Chrome JSON, which is as large as they are, is no longer the default;
-Perfetto's own format takes 0.6 of that."""
+"""Size of rank files from which Chrome JSON, which is as large as they are, is no longer the
+default; Perfetto's own format takes 0.6 of that size."""
 
 
 def _default_output(folder: Path) -> Path:
@@ -123,7 +123,7 @@ def _default_output(folder: Path) -> Path:
 
 
 def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) -> int:
-    """Number of events written."""
+    """Write the timeline, print summary and verdict, and return the number of events written."""
     from aggregate import render_text, summary_of
 
     selection = selection_from(arguments)
@@ -145,7 +145,7 @@ def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) ->
         if arguments.focus and report.findings:
             selection = replace(selection, ranks=ranks_in_focus(report, timeline))
         look = Look(_view(output), selection.ranks, selection.iterations)
-        said = timeline.completeness.notes  # by the summary
+        said = timeline.completeness.notes  # in the summary
         new = tuple(note for note in report.notes if note not in said)
         say(render_verdict(replace(report, notes=new).with_look(look)))
         marks = marks_of(report, sharded.ends)

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what the sub-command says."""
+    """Run the sub-command."""
     return {"add": _add, "show": _show, "merge": _merge}[arguments.action](arguments)
 
 
@@ -69,9 +69,9 @@ def _add(arguments: argparse.Namespace) -> int:
 
 
 def _check_place(file: Path) -> None:
-    """Raise, before any work is done, when a file is no history and cannot become one.
+    """Raise, before any work is done, if a file is no history and cannot become one.
 
-    A new one is made by what is booked: an input that is refused leaves no empty history.
+    A new history is made when jobs are booked, so an input that is refused leaves no empty history.
     """
     from megascan.overwriting import check_free
     from megascan.watch.history import History

@@ -1,7 +1,8 @@
 """Run the `megascan` command: find the sub-command, parse its arguments, print its errors.
 
 Each command is one module of `megascan.cli` with `add_arguments(parser)` and `run(arguments)
--> exit code`; it is imported only when asked for, so that `megascan --help` answers at once.
+-> exit code`; only the module of the given command is imported, so that `megascan --help` answers
+at once.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class _Command(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return 0 when all is fine, 1 for an error said in one line, 2 wrong usage."""
+    """Run a command; return its exit code, 1 after an error in one line, 2 for wrong usage."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
-        atexit.register(gc.freeze)  # or the interpreter looks for garbage before it gives all back
+        atexit.register(gc.freeze)  # else the interpreter collects garbage at its exit
         return report_errors(lambda: _run(words[0], words[1:]))
     _top_level_parser().parse_args(words or ["--help"])
     return 2

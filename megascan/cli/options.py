@@ -1,12 +1,12 @@
-"""Declare what several commands take, and do what they share.
+"""Declare the flags of several commands, and do the work that commands share.
 
     --run, --allow-missing-ranks        a trace folder or merged timeline, and which run in it
-    --ranks, --iterations, --kinds      what part of a timeline is written
+    --ranks, --iterations, --kinds      the part of a timeline that is written
     --min-slowdown, …                   the detector's thresholds; its findings as marks
-    --scheduler                         who reads rank files and makes the output: this machine's
-                                        cores, or a Dask cluster's workers
+    --scheduler                         workers that read rank files and make the output: this
+                                        machine's cores, or a Dask cluster's workers
 
-The detector is imported when it runs: a command that may detect starts without it.
+The detector is imported only when it runs, so that commands start fast.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load_timeline(path: Path, arguments: argparse.Namespace) -> Timeline:
-    """Load a timeline from a folder of rank files (aggregated on the way) or from a merged file."""
+    """Load a timeline from a folder of rank files, which are aggregated, or from a merged file."""
     with _workers_here(path) as cores:
         timeline = load_shards(path, arguments, cores)
         return timeline if isinstance(timeline, Timeline) else timeline.whole()
@@ -86,7 +86,7 @@ def aggregate_folder(
 
 
 def _holds_probes_only(path: Path) -> bool:
-    """Tell whether a folder has files of probes, and none that is named as a rank's."""
+    """Return whether a folder has files of probes, but no file with the name of a rank file."""
     named = (file for pattern in RANK_FILE_PATTERNS for file in path.glob(pattern))
     return _has_probes(path) and next(named, None) is None
 
@@ -96,7 +96,7 @@ def _has_probes(path: Path) -> bool:
 
 
 def _trace(path: Path, arguments: argparse.Namespace, workers: Workers) -> tuple[Trace, list[Kept]]:
-    """Read the rank files of `path` as recorded, the ends only; warn of missing ranks."""
+    """Read only the ends of the rank files of `path`, as recorded; warn of missing ranks."""
     from aggregate import load_solver
     from megascan.reader import read_ends
 
@@ -126,23 +126,23 @@ def _trace(path: Path, arguments: argparse.Namespace, workers: Workers) -> tuple
 
 
 _LARGEST_REUSED_BYTES = 31 << 20
-"""glibc never learns to keep blocks of 32 MB and more."""
+"""Largest blocks to reuse: glibc never keeps freed blocks of 32 MB and more."""
 
 
 def _reuse_freed_memory() -> None:
-    """Let freed arrays of some MB be used again instead of fetching their pages anew each time.
+    """Have memory of freed arrays of some MB used again, instead of new pages each time.
 
-    Work block by block frees and takes the same arrays thousands of times. glibc keeps blocks up to
-    the size of the largest one that it has seen freed (mallopt(3), dynamic adjustment), so one is
-    freed before the first; Arrow then takes its buffers from the same heap. Other allocators do
-    not care.
+    Work block by block frees and takes equal arrays thousands of times. glibc keeps freed blocks up
+    to the size of the largest block that it has seen freed (mallopt(3), dynamic adjustment), so a
+    large block is freed here first. Arrow is set to take its buffers from the same heap. Other
+    allocators are not affected.
     """
     pa.set_memory_pool(pa.system_memory_pool())
     np.empty(_LARGEST_REUSED_BYTES, dtype=np.uint8)
 
 
 _LONGEST_RANGE = 1_000_000
-"""Numbers of a range are held one by one."""
+"""Most numbers of a range, which are held one by one."""
 
 
 def add_selection_arguments(parser: argparse.ArgumentParser) -> None:
@@ -155,7 +155,7 @@ def add_selection_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def selection_from(arguments: argparse.Namespace) -> Selection:
-    """Return the selection asked for; raise UsageError for what cannot be understood."""
+    """Return the selection of the flags; raise UsageError for values that cannot be understood."""
     from megascan.export import Selection
 
     return Selection(
@@ -166,7 +166,7 @@ def selection_from(arguments: argparse.Namespace) -> Selection:
 
 
 def check_ranks(selection: Selection, timeline: Timeline) -> None:
-    """Raise UsageError when ranks are selected that the job does not have."""
+    """Raise UsageError if ranks are selected that the job does not have."""
     world_size = timeline.completeness.world_size
     unknown = sorted(rank for rank in selection.ranks or () if rank >= world_size)
     if unknown:
@@ -208,8 +208,9 @@ def _kinds(text: str | None) -> frozenset[Kind] | None:
 
 
 def add_detector_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the detector's thresholds; what is not given is the detector's own (a test compares
-    these texts with it)."""
+    """Declare the detector's thresholds; those that are not given keep the detector's defaults (a
+    test compares the help with them).
+    """
     group = parser.add_argument_group("detection")
     group.add_argument(
         "--min-slowdown",
@@ -226,12 +227,12 @@ def add_detector_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def is_tuned(arguments: argparse.Namespace) -> bool:
-    """Tell whether a threshold was given."""
+    """Return whether a threshold was given."""
     return not (arguments.min_slowdown is None and arguments.false_discovery_rate is None)
 
 
 def settings_from(arguments: argparse.Namespace) -> DetectorSettings:
-    """Return the detector's settings asked for; raise UsageError for values that mean nothing."""
+    """Return the detector's settings of the flags; raise UsageError for invalid values."""
     require("detect")
     from detect import DetectorSettings
 
@@ -248,7 +249,7 @@ def settings_from(arguments: argparse.Namespace) -> DetectorSettings:
 def detect_in(
     timeline: Timeline | ShardedTimeline, settings: DetectorSettings, source: Path
 ) -> Report:
-    """Find the slow ranks of a timeline, and the wrong ones by the probes in its folder."""
+    """Find the slow ranks of a timeline, and by the probes in its folder the wrong ranks."""
     from detect import detect
 
     probes = None
@@ -263,9 +264,9 @@ def detect_in(
 
 @dataclass(frozen=True)
 class Look:
-    """How the timeline of what was read is looked at: the commands before `--at`.
+    """The commands that show what was read in Perfetto, before `--at`.
 
-    Perfetto is shown merged timelines; what is not one yet is merged first. An op table has none.
+    Perfetto shows merged timelines, so rank files are merged first. An op table cannot be shown.
     """
 
     command: str
@@ -274,7 +275,7 @@ class Look:
 
     @classmethod
     def at(cls, path: Path, arguments: argparse.Namespace) -> Look | None:
-        """Find how, for a trace folder, a rank's file, a timeline or an op table."""
+        """Return the look at a trace folder, a rank's file or a timeline; None for an op table."""
         from megascan.reader import MERGED_FORMATS, Format, sniff
 
         found = sniff(path)
@@ -289,7 +290,7 @@ class Look:
         return cls(f"{merge} && megascan view timeline.json.gz")
 
     def __call__(self, rank: int, iteration: int) -> str | None:
-        """Return the command that shows a spot; None where the file does not hold it."""
+        """Return the command that shows a spot; None if the file does not have it."""
         if self.ranks is not None and rank not in self.ranks:
             return None
         if self.iterations is not None and iteration not in self.iterations:
@@ -298,9 +299,10 @@ class Look:
 
 
 def marks_of(report: Report, ends: pa.Table) -> list[Mark]:
-    """Draw every finding on its ranks: one slice for each stretch of iterations it was active.
+    """Draw every finding on its ranks: one slice for each stretch of iterations in which it was
+    active.
 
-    `ends` are those of the timeline, iteration spans among them.
+    `ends` are the ends of the timeline, which include iteration spans.
     """
     spans = ends.filter(equals(ends, "kind", Kind.ITERATION))
     ranks, iterations = numbers(spans, "rank"), numbers(spans, "iteration")
@@ -367,9 +369,9 @@ def chain_of(timeline: Timeline) -> list[Hop]:
 
 
 def ranks_in_focus(report: Report, timeline: Timeline) -> frozenset[int]:
-    """Return the suspects and everybody who shares a process group with one, the world aside.
+    """Return the suspected ranks and all that share a process group, except the world, with one.
 
-    Findings of the job name whole stages; they are followed only where no node is suspected.
+    Findings of the job name whole stages; they count only if no node is suspected.
     """
     from detect import Owner
 
@@ -387,7 +389,7 @@ def ranks_in_focus(report: Report, timeline: Timeline) -> frozenset[int]:
 
 
 WORTH_PROCESSES_BYTES = 8 << 20
-"""Of rank files: below, starting processes takes as long as it saves."""
+"""Size of rank files below which starting processes takes as long as it saves."""
 
 
 def is_op_table(path: Path) -> bool:
@@ -401,7 +403,7 @@ def is_op_table(path: Path) -> bool:
 
 
 def size_bytes(path: Path) -> int:
-    """Return the size of a file or of the files in a folder; 0 where it cannot be looked at."""
+    """Return the size of a file or of the files in a folder; 0 if it cannot be read."""
     try:
         if not path.is_dir():
             return path.stat().st_size
@@ -423,7 +425,7 @@ def add_scheduler_argument(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def workers_from(arguments: argparse.Namespace, path: Path) -> Iterator[Workers]:
-    """Hold the cluster that --scheduler names, or without it this machine's cores."""
+    """Hold the cluster that --scheduler names, or without that flag this machine's cores."""
     if arguments.scheduler is None:
         with _workers_here(path) as workers:
             yield workers
@@ -442,9 +444,9 @@ def workers_from(arguments: argparse.Namespace, path: Path) -> Iterator[Workers]
 
 @contextmanager
 def _workers_here(path: Path) -> Iterator[Workers]:
-    """Hold this machine's cores, as many as are worth it for a trace of this size."""
+    """Hold workers of this machine: processes if a trace is large enough, else threads."""
     _reuse_freed_memory()
-    pa.array([0])  # Arrow looks for pandas at its first array: here, not in every forked worker
+    pa.array([0])  # here Arrow looks for pandas once, not in every worker
     worth_processes = size_bytes(path) >= WORTH_PROCESSES_BYTES
     with _garbage_left(), workers_here(worth_processes=worth_processes) as workers:
         yield workers
@@ -452,10 +454,10 @@ def _workers_here(path: Path) -> Iterator[Workers]:
 
 @contextmanager
 def _garbage_left() -> Iterator[None]:
-    """Look for no cycles of garbage: a trace of 16,384 ranks has millions of objects and none.
+    """Turn the garbage collector off: a trace of 16,384 ranks has millions of objects, no cycles.
 
-    Every look at all of them costs as much as reading some ranks; what is not in a cycle is freed
-    at once as ever.
+    Every collection would cost as much as reading some ranks; objects outside of cycles are freed
+    at once as always.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
-"""Print and write what commands have to say: results on stdout, progress on stderr, whole files.
+"""Print and write the output of commands: results on stdout, progress on stderr, whole files.
 
-Progress is one line on a terminal, nothing elsewhere. `require` guards against namesakes:
-`training`, `aggregate` and `detect` are also other people's package names.
+Progress is one line on a terminal, and nothing elsewhere. `require` guards against other packages
+of the same name: `training`, `aggregate` and `detect` are common names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megascan.overwriting import check_free, check_not_read, replacing
 def require(name: str) -> None:
     """Make sure that `import name` finds MegaScan's package.
 
-    MissingError says which other one it found.
+    Raises MissingError, which names the other package that was found.
     """
     try:
         package = importlib.import_module(name)
@@ -47,7 +47,7 @@ def require(name: str) -> None:
 
 @contextmanager
 def stage(doing: str) -> Iterator[None]:
-    """Show `doing` while the block runs, and how long it took once it is done."""
+    """Show `doing` while the block runs, and how long the block took when it is done."""
     if not sys.stderr.isatty():
         yield
         return
@@ -60,10 +60,10 @@ def stage(doing: str) -> Iterator[None]:
 
 
 def say(text: object) -> None:
-    """Print a result at once; a reader that has gone (`| head`) does not stop the command.
+    """Print a result at once; a reader that has gone (`| head`) does not stop the command, which
+    still writes its files.
 
-    What the command still has to write is written. Raises OutputError when stdout is refused for
-    another reason, such as a full disk.
+    Raises OutputError if stdout fails for another reason, such as a full disk.
     """
     try:
         print(text, flush=True)
@@ -78,16 +78,16 @@ def say(text: object) -> None:
 
 
 def _silence_stdout() -> None:
-    """Let what is printed from now on, and at the interpreter's exit, go nowhere."""
+    """Discard everything that is printed from now on, and at the interpreter's exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def check_folder(folder: Path, advice: str) -> None:
-    """Raise InputError unless a folder is there and can be looked into; `advice` says what to do.
+    """Raise InputError unless a folder exists and can be read; `advice` says what to do.
 
-    `Path.glob` finds nothing where it may not look.
+    `Path.glob` would find nothing in a folder that it must not read.
     """
     try:
         found = next(folder.iterdir(), None)
@@ -98,12 +98,13 @@ def check_folder(folder: Path, advice: str) -> None:
 
 
 def check_outputs(outputs: Iterable[Path | None], *, read: Sequence[Path], force: bool) -> None:
-    """Raise, before any work is done, when a file must not be written.
+    """Raise, before any work is done, if a file must not be written.
 
-    `outputs` are the files asked for (None for a flag that was not given), `read` the files and
-    trace folders that the command reads. UsageError when two outputs are one file; OutputError as
-    `megascan.overwriting.check_free`, and, whatever `force` says, for a file that is read: named
-    another way, through a link, or as one of a folder's rank files or of its earlier runs'.
+    `outputs` are the files to write (None for a flag that was not given), `read` the files and
+    trace folders that the command reads. Raises UsageError if two outputs are the same file;
+    OutputError as `megascan.overwriting.check_free`, and, even with `force`, for a file that is
+    read: under another name, through a link, or as one of the rank files of a folder or of its
+    earlier runs.
     """
     wanted = [path for path in outputs if path is not None]
     named: dict[str, Path] = {}
@@ -121,8 +122,8 @@ def check_outputs(outputs: Iterable[Path | None], *, read: Sequence[Path], force
 
 
 def _check_not_read(output: Path, read: Path) -> None:
-    """Raise OutputError for an output that is `read`, or a rank file of that folder or of one of
-    its earlier runs. What else lies in a trace folder, such as a timeline of it, is not read.
+    """Raise OutputError if an output is the file `read`, or a rank file of the folder `read` or of
+    one of its earlier runs. Other files of a trace folder, such as its timeline, are not read.
     """
     if not read.is_dir():
         check_not_read(output, [read])
@@ -133,13 +134,13 @@ def _check_not_read(output: Path, read: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes, *, force: bool) -> None:
-    """Write a file whole or not at all; OutputError as `megascan.overwriting.check_free`."""
+    """Write a file whole or not at all; raises OutputError as `megascan.overwriting.check_free`."""
     with replacing(path, force=force) as file:
         file.write(content)
 
 
 def write_json(path: Path, record: Mapping[str, Json], *, force: bool) -> None:
-    """Write a JSON document; errors as `write_bytes`."""
+    """Write a JSON document; raises OutputError as `write_bytes`."""
     text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
     content = f"{text}\n".encode(errors="backslashreplace")  # a path's bytes as JSON's escapes
     write_bytes(path, content, force=force)

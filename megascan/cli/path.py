@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay, walk back, print, write what was asked for."""
+    """Replay, walk back, print, and write the files that flags name."""
     require("detect")
     from detect.whatif.path import critical_path
     from detect.whatif.render import path_to_json, render_path

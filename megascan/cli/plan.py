@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, predict, print, write what was asked for."""
+    """Measure, predict, print, and write the files that flags name."""
     require("training")
     _check(arguments)
     if arguments.path.suffix == ".csv":
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse what cannot be meant; UsageError."""
+    """Raise UsageError for flags that contradict each other."""
     limit = arguments.memory_limit
     if limit is not None and not (limit > 0 and math.isfinite(limit)):
         raise UsageError(f"--memory-limit is {limit:g}, expected a number of microbatches above 0")
@@ -124,7 +124,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _check_alone(arguments: argparse.Namespace) -> None:
-    """Refuse what says something of a trace beside a plan."""
+    """Raise UsageError for flags that need a trace if PATH is a plan."""
     beside = {
         "--num-layers": arguments.num_layers is not None,
         "--fbd": arguments.fbd,
@@ -151,7 +151,7 @@ def _outputs(arguments: argparse.Namespace) -> list[Path]:
 
 
 def _slowdowns(timeline: Timeline) -> dict[int, float]:
-    """Return how slow the verdict says that ranks compute, by global rank."""
+    """Return the slowdowns of computing that the verdict finds, by global rank."""
     require("detect")
     from detect import detect
     from detect.report import Cause, Owner

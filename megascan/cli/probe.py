@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> tuple[Probes, dict[int, str]]:
-    """Probe this host's devices; their names by number."""
+    """Probe this host's devices; return the probes, and the devices' names by number."""
     require("megascope")
     if importlib.util.find_spec("torch") is None:
         raise MissingError("probing devices needs torch: pip install torch")
@@ -103,7 +103,7 @@ def _sweep(arguments: argparse.Namespace) -> tuple[Probes, dict[int, str]]:
 
 
 def _words(finding: Finding, names: dict[int, str]) -> str:
-    """Put a finding into words; of this host's devices by their names."""
+    """Put a finding into words; devices of this host are named."""
     if not names[finding.ranks[0]]:
         return "\n".join(
             [f"WRONG BITS: {finding.headline}", *(f"   {line}" for line in finding.evidence),

@@ -120,7 +120,7 @@ def _of_timeline(source: Path, timeline: Timeline, settings: DetectorSettings) -
 def _replayed(
     make: Callable[[], Replay], examined: Examination
 ) -> tuple[WhatIf | None, list[Saving], str]:
-    """Return figures and savings of the replay, or why there is none."""
+    """Return figures and savings of the replay, or the reason why there is no replay."""
     from detect.whatif import savings_of
     from detect.whatif.slowness import analyze
 

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _verdict(folder: Path) -> list[str]:
-    """Return what the folder's probes say."""
+    """Return sentences about what the folder's probes show."""
     require("detect")
     from detect.causes.corruption import findings_of
     from megascan.probes import read_probes

@@ -41,7 +41,7 @@ _COST_MODELS = {"compute": compute_bound, "communication": communication_heavy}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags; defaults are those of the model's dataclasses."""
+    """Declare the flags; defaults are those of the dataclasses in `megascan.simulate.job`."""
     _add_job_arguments(parser.add_argument_group("job"))
     _add_noise_arguments(parser.add_argument_group("noise and clocks"))
     _add_trouble_arguments(parser.add_argument_group("faults and imbalances"))
@@ -131,7 +131,7 @@ def _add_trouble_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def job_from(arguments: argparse.Namespace) -> JobModel:
-    """Return the job asked for; raise ConfigError for sizes that do not fit together."""
+    """Return the job of the flags; raise ConfigError for sizes that do not fit together."""
     layout = Layout(
         **{axis: getattr(arguments, axis) for axis in ("tp", "cp", "ep", "dp", "pp", "vpp")}
     )

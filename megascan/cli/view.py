@@ -24,7 +24,7 @@ _SHOWN = (
     Format.KINETO,
     Format.ORIGINAL_TIMELINE,
 )
-"""What Perfetto draws as it stands."""
+"""Formats that Perfetto draws as they are."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(path: Path) -> None:
-    """Raise InputError for what Perfetto would open as an empty page."""
+    """Raise InputError for a file that Perfetto would open as an empty page."""
     check_is_file(path)
     if sniff(path) not in _SHOWN:
         raise InputError(

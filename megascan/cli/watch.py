@@ -111,7 +111,7 @@ def _add_telling_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Watch until the end, however it comes."""
+    """Watch until the watch ends for any reason."""
     _check(arguments)
     require("aggregate")
     with _view(arguments) as screen_and_live:
@@ -159,7 +159,7 @@ def _view(arguments: argparse.Namespace) -> Iterator[Any]:
 
 
 def _watcher(arguments: argparse.Namespace, screen: Screen | None) -> Watcher:
-    """Put together what the flags ask for."""
+    """Make the watcher that the flags ask for."""
     from megascan.watch.delivery import Command, Outbox, Receiver, Webhook
     from megascan.watch.history import History
     from megascan.watch.policy import read_policy
@@ -174,7 +174,7 @@ def _watcher(arguments: argparse.Namespace, screen: Screen | None) -> Watcher:
         folders=tuple(arguments.folders),
         detector=settings_from(arguments),
         kept_iterations=arguments.keep,
-        cpu_share=1.0 if arguments.once else arguments.cpu_share,  # nothing waits for a next look
+        cpu_share=1.0 if arguments.once else arguments.cpu_share,  # there is no next look
         hang_after_s=arguments.hang_after,
         notify=arguments.notify,
         rules=read_policy(policy) if policy else (),
@@ -199,7 +199,7 @@ def _watcher(arguments: argparse.Namespace, screen: Screen | None) -> Watcher:
 
 
 def _state_path(arguments: argparse.Namespace, name: str) -> Path:
-    """Return where the state goes; the watched folder is made where the job has not done so yet."""
+    """Return the path of the state; make the watched folder if the job has not made it yet."""
     if arguments.state is None:
         arguments.folders[0].mkdir(parents=True, exist_ok=True)
         return Path(arguments.folders[0] / name)
@@ -213,7 +213,7 @@ def _state_path(arguments: argparse.Namespace, name: str) -> Path:
 def _printer(
     arguments: argparse.Namespace, screen: Screen | None
 ) -> Callable[[Mapping[str, Any]], None]:
-    """Return what says an event: as JSON, as a line of the log, or on the screen."""
+    """Return a function that prints an event: as JSON, as a line of the log, or on the screen."""
     import orjson
 
     from megascan.watch.delivery import text_of
@@ -272,5 +272,5 @@ def _loop(arguments: argparse.Namespace, watcher: Watcher, view: Any) -> None:
 
 
 def _interrupt(*_: object) -> None:
-    """End as at Ctrl-C: what is pending is delivered, the state saved."""
+    """End as at Ctrl-C: pending events are delivered, and the state is saved."""
     raise KeyboardInterrupt

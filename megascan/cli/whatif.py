@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay, print, write what was asked for."""
+    """Replay, print, and write the files that flags name."""
     require("detect")
     from detect.whatif import savings_of
     from detect.whatif.render import render_text
@@ -88,7 +88,7 @@ def _check(arguments: argparse.Namespace) -> None:
 def _replayed(
     path: Path, arguments: argparse.Namespace
 ) -> tuple[Replay, Timeline | None, Sequence[Finding]]:
-    """Return the replay of what lies at `path`, its timeline, and what the detector finds in it."""
+    """Return the replay of the trace at `path`, its timeline (if any), and its findings."""
     from detect.whatif import replay_of_timeline
 
     if is_op_table(path):
@@ -119,7 +119,7 @@ def _findings_of_op_table(table: OpTable) -> Sequence[Finding]:
 def _write(
     arguments: argparse.Namespace, result: WhatIf, savings: list[Saving], timeline: Timeline | None
 ) -> list[Path]:
-    """Write the files asked for and return their names."""
+    """Write the files that flags name, and return their paths."""
     from detect.whatif.ideal import ideal_timeline
     from detect.whatif.render import heat_map_png, heat_map_svg, to_json
 

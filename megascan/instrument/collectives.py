@@ -428,8 +428,7 @@ class Collectives:
     def _note_down(
         self, operation: Operation, group: ProcessGroup | None, payload: object, call: Call
     ) -> bool:
-        """Add the call to the coalesced set under way on its group; return False if there is none.
-        """
+        """Add a call to the coalesced set under way on its group; return False if none is."""
         for coalescing in self._coalescing:
             if _same_group(coalescing.group, group):
                 coalescing.operation = operation.name

@@ -88,7 +88,7 @@ class FunctionalCollectives(IterationListener):
 
         @functools.wraps(original)
         def traced(*positional: object, **named: object) -> object:
-            if _is_compiling() or not tracer.active or self._under_way:  # inside another of these functions
+            if _is_compiling() or not tracer.active or self._under_way:  # inside another
                 return original(*positional, **named)
             begun = None
             try:

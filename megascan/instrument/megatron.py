@@ -1,11 +1,11 @@
-"""What Megatron-Core does, as spans: passes, modules, messages between stages, and the host's work.
+"""Record what Megatron-Core does: passes, modules, messages between stages, and the host's work.
 
 The schedules call the passes: forward, backward, loss, data and gradient synchronisation.
 
 Modules (layer, attention, MLP, embedding, output layer) have a forward to wrap, but no function for
-their backward. It runs from the moment the gradient of a module's output is complete to the moment
-the gradient of its input is, and a plain hook on each of these two tensors sees that. Hooks that
-return nothing change neither the graph nor a bit of the gradients.
+their backward. A module's backward runs from the moment the gradient of its output is complete to
+the moment the gradient of its input is complete; a plain hook on each of these two tensors sees
+that. Hooks that return nothing change neither the graph nor a bit of the gradients.
 
     forward:   input ──► [module] ──► output
     backward:  input.grad (end) ◄── [module] ◄── output.grad (begin)
@@ -372,8 +372,7 @@ class Passes:
         return around(tracer, original, enter, leave)
 
     def model_forward(self, original: Function) -> Function:
-        """Note how many tokens a rank's first chunk gets, as the length of a pass depends on them.
-        """
+        """Note how many tokens a rank's first chunk gets: the length of a pass depends on them."""
         import torch
 
         tokens_of = argument_reader(original, "input_ids")
@@ -640,8 +639,7 @@ class PointToPoint:
         return arguments
 
     def _place(self, message: _Message, arguments: Arguments) -> None:
-        """Set microbatch and chunk of a sent tensor; a received tensor's are set when it is used.
-        """
+        """Set microbatch and chunk of a sent tensor; those of a received tensor are set later."""
         identity = id(message.tensor)
         if message.operation == RECV:
             self._position.received[identity] = arguments

@@ -335,7 +335,7 @@ class Position(IterationListener):
         return not torch.is_grad_enabled()
 
     def learn(self, tensor: object, slot: Slot) -> None:
-        """Give the message of a received tensor its microbatch and chunk when the tensor is used."""
+        """Give a received tensor's message its microbatch and chunk when the tensor is used."""
         arguments = self.received.pop(id(tensor), None)
         if arguments is not None:
             arguments["microbatch"], arguments["chunk"] = slot

@@ -1,18 +1,18 @@
-"""Jobs of plain PyTorch, through hooks: DDP, FSDP2, stages of torch's own pipelines.
+"""Record jobs of plain PyTorch through hooks: DDP, FSDP2, stages of torch's own pipelines.
 
-Without megatron.core's schedules nobody says where a microbatch begins, so the model itself does:
-every call of it is the `forward` of the next microbatch, and every `torch.autograd.backward` is a
-`backward`, whose microbatch is known when the gradient of a model's output passes. What autograd
-does after the last gradient, where DDP and FSDP wait for their reductions, is `grad-sync`:
+Without megatron.core's schedules no function marks where a microbatch begins, so the model does:
+every call of the model is the `forward` of the next microbatch, and every `torch.autograd.backward`
+is a `backward`, whose microbatch is known when the gradient of a model's output passes. What
+autograd does after the last gradient, where DDP and FSDP wait for their reductions, is `grad-sync`:
 
     backward:  call ──► gradients of the model ──► last one │ grad-sync: reductions ──► return
 
 Hooks change neither the graph nor a bit of the gradients. One thing is put into a model: DDP
-reduces gradients in C++, where nothing can be seen, unless it is given a hook that does the same in
+reduces gradients in C++, where nothing can be seen, unless it is given a hook that reduces them in
 Python.
 
-`torch.distributed.pipelining` says nothing of stages, only of ranks: a message to a later rank is
-called forward, one to an earlier rank backward. Both ends of a message name it alike.
+`torch.distributed.pipelining` names no stages, only ranks: a message to a later rank is called
+forward, a message to an earlier rank backward. So both ends of a message have the same name.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _LAYER_BACKWARD, _LAYER_REPEATED = backward_of(PLAIN_LAYER), recompute_of(PLAIN_
 _OpenLayer: TypeAlias = "tuple[Mark, Phase | None, torch.Tensor | None]"
 """When a layer was called, in which phase, and with which activation."""
 _LEAST_LAYERS = 4
-"""Recorded of each chunk: a layer is one span here, so as many tell what is typical of a pass."""
+"""Layers to record of each chunk; each is one span, so this many tell what is typical of a pass."""
 
 
 class WatchedModels(IterationListener):
-    """Hooks on the models of a rank, one a chunk; all are gone when tracing ends."""
+    """Hooks on the models of a rank, one model a chunk; hooks are removed when tracing ends."""
 
     def __init__(
         self,
@@ -105,12 +105,12 @@ class WatchedModels(IterationListener):
             layers.clear()
 
     def granularity_lowered(self) -> None:
-        """Take the hooks of layers away."""
+        """Remove the hooks of layers."""
         while self._layer_handles:
             self._layer_handles.pop().remove()
 
     def tracing_ends(self) -> None:
-        """Take every hook away."""
+        """Remove all hooks."""
         self.granularity_lowered()
         while self._handles:
             self._handles.pop().remove()
@@ -152,7 +152,7 @@ class WatchedModels(IterationListener):
         ]
 
     def _await_gradient(self, output: object, slot: tuple[int, int]) -> None:
-        """Learn from an output's gradient which microbatch the backward under way belongs to."""
+        """Have the gradient of an output tell the microbatch of the backward under way."""
         tensor = _first_tensor(output)
         if tensor is not None and tensor.grad_fn is not None:
             self._position.outputs[id(tensor)] = slot
@@ -168,14 +168,14 @@ class WatchedModels(IterationListener):
             Variable._execution_engine.queue_callback(callback)
 
     def _compute_ended(self) -> None:
-        """Note that autograd has computed the last gradient; DDP and FSDP now wait for theirs."""
+        """Note that autograd has computed the last gradient; only reductions are waited for now."""
         if self._depth == 1 and self._compute_end is None:
             self._backward_spans.end_all()
             self._compute_end = self._tracer.mark()
 
     def final_wait(self, original: Function) -> Function:
-        """Wrap what FSDP2 does when autograd has ended: it waits for the last reduction, and has
-        asked for its turn before we have.
+        """Wrap what FSDP2 does when autograd has ended: it waits for the last reduction, and its
+        callback was queued before ours.
         """
 
         def enter(call: Call) -> bool:
@@ -186,7 +186,7 @@ class WatchedModels(IterationListener):
         return around(self._tracer, original, enter, lambda _, result: result)
 
     def backward(self, original: Function) -> Function:
-        """Wrap `torch.autograd.backward`; one within another repeats a checkpointed forward."""
+        """Wrap `torch.autograd.backward`; a call inside another repeats a checkpointed forward."""
         tracer, position = self._tracer, self._position
 
         def enter(call: Call) -> bool:
@@ -250,7 +250,7 @@ class WatchedModels(IterationListener):
     def _record_layer(
         self, began: Mark, source: torch.Tensor | None, result: torch.Tensor | None
     ) -> None:
-        """Record a layer's forward, and its backward when it comes."""
+        """Record a layer's forward, and watch for its backward."""
         repeated = self._position.phase is Phase.RECOMPUTE
         arguments = self._position.arguments()
         name = _LAYER_REPEATED if repeated else PLAIN_LAYER
@@ -262,7 +262,7 @@ class WatchedModels(IterationListener):
     def _after(
         self, end: Callable[[object], None]
     ) -> Callable[[torch.nn.Module, tuple[object, ...], object], None]:
-        """Return a hook that calls `end` with a module's output, while tracing is on."""
+        """Return a hook that calls `end` with a module's output while spans are recorded."""
 
         def after(_: torch.nn.Module, inputs: tuple[object, ...], output: object) -> None:
             del inputs
@@ -271,7 +271,7 @@ class WatchedModels(IterationListener):
         return after
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Call it if tracing is on; an error of ours stops tracing, never training."""
+        """Call `act` while spans are recorded; an error stops tracing, never training."""
         if not self._tracer.active:
             return
         try:
@@ -281,14 +281,14 @@ class WatchedModels(IterationListener):
 
 
 def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return what a model repeats: the members of its outermost lists of modules, else its
-    children.
+    """Return the layers of a model: the members of its outermost lists of modules, or without lists
+    its children.
 
         GPT2LMHeadModel ─► transformer ─► h: ModuleList of 12 blocks     the 12 blocks
                         └► lm_head
         T5Model ─► encoder ─► block: ModuleList, decoder ─► block        the blocks of both
 
-    Wrappers that hold one module only (DDP, a compiled or a half-precision model) are seen through.
+    Wrappers with a single child (DDP, a compiled or a half-precision model) are looked through.
     """
     inside = [model]
     while len(inside) == 1 and not _is_list(inside[0]):
@@ -297,7 +297,7 @@ def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _listed(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the members of the outermost lists in a module, in its order."""
+    """Yield the members of the outermost lists in a module, in the order of the module."""
     if _is_list(module):
         yield from module.children()
         return
@@ -306,7 +306,7 @@ def _listed(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _is_list(module: torch.nn.Module) -> bool:
-    """Tell whether it is a list of modules, or a dict of modules that are all of one class."""
+    """Return whether a module is a list of modules, or a dict of modules of one class."""
     import torch
 
     if isinstance(module, torch.nn.ModuleDict):
@@ -315,15 +315,15 @@ def _is_list(module: torch.nn.Module) -> bool:
 
 
 _SAYS_NOTHING = ("label", "target", "position")
-"""Parts of the names of arguments that have a number for every token, whatever the tokens are."""
+"""Parts of names of arguments that tell nothing more: they have a number for every token."""
 
 
 def num_tokens(positional: Sequence[object], named: Mapping[str, object]) -> int:
-    """Return how many tokens a call of a model gets, 0 where its arguments may say more of its
-    length: a mask, where documents end, tensors inside of others.
+    """Return how many tokens a call of a model gets; 0 if other arguments may influence how long it
+    takes: a mask, ends of documents, tensors inside other values.
 
-        (batch, sequence)              its elements, of whole numbers
-        (batch, sequence, hidden)      those of all but its last dimension
+        (batch, sequence)              whole numbers: batch · sequence
+        (batch, sequence, hidden)      batch · sequence
     """
     import torch
 
@@ -346,7 +346,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _inside_compiled(model: torch.nn.Module) -> set[torch.nn.Module]:
-    """Return the modules that `torch.compile` compiles: a hook of ours would break their graphs."""
+    """Return the modules that `torch.compile` compiles, whose graphs our hooks would break."""
     return {
         inner
         for module in model.modules()
@@ -356,7 +356,9 @@ def _inside_compiled(model: torch.nn.Module) -> set[torch.nn.Module]:
 
 
 def _first_tensor(value: object) -> torch.Tensor | None:
-    """Return the first tensor with a gradient in a value, also inside tuples and dicts."""
+    """Return the first tensor in a value, also in tuples, lists and dicts, that needs a gradient
+    and is no weight.
+    """
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -369,7 +371,7 @@ def _first_tensor(value: object) -> torch.Tensor | None:
 
 
 class Batches(IterationListener):
-    """Records the batches of every data loader that are fetched in an iteration."""
+    """Records the batches that any data loader fetches in an iteration."""
 
     def __init__(self, tracer: RecordingTracer) -> None:
         self._tracer = tracer
@@ -380,7 +382,7 @@ class Batches(IterationListener):
         self._num_iterations += 1
 
     def tracing_ends(self) -> None:
-        """Say so where all batches were fetched between the iterations."""
+        """Warn if all batches were fetched between the iterations."""
         if self._num_seen or self._num_unseen < max(self._num_iterations, 1):
             return
         self._tracer.warn(
@@ -423,7 +425,7 @@ class Exchanges:
         self._depth = 0
 
     def batch(self, original: Function) -> Function:
-        """Record all messages of a batch; a batch that another one calls is the same batch."""
+        """Record all messages of a batch; a batch that another batch calls is part of it."""
         tracer = self._tracer
 
         def enter(call: Call) -> bool:
@@ -445,7 +447,7 @@ class Exchanges:
             self._depth += 1
             try:
                 return recorded(*positional, **named)
-            finally:  # also of a batch that raises: the trainer may catch it and go on
+            finally:  # also if it raises: the trainer may go on
                 self._depth -= 1
 
         return exchange
@@ -453,7 +455,7 @@ class Exchanges:
     def _follow(
         self, batch: Sequence[P2POp], works: list[AsyncWork], begin: Mark
     ) -> list[PendingWork]:
-        """Record each message until its work is done; a coalesced batch has one work for all."""
+        """Record each message until its work is done; a coalesced batch has a single work."""
         followed = list[PendingWork]()
         for number, message in enumerate(batch):
             work = works[min(number, len(works) - 1)]

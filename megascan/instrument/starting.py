@@ -1,8 +1,8 @@
 """Start the tracer: the one call a trainer makes, and what all ranks must agree on before it.
 
-The ranks agree on the run, on what becomes of an earlier one and on the time, through the key-value
-store by which the job found together: not a byte goes over the training network. The file's header
-says what torch.distributed and megatron.core know of the job.
+The ranks agree on the run, on the files of an earlier run and on the time, through the job's
+key-value store: not a byte goes over the training network. The file's header says what
+torch.distributed and megatron.core know of the job.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ _RESUMED, _FRESH = "resumed", "fresh"
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Equal on all ranks: `run_id`, `resumed`. On all of a host: the clock without its origin."""
+    """What ranks agree on: `run_id` and `resumed` on all ranks, the clock's domain and offset on
+    the ranks of a host.
+    """
 
     run_id: str
     resumed: bool
@@ -65,9 +67,9 @@ class Agreement:
 
 
 class StoreBoard:
-    """What rank 0 announces during a run, in the job's key-value store; nobody waits for it.
+    """Announcements of rank 0 during a run, in the job's key-value store; no rank waits for them.
 
-    A store that is gone (the job is ending, its host died) holds no announcements.
+    A store that is gone (the job is ending, its host died) has no announcements.
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
@@ -75,7 +77,7 @@ class StoreBoard:
         self._prefix = prefix
 
     def topic(self, name: str) -> StoreBoard:
-        """Return a board with announcements of its own."""
+        """Return a board with separate announcements for a topic."""
         return StoreBoard(self._store, f"{self._prefix}/{name}")
 
     def publish(self, number: int, text: str) -> None:
@@ -84,13 +86,13 @@ class StoreBoard:
             self._store.set(f"{self._prefix}/announcement/{number}", text)
 
     def claim(self, topic: str) -> bool:
-        """Tell whether this rank is the first with a topic; true when the store cannot tell."""
+        """Return whether this rank is the first with a topic; true if the store cannot tell."""
         with contextlib.suppress(RuntimeError):
             return self._store.add(f"{self._prefix}/claim/{topic}", 1) == 1
         return True
 
     def read(self, number: int) -> str | None:
-        """Return the announcement, None when there is none."""
+        """Return announcement `number`; None if it is not written yet."""
         key = f"{self._prefix}/announcement/{number}"
         with contextlib.suppress(RuntimeError):
             return self._store.get(key).decode() if self._store.check([key]) else None
@@ -98,16 +100,17 @@ class StoreBoard:
 
 
 def new_run_id() -> str:
-    """Return UTC time and a few random digits: ``20261121-084512-3f9a``."""
+    """Return a new id from UTC time and a few random digits: ``20261121-084512-3f9a``."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def agree(store: Store, rank: int, world_size: int, *, resumed: bool) -> Agreement:
-    """Agree on run and clock with the other ranks, all of which call it; raise when one does not.
+    """Agree on run and clock with all other ranks, which must call this, too; raise if one does
+    not.
 
-    The job goes on from an earlier run as soon as one rank says so: where torchrun has put a new
-    host in the place of a lost one, only the launchers of the old hosts count the restart. Every
-    start counts in the store, so that a second one of the same job agrees anew.
+    The job goes on from an earlier run if any rank says so: when torchrun has replaced a lost host
+    by a new host, only the launchers of the old hosts count the restart. The store counts starts,
+    so that a second start in the same job agrees anew.
     """
     start = store.add(f"megascan/starts/{rank}", 1)
     prefix = f"megascan/{start}"
@@ -174,7 +177,7 @@ def describe(
 
 
 def read_topology() -> tuple[Layout, Coordinates]:
-    """Return sizes and this rank's place; a job without megatron.core is data parallel all over."""
+    """Return layout and this rank's place; without megatron.core all ranks are data parallel."""
     import torch.distributed as dist
 
     parallel_state = sys.modules.get("megatron.core.parallel_state")
@@ -224,7 +227,7 @@ def own_groups() -> dict[str, tuple[int, ...]]:
 
 
 def find_order(layout: Layout, groups: dict[str, tuple[int, ...]], rank: int) -> str:
-    """Find the rank order that explains this rank's groups; the default one if it does.
+    """Find a rank order that explains this rank's groups, the default order first.
 
     megatron.core takes the order as an argument and does not keep it.
     """
@@ -242,7 +245,7 @@ def _orders() -> Iterator[str]:
 
 
 def read_device() -> Device:
-    """Describe what this rank computes on."""
+    """Describe the device on which this rank computes."""
     import torch
 
     if not uses_cuda():
@@ -255,7 +258,7 @@ def read_device() -> Device:
 
 
 def uses_cuda() -> bool:
-    """Tell whether this rank computes on a GPU: NCCL needs one, other backends may use one."""
+    """Return whether this rank computes on a GPU: NCCL needs a GPU, other backends may use one."""
     import torch
     import torch.distributed as dist
 
@@ -294,13 +297,14 @@ def start(
                 train_step()
         tracer.close()
 
-    With `enabled` False nothing is installed and the tracer returned does nothing. Where one rank
-    says `resumed` (or torchrun has restarted it), all append to the files of the earlier run under
-    a new run id; otherwise an earlier run's files are set aside first. A start that fails is logged
-    once and leaves training without a trace; it never raises.
+    With `enabled` False nothing is installed and the returned tracer does nothing. If any rank says
+    `resumed` (or torchrun has restarted it), all ranks append to the files of the earlier run under
+    a new run id; otherwise an earlier run's files are moved aside first. A start that fails is
+    logged once and leaves training without a trace; it never raises.
 
-    A trainer on plain PyTorch gives its `model` (one, or one a pipeline chunk of this rank), whose
-    passes are then seen through hooks, and, unless all ranks are data parallel, its device `mesh`.
+    A trainer on plain PyTorch gives its `model` (or a model for each pipeline chunk of this rank),
+    whose passes are then seen through hooks, and, unless all ranks are data parallel, its device
+    `mesh`.
     """
     if not config.enabled:
         return Tracer()
@@ -366,7 +370,7 @@ def _begin(
 def _budget_of(
     tracer: RecordingTracer, config: TraceConfig, board: StoreBoard
 ) -> Callable[[WindowRecord], None] | None:
-    """Make the budget, where anything is to be lowered and something to compare with."""
+    """Return the callback of a budget; None if there is nothing to lower, or to compare with."""
     import torch.distributed as dist
 
     if config.window == config.interval or not (config.budget_ratio or tracer.full):
@@ -385,7 +389,7 @@ def _budget_of(
 
 
 def _switch_of(tracer: RecordingTracer, config: TraceConfig, board: StoreBoard) -> Switch:
-    """Return what switches an armed run."""
+    """Return the switch of an armed run, which obeys the signal."""
     import torch.distributed as dist
 
     from megascan.tracer.switch import Switch
@@ -402,7 +406,7 @@ def _switch_of(tracer: RecordingTracer, config: TraceConfig, board: StoreBoard) 
 
 
 def make_timer(clock: HostClock, *, full: bool) -> Timer:
-    """Make the timer for what this rank computes on."""
+    """Make the timer for the device on which this rank computes."""
     if not uses_cuda():
         return CpuTimer(clock)
     from megascan.tracer.cuda import CudaTimer, TorchDevice
@@ -411,18 +415,18 @@ def make_timer(clock: HostClock, *, full: bool) -> Timer:
 
 
 def _restarted() -> bool:
-    """Tell whether torchrun, as far as the launcher of this host knows, has restarted the job."""
+    """Return whether torchrun has restarted the job, as far as this host's launcher knows."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 class _Removal(IterationListener):
-    """Takes the instrumentation away when it is no longer wanted."""
+    """Listener that removes the instrumentation when it is no longer wanted."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
 
     def granularity_lowered(self) -> None:
-        """Put back what only `full` records."""
+        """Undo the replacements that only granularity `full` needs."""
         self._installation.remove_full()
 
     def tracing_ends(self) -> None:

@@ -1,7 +1,7 @@
 """The table of places: everything that is wrapped while a run is traced.
 
 Nothing of megatron.core is copied or replaced; functions and methods are wrapped in place and put
-back when tracing ends. A place that the installed version does not have is passed over.
+back when tracing ends. A place that the installed version does not have is skipped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SCHEDULES = f"{_CORE}.pipeline_parallel.schedules"
 _OPTIMIZER = f"{_CORE}.optimizer.optimizer"
 _TRANSFORMER = f"{_CORE}.transformer"
 _PLANS = "training.pipeline"
-"""Schedules by plan of the reference trainer; passed over where they do not run."""
+"""Schedules by plan of the reference trainer; skipped if they do not run."""
 
 _MODULES = (
     (TRANSFORMER_LAYER, f"{_TRANSFORMER}.transformer_layer", "TransformerLayer"),
@@ -59,7 +59,7 @@ _MODULES = (
         "LanguageModelEmbedding",
     ),
 )
-"""Classes whose `forward` is recorded; layers of Transformer Engine are of the same classes."""
+"""Classes whose `forward` is recorded; layers of Transformer Engine have these classes, too."""
 
 _RECOMPUTED = (
     (CORE_ATTENTION, f"{_TRANSFORMER}.dot_product_attention", "DotProductAttention.forward"),
@@ -70,7 +70,7 @@ _RECOMPUTED = (
     ),
     (RECOMPUTED_OUTPUT, f"{_CORE}.tensor_parallel.random", "CheckpointWithoutOutput._recompute"),
 )
-"""What selective recomputation repeats inside a module; recorded when it does."""
+"""Functions that selective recomputation repeats inside a module; only repeats are recorded."""
 
 
 def places(
@@ -121,7 +121,7 @@ def places(
 
 
 def _collective_places(collectives: Collectives) -> Iterator[Place]:
-    """Yield the operations of torch.distributed, and what runs several of them as one."""
+    """Yield the operations of torch.distributed, and the manager that coalesces several."""
     module = "torch.distributed"
     for operation in OPERATIONS:
         yield Place(module=module, attribute=operation.function, wrap=collectives.wrap(operation))
@@ -131,7 +131,7 @@ def _collective_places(collectives: Collectives) -> Iterator[Place]:
 def _full_places(
     modules: Modules, host: CheckpointSaves
 ) -> Iterator[tuple[str, str, Callable[[Function], Function]]]:
-    """Yield what granularity `full` adds: module, attribute, and what is put around it."""
+    """Yield the places that granularity `full` adds: module, attribute, and wrapper."""
     for span, module, name in _MODULES:
         yield module, f"{name}.forward", modules.forward_of(span)
     for span, module, attribute in _RECOMPUTED:
@@ -143,7 +143,7 @@ def _full_places(
 def plain_places(
     watched: WatchedModels, exchanges: Exchanges, batches: Batches, collectives: Collectives
 ) -> list[Place]:
-    """Return what is wrapped in addition where models of plain PyTorch are watched."""
+    """Return the additional places of jobs whose models of plain PyTorch are watched."""
     distributed = "torch.distributed"
     fsdp = f"{distributed}.fsdp._fully_shard._fsdp_state"
     final_wait = Place(
@@ -164,7 +164,7 @@ def plain_places(
             wrap=collectives.buffers,
         ),
         Place(module=distributed, attribute="batch_isend_irecv", wrap=exchanges.batch),
-        *([final_wait] if fsdp in sys.modules else ()),  # to look for it would load all of FSDP
+        *([final_wait] if fsdp in sys.modules else ()),  # looking for it would load all of FSDP
         Place(
             module=f"{distributed}.pipelining.schedules",
             attribute="_batch_p2p",
@@ -178,7 +178,8 @@ def install(
 ) -> Installation:
     """Wrap every place that the tracer's granularity asks for; undone by `Installation.remove`.
 
-    `models` are those of a job without megatron.core's schedules, one a chunk of its rank.
+    `models` are those of a job without megatron.core's schedules, one model for each chunk of the
+    rank.
     """
     position = Position()
     backward_spans = BackwardSpans(tracer, position)

@@ -1,10 +1,10 @@
-"""Spans of a model's update, `grad-sync` and `optimizer`, whoever wrote the trainer's.
+"""Record a model's update, `grad-sync` and `optimizer`, with any trainer.
 
-Optimizers of torch, and all that derive from them, are seen by torch's own hooks on every step;
-those of megatron.core, which hold them, by their places in the table. The function that finishes
-the gradients is called by megatron.core's schedules, which find it in the model's configuration, or
-by the trainer itself, which may have bound megatron.core's by its name. Each stands within others;
-the outermost is recorded.
+Steps of torch's optimizers, and of all classes derived from them, are seen by torch's own hooks;
+steps of megatron.core's optimizers, which hold torch's, by their places in the table. The function
+that finishes the gradients is called by megatron.core's schedules, which find it in the model's
+configuration, or by the trainer itself, which may have imported megatron.core's function by name.
+Such calls may be nested; only the outermost is recorded.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Config(Protocol):
-    """What is used of megatron.core's ModelParallelConfig."""
+    """The part of megatron.core's ModelParallelConfig that is used here."""
 
     finalize_model_grads_func: Function | None
 
 
 class Updates(IterationListener):
-    """Records the outermost of nested updates; its hooks are gone when tracing ends."""
+    """Records the outermost of nested updates; hooks are removed when tracing ends."""
 
     def __init__(self, tracer: RecordingTracer) -> None:
         self._tracer = tracer
@@ -36,7 +36,7 @@ class Updates(IterationListener):
         self._handles: list[RemovableHandle] = []
 
     def watch_torch(self) -> None:
-        """See the steps of every optimizer of torch, those made before among them."""
+        """Watch the steps of all torch optimizers, including optimizers that exist already."""
         from torch.optim import optimizer
 
         self._handles += [
@@ -45,32 +45,33 @@ class Updates(IterationListener):
         ]
 
     def iteration_begins(self) -> None:
-        """Forget what is under way: the last update may have ended with an exception."""
+        """Forget updates under way: the last update may have ended with an exception."""
         for marks in self._open.values():
             marks.clear()
 
     def tracing_ends(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
     def optimizer_step(self, original: Function) -> Function:
-        """Record `optimizer`: the step of megatron.core's optimizers, chained ones among them."""
+        """Record `optimizer`: the step of megatron.core's optimizers, also of chained ones."""
         return self._outermost(original, OPTIMIZER)
 
     def grad_sync(self, original: Function) -> Function:
         """Record `grad-sync`: waiting for, or doing, the reduction of all gradients.
 
-        A part of the update rather than of a pass, therefore of kind optimizer; the collectives it
-        holds are recorded, too.
+        The span is part of the update rather than of a pass, therefore of kind optimizer; the
+        collectives inside it are recorded, too.
         """
         return self._outermost(original, GRAD_SYNC)
 
     def trace_finalize(self, config: Config) -> None:
-        """Trace the job's own function that finishes the gradients, until it has been called once.
+        """Trace the next call of the job's own function that finishes the gradients.
 
-        The schedules take it from the model's configuration, so this also reaches functions that
-        the trainer wrote itself. The configuration is as before as soon as it is called.
+        The schedules take the function from the model's configuration, so this also reaches
+        functions that the trainer defines. The configuration is restored when the function is
+        called.
         """
         original = config.finalize_model_grads_func
         if original is None or hasattr(original, "megascan_original"):
@@ -102,7 +103,7 @@ class Updates(IterationListener):
         marks.append(self._tracer.mark() if not marks else None)
 
     def _end(self, name: str) -> None:
-        """Record it, unless it is part of another; or began before the iteration."""
+        """Record the update, unless it is part of another update or began before the iteration."""
         marks = self._open[name]
         if not marks:
             return
@@ -116,7 +117,7 @@ class Updates(IterationListener):
         positional: tuple[object, ...],
         named: dict[str, object],
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
-        """Begin a step, behind its closure if it has one: Lightning's forward and backward."""
+        """Begin a step, after its closure if it has one: Lightning runs the passes in a closure."""
         del optimizer
         if not self._tracer.active:
             return None
@@ -133,7 +134,7 @@ class Updates(IterationListener):
         return None
 
     def _before_step(self, closure: Function) -> Function:
-        """Return a closure after which the step begins anew."""
+        """Return the closure with an end that moves the step's begin to there."""
 
         def evaluated(*positional: object, **named: object) -> object:
             result = closure(*positional, **named)

@@ -1,16 +1,16 @@
 """A discrete-event model of a Megatron job that writes ordinary rank files.
 
-Owns a job on paper: what operations cost, who waits for whom, and what was planted. Fed by
-`megascan simulate`, tests and benchmarks; hands a span table or a folder to whoever reads traces.
+Owns the model of a job: what operations cost, which ranks wait for which, and the planted faults.
+Used by `megascan simulate`, tests and benchmarks; gives a span table or a folder of rank files.
 
     job.py          what to simulate: sizes, costs, noise, clocks, faults: start reading here
-    stage_order.py  in which order a stage computes and exchanges
-    program.py      that order as instructions, spans and rows of costs
+    stage_order.py  the order in which a stage computes and exchanges
+    program.py      this order as instructions, spans and rows of costs
     execution.py    durations, and the times that follow from them
     folder.py       spans, headers, rank files, ground truth
 
-Names are loaded when they are first used: the trainer's planner wants the order of a stage's work,
-and no tables.
+Names are loaded when they are first used: the trainer's planner needs the order of a stage's work,
+but no tables.
 """
 
 import importlib

@@ -1,21 +1,21 @@
-"""When every instruction of every stage begins and ends.
+"""Compute when every instruction of every stage begins and ends.
 
 Problem: from durations of single operations, find all times. Idea: a rank runs its program in
-order, so its next operation begins when the last one has ended and, on a GPU, when the host has
-launched it; a communication ends for everybody a transfer after its last member has arrived. No
-wait is ever written down; each is the difference of two such times.
+order, so an operation begins when the operation before has ended and, on a GPU, when the host has
+launched it; a communication ends for all members one transfer after the last member has arrived.
+Waits are not written down; they follow as differences of times.
 
     host         launch += duration            (loading, collecting; on a CPU: time += duration)
     compute      begin = max(time, launch);  launch += dispatch
                  time = max(begin + duration, launch + duration of the last kernel)
     collective   time = max over the group of arrival  + transfer + own jitter
                  launch += dispatch
-    overlapped   the same without stopping, then time = max(time, its end)
+    overlapped   as a collective, but time goes on; later time = max(time, end of the collective)
     exchange     time = max over its transfers of max(own post, peer's post) + transfer
 
-Each step acts on all ranks of a stage. In which order the steps of the stages run does not depend
-on durations: it is found once a job and used for every iteration. All that is random or faulty is
-decided in the durations, from one generator, so that a seed fixes a job.
+Each step acts on all ranks of a stage. The order in which the steps of the stages run does not
+depend on durations: it is found once a job and used for every iteration. Everything random or
+faulty is in the durations, which come from one generator, so that a seed fixes a job.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from megascan.simulate.program import (
 from megascan.vocabulary import FaultKind
 
 PostKey = tuple[int, int]
-"""(stage, slot)."""
+"""(stage, slot) of a post."""
 
 
 @dataclass(frozen=True)
 class Partner:
-    """One transfer of an exchange: the other side's post, and where its duration stands."""
+    """One transfer of an exchange: the other side's post, and the stage and row of its duration."""
 
     post: PostKey
     row_stage: int
@@ -54,7 +54,7 @@ class Partner:
 
 @dataclass(frozen=True)
 class Join:
-    """A collective across stages: everybody's posts, and the row that all its members share."""
+    """A collective across stages: the posts of all its stages, and the row that they share."""
 
     posts: list[PostKey]
     first_stage: int
@@ -85,7 +85,7 @@ def partners(programs: list[StageProgram]) -> dict[PostKey, tuple[Partner, ...]]
 
 
 def joins(programs: list[StageProgram]) -> dict[str, Join]:
-    """Return collectives across stages, one of each axis an iteration."""
+    """Return the collectives across stages by axis, one for each axis in an iteration."""
     found: dict[str, Join] = {}
     for program in programs:
         for instruction in program.instructions:
@@ -105,11 +105,11 @@ class Dependencies:
 
     @classmethod
     def of(cls, programs: list[StageProgram]) -> Dependencies:
-        """Read from the programs."""
+        """Find the dependencies of programs."""
         return cls(partners(programs), joins(programs))
 
     def needs(self, stage: int, instruction: Instruction) -> list[PostKey]:
-        """Return the posts that must be there before an instruction can be taken."""
+        """Return the posts that must be made before an instruction can run."""
         if instruction.code == Code.WAIT:
             return [partner.post for partner in self.partners[stage, instruction.slot]]
         if instruction.code == Code.JOIN:
@@ -120,7 +120,9 @@ class Dependencies:
 def feasible_order(
     programs: list[StageProgram], dependencies: Dependencies
 ) -> list[tuple[int, Instruction]]:
-    """Find an order in which every instruction finds what it needs: each stage as far as it can."""
+    """Find an order of instructions in which posts precede what needs them: each stage in turn runs
+    as far as it can.
+    """
     order: list[tuple[int, Instruction]] = []
     posted: set[PostKey] = set()
     position = [0] * len(programs)
@@ -143,12 +145,12 @@ def feasible_order(
 
 
 _CPU_SHARE_OF_TRANSFER = 0.3
-"""CPU runs: part of a transfer that the thread spends copying rather than asleep."""
+"""Part of a transfer that the thread spends copying rather than asleep, in CPU runs."""
 
 
 @dataclass(frozen=True)
 class StageDraws:
-    """One stage in one iteration, shapes (row, place) unless noted."""
+    """Drawn values of one stage in one iteration, shapes (row, place) unless noted."""
 
     compute: Floats
     compute_cpu: Floats
@@ -157,18 +159,18 @@ class StageDraws:
     transfer_cpu: Floats
     transfer_dispatch: Floats
     jitter: Floats
-    """(slot or row, place): how much after a communication's end a member sees it."""
+    """(slot or row, place): how long after a communication's end a member sees the end."""
     pause: Floats
-    """(place): collector pause, 0 for none."""
+    """(place): collector pause, 0 without a pause."""
     save: Floats | None
-    """(place): time to write a checkpoint; None in iterations without one."""
+    """(place): time to write a checkpoint; None in iterations without a checkpoint."""
     on_device: Flags
-    """(row): computed by the device, so that the host may run ahead."""
+    """(row): whether the device computes the row, so that the host may run ahead."""
     host_is_device: bool
 
 
 class Draws:
-    """Draws the iterations of a job in order."""
+    """Draws the values of a job's iterations, in their order."""
 
     def __init__(
         self, job: JobModel, programs: list[StageProgram], faults: tuple[Fault, ...], seed: int
@@ -195,8 +197,10 @@ class Draws:
         return rank_factors(self.faults, kind, iteration, self.job.layout.world_size)
 
     def _lengths(self) -> Floats:
-        """Work in each microbatch against the mean, shape (microbatch + 1, place); the last row
-        is 1: rows of no microbatch have index -1."""
+        """Draw the work in each microbatch against the mean, shape (microbatch + 1, place).
+
+        The last row is 1, for rows without a microbatch, which have index -1.
+        """
         ratio = self.job.imbalance.sequence_ratio
         shape = (self.job.num_microbatches + 1, self.job.layout.dp)
         lengths = np.ones(shape)
@@ -206,7 +210,7 @@ class Draws:
         return lengths[:, self.replica]
 
     def _pauses(self, iteration: int) -> Floats:
-        """Draw the collector pause of every rank in this iteration, ns."""
+        """Draw the collector pause of every rank in an iteration, ns."""
         imbalance = self.job.imbalance
         compute = np.zeros(self.job.layout.world_size)
         for ranks, table in zip(self.grid.ranks, self.tables, strict=True):
@@ -290,7 +294,7 @@ class Draws:
         return values * touched
 
     def _transfers(self, table: _RowTable, ranks: Integers, iteration: int) -> Floats:
-        """Draw transfers, one a group, slowed by the worst link inside it."""
+        """Draw transfers, one a group, slowed by the worst link inside the group."""
         noise = self._noise(self.job.noise.transfer_ratio, (len(table.axes), len(ranks)))
         links = _Links(self.grid, self.faults, iteration)
         values = table.transfer_nominal[:, None] * noise
@@ -345,7 +349,7 @@ class _Links:
         return factors
 
     def within(self, stage: int, axis: str) -> Floats:
-        """Return the factor on a collective, shape (place): its slowest member's or pair's."""
+        """Return the factor on a collective, shape (place): that of its slowest member or pair."""
         grid = self.grid
         factors = self.ranks[grid.ranks]
         for rank, peer, factor in self.pairs:
@@ -369,7 +373,7 @@ class _Links:
 
 
 NUM_KERNELS = 100
-"""Kernels of one computation: the last one, at least, cannot run before the host launched it."""
+"""Kernels of one computation; at least the last kernel cannot run before the host launches it."""
 
 _BETWEEN_RANKS = frozenset(
     (Code.COLLECTIVE, Code.LAUNCH, Code.FINISH, Code.POST, Code.WAIT, Code.JOIN)
@@ -378,7 +382,7 @@ _BETWEEN_RANKS = frozenset(
 
 @dataclass(frozen=True)
 class Recording:
-    """Where one stage's iteration is written: arrays (span, place), NaN where a span is absent."""
+    """Times of one stage's spans in an iteration: arrays (span, place), NaN for absent spans."""
 
     start: Floats
     end: Floats
@@ -433,7 +437,9 @@ class Engine:
             self._save(stage, instruction, draws, recording)
 
     def _host(self, stage: int, draws: StageDraws) -> Floats:
-        """Return where the host is: ahead of a GPU, or itself what computes."""
+        """Return the host's time: that of launches for a GPU, or of computing if the host is the
+        device.
+        """
         now: Floats = self.time[stage] if draws.host_is_device else self.launch[stage]
         return now
 
@@ -594,7 +600,7 @@ class Engine:
     def _pause(
         self, stage: int, instruction: Instruction, draws: StageDraws, recording: Recording
     ) -> None:
-        """Let the host stand still; the device goes on with what was launched."""
+        """Let the host stand still; the device goes on with launched work."""
         pauses = draws.pause
         if not pauses.any():
             return
@@ -620,7 +626,7 @@ class Engine:
 
 
 def empty_recording(num_spans: int, num_places: int) -> Recording:
-    """Make arrays that say "absent" until a span is written."""
+    """Make a recording in which all spans are absent."""
     blank: list[npt.NDArray[np.float64]] = [
         np.full((num_spans, num_places), np.nan) for _ in range(4)
     ]

@@ -1,4 +1,4 @@
-"""From a job to its trace: span table, headers and windows, and a folder of ordinary rank files.
+"""Make the trace of a simulated job: span table, headers and windows, and a folder of rank files.
 
 Spans have the declared columns and whole nanoseconds, by each rank's own clock. Next to the rank
 files stands the ground truth: what was planted.
@@ -67,7 +67,7 @@ class _Texts:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Where each row of a stage comes from, in the order of the table."""
+    """Place, iteration and span from which each row of a stage comes, in the order of the table."""
 
     place: Integers
     iteration: Integers
@@ -76,9 +76,9 @@ class _Rows:
 
     @classmethod
     def of(cls, start: Floats, recorded_places: npt.NDArray[np.bool_]) -> _Rows:
-        """Return the spans that are there, by start within each iteration; parents before children.
+        """Return the present spans, by start within each iteration; parents before children.
 
-        The host of a GPU is ahead of it, so that its spans can start before earlier ones.
+        The host of a GPU is ahead of the GPU, so its spans can start before earlier spans.
         """
         span = np.argsort(start, axis=2, kind="stable")
         there = ~np.isnan(np.take_along_axis(start, span, axis=2))
@@ -87,7 +87,7 @@ class _Rows:
         return cls(place, iteration, span[there])
 
     def pick(self, values: Floats) -> Floats:
-        """Return values of shape (place, iteration, span), one a row."""
+        """Return (row,) values out of an array of shape (place, iteration, span)."""
         picked: Floats = values[self.place, self.iteration, self.span]
         return picked
 
@@ -104,7 +104,8 @@ class TableBuilder:
         used = [axis for axis in (*STAGE_AXES, *CROSS_STAGE_AXES) if grid.size(axis) > 1]
         self.smallest = {axis: grid.smallest_members(axis) for axis in used}
         self.sampled: dict[int, dict[int, tuple[int, ...]]] = {}
-        """Layers whose modules are recorded, by stage and iteration; all where none are named."""
+        """Layers whose modules are recorded, by stage and iteration; all layers if none are named.
+        """
 
     def add_stage(
         self, program: StageProgram, iterations: list[int], recordings: list[Recording]
@@ -131,7 +132,7 @@ class TableBuilder:
     def _leave_modules_out(
         self, program: StageProgram, iterations: list[int], start: Floats
     ) -> None:
-        """Take away what the tracer does not record: modules of layers whose turn it is not."""
+        """Remove modules that the tracer does not record, as it is not their layer's turn."""
         config = self.job.trace_config()
         chunks: dict[int, set[int]] = {}
         layer = np.array(
@@ -142,7 +143,7 @@ class TableBuilder:
                 chunks.setdefault(span.chunk, set()).add(number)
         if config.layer_stride == 1 or not chunks:
             return
-        for place, iteration in enumerate(iterations[1:], start=1):  # the first one learns them
+        for place, iteration in enumerate(iterations[1:], start=1):  # the first has all
             chosen = sorted(config.sampled_layers(iteration, chunks))
             self.sampled.setdefault(program.stage, {})[iteration] = tuple(chosen)
             start[:, place, (layer != NOT_APPLICABLE) & ~np.isin(layer, chosen)] = np.nan
@@ -154,7 +155,7 @@ class TableBuilder:
         self.columns[name].append(values.astype(dtype, copy=False))
 
     def _device_times(self, launch: Floats, cpu: Floats) -> None:
-        """Add CPU times of CPU runs, launch times of GPU runs."""
+        """Add CPU times in CPU runs, launch times in GPU runs."""
         absent = np.full(len(launch), NOT_APPLICABLE, dtype=np.int64)
         self._put("end_is_bound", absent)  # a model knows when its communication ends
         if self.job.device == "cpu":
@@ -217,7 +218,7 @@ def _order(
     starts: npt.NDArray[np.generic],
     durations: npt.NDArray[np.generic],
 ) -> Integers | None:
-    """Return the row order of a trace, or None when the rows are in order already."""
+    """Return the row order of a trace, or None if the rows are in order already."""
     rank, start = ranks.astype(np.int64), starts.astype(np.int64)
     duration = durations.astype(np.int64)
     same = rank[1:] == rank[:-1]
@@ -297,7 +298,7 @@ def rank_windows(
 ) -> dict[int, tuple[WindowRecord, ...]]:
     """Make the finished windows of every recorded rank, with their span counts.
 
-    `sampled` are the layers whose modules were recorded, by stage and iteration.
+    `sampled` has the layers whose modules were recorded, by stage and iteration.
     """
     ranks = table.column("rank").to_numpy()
     numbers = (table.column("iteration").to_numpy() - 1) // job.interval
@@ -337,7 +338,7 @@ def run_id_of(job: JobModel, faults: object, seed: int) -> str:
 
 
 def completeness_of(job: JobModel, num_spans: int) -> Completeness:
-    """Say what the trace holds."""
+    """Return which ranks the trace has, and which are missing."""
     world = job.layout.world_size
     missing = tuple(sorted(set(job.missing_ranks)))
     return Completeness(
@@ -365,8 +366,8 @@ def trace_of(builder: TableBuilder, run_id: str, iterations: list[int]) -> Trace
 def simulate_trace(job: JobModel, faults: Sequence[Fault] = (), seed: int = 0) -> Trace:
     """Run a job and return what its ranks would have recorded.
 
-    Deterministic: the same arguments give the same trace. Raises ConfigError for a job whose
-    sizes do not fit together or a fault outside it.
+    The same arguments give the same trace. Raises ConfigError for a job whose sizes do not fit
+    together, or a fault that does not fit the job.
 
         job = JobModel(layout=layout, costs=compute_bound(layout))
         trace = simulate_trace(job, [parse_fault("rank=3,kind=compute,factor=1.5")], seed=1)
@@ -403,8 +404,8 @@ _ARGUMENTS = tuple(column for column in SPAN_COLUMNS if column.name not in _FRAM
 def write_rank_files(trace: Trace, folder: Path) -> list[Path]:
     """Write one file a rank, as the tracer would have; return their paths.
 
-    Files get their names when all are complete: whoever ends this early leaves none. An earlier
-    run's files in the folder are then moved aside. Raises OutputError when the folder or a file
+    Files get their names when all are complete; if this ends early, no file is left. An earlier
+    run's files in the folder are then moved aside. Raises OutputError if the folder or a file
     cannot be written.
     """
     try:
@@ -443,14 +444,14 @@ def _write_rank(trace: Trace, folder: Path, rank: int) -> Path:
 
 
 def _rows_of(spans: pa.Table, rank: int) -> pa.Table:
-    """Return a rank's rows; the table is ordered by rank."""
+    """Return a rank's rows of a table that is ordered by rank."""
     ranks = spans.column("rank").to_numpy()
     first, last = ranks.searchsorted([rank, rank + 1])
     return spans.slice(first, last - first)
 
 
 def _span_records(spans: pa.Table, origin_unix_ns: int) -> list[SpanRecord]:
-    """Return rows as the writer takes them: arguments hold only what applies."""
+    """Return rows as records for the writer; arguments that do not apply are absent."""
     columns = {name: spans.column(name).to_pylist() for name in spans.column_names}
     arguments: list[dict[str, int | str]] = [{} for _ in range(spans.num_rows)]
     for column in _ARGUMENTS:
@@ -482,9 +483,9 @@ def ground_truth(
 
 
 def write_ground_truth(truth: Mapping[str, Json], folder: Path) -> Path:
-    """Write `ground-truth.json` next to the rank files; an earlier run's is moved aside.
+    """Write `ground-truth.json` next to the rank files; move the file of an earlier run aside.
 
-    Raises OutputError when it cannot.
+    Raises OutputError if the file cannot be written.
     """
     path = folder / GROUND_TRUTH_FILE
     partial = path.with_name(f".{path.name}.part")

@@ -1,9 +1,9 @@
-"""The job to simulate: its shape, costs, noise, clocks, its own unevenness, and its faults.
+"""Declare the job to simulate: its shape, costs, noise, clocks, unevenness, and faults.
 
-Costs are nanoseconds and bytes on one rank before noise and faults, given number by number (tests)
-or derived from the sizes of a GPT and of the machine by `derive_costs`; `compute_bound` and
-`communication_heavy` are two such machines. Clocks of hosts are wrong by an offset and a drift.
-A fault says what is wrong with which rank, how much, and in which iterations:
+Costs are nanoseconds and bytes on one rank before noise and faults, given one by one (tests) or
+derived from the sizes of a GPT and of the machine by `derive_costs`; `compute_bound` and
+`communication_heavy` give the costs of two machines. Clocks of hosts are wrong by an offset and a
+drift. A fault says what is wrong with which rank, how much, and in which iterations:
 
     rank=3,kind=compute,factor=1.5,from=5,to=10
     rank=3,kind=link,peer=7,factor=4           only the connection of ranks 3 and 7
@@ -31,13 +31,13 @@ from megascan.vocabulary import FaultKind
 class CostModel:
     """Durations of single operations on one rank of the layout.
 
-    Computation (`norm_ns` … `loss_ns`) is that of one microbatch in the forward pass; the
-    backward pass takes `backward_ratio` times as long. Communication is the transfer alone, once
-    everybody is there. Raises ConfigError for negative values.
+    Computation (`norm_ns` … `loss_ns`) is the time of one microbatch in the forward pass; the
+    backward pass takes `backward_ratio` times as long. Communication is the transfer alone, when
+    all members have arrived. Raises ConfigError for negative values.
     """
 
     norm_ns: float = 0.0
-    """Layer norm and residual, twice a transformer layer."""
+    """Layer norm and residual, which come twice in a transformer layer."""
     attention_ns: float = 0.0
     mlp_ns: float = 0.0
     embedding_ns: float = 0.0
@@ -48,7 +48,7 @@ class CostModel:
     load_ns: float = 0.0
     """Host time to hand over one microbatch of data, on TP rank 0 of the first and last stage."""
     between_iterations_ns: float = 0.0
-    """Host time after an iteration (logging) before the next begins."""
+    """Host time between two iterations (logging)."""
     dispatch_ratio: float = 0.0
     """Host time to launch an operation / its device time; above 1 the job is host-bound."""
 
@@ -64,7 +64,7 @@ class CostModel:
     parameter_ns: float = 0.0
     embedding_sync_ns: float = 0.0
     norm_sync_ns: float = 0.0
-    """Any small all_reduce: a scalar, latency only."""
+    """Any small all_reduce (a scalar), which is latency only."""
 
     activation_bytes: int = 0
     gradient_bytes: int = 0
@@ -162,18 +162,18 @@ def derive_costs(layout: Layout, model: ModelSize, machine: Machine) -> CostMode
 
 
 def compute_bound(layout: Layout, model: ModelSize | None = None) -> CostModel:
-    """Return costs of a job on fast links: computation is most of every iteration."""
+    """Return costs of a job on fast links, in which most of an iteration is computation."""
     return derive_costs(layout, model or ModelSize(), Machine())
 
 
 def communication_heavy(layout: Layout, model: ModelSize | None = None) -> CostModel:
-    """Return costs of a job on slow links: transfers take a third of the time or more."""
+    """Return costs of a job on slow links, in which transfers take a third of the time or more."""
     machine = Machine(node_gbytes_per_s=20.0, network_gbytes_per_s=9.0, latency_ns=30_000.0)
     return derive_costs(layout, model or ModelSize(), machine)
 
 
 MOST_TIMES_SLOWER = 1e4
-"""More would make times that no clock counts."""
+"""Largest factor of slowness; more would make times too large for any clock."""
 
 
 def check_range(values: Mapping[str, float], most: float) -> None:
@@ -185,7 +185,7 @@ def check_range(values: Mapping[str, float], most: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault of one rank, in iterations first..last (from 1; both included, None: to the end).
+    """One fault of one rank, in iterations first to last (from 1, both included; None: no end).
 
     COMPUTE multiplies every computation of the rank. LINK multiplies the transfer time of the
     rank's communications, or of those with one peer. HOST makes the host need `factor` times the
@@ -193,8 +193,8 @@ class Fault:
     for the excess). LOADER multiplies the time to load a microbatch. GC adds collector pauses of
     `factor` - 1 times the rank's computation.
 
-    `peer` (links only) restricts it to one pair; `period` switches it on and off every so many
-    iterations. Raises ConfigError for values that mean nothing.
+    `peer` (links only) restricts the fault to one pair; `period` switches the fault on and off
+    every `period` iterations. Raises ConfigError for invalid values.
     """
 
     rank: int
@@ -224,7 +224,7 @@ class Fault:
             raise ConfigError(f"fault period is {self.period}, expected 1 iteration or more")
 
     def active(self, iteration: int) -> bool:
-        """Tell whether the fault slows an iteration (from 1)."""
+        """Return whether the fault slows an iteration (from 1)."""
         last = self.last_iteration
         inside = self.first_iteration <= iteration and (last is None or iteration <= last)
         if not inside or self.period is None:
@@ -232,7 +232,7 @@ class Fault:
         return (iteration - self.first_iteration) // self.period % 2 == 0
 
     def check(self, layout: Layout) -> None:
-        """Raise ConfigError when the job has no such rank, or the rank nothing to slow."""
+        """Raise ConfigError if the job lacks the rank, or the rank has nothing to slow."""
         for rank in (self.rank, self.peer):
             if rank is not None and not 0 <= rank < layout.world_size:
                 raise ConfigError(
@@ -305,7 +305,7 @@ def _fault_of(values: dict[str, str]) -> Fault:
 def rank_factors(
     faults: Iterable[Fault], kind: FaultKind, iteration: int, world_size: int
 ) -> npt.NDArray[np.float64]:
-    """Return the product of a kind's active whole-rank faults, shape (rank,); 1 without any."""
+    """Return the product of a kind's active whole-rank faults, shape (rank,); 1 without faults."""
     factors = np.ones(world_size)
     for fault in faults:
         if fault.kind == kind and fault.peer is None and fault.active(iteration):
@@ -339,7 +339,7 @@ class RankClocks:
         )
 
     def local(self, true_ns: Floats, ranks: Integers) -> Integers:
-        """Return whole ns since each rank's origin, of one time and rank a row."""
+        """Return whole ns since each rank's origin by its clock; one time and rank a row."""
         own_ns = true_ns * (1.0 + self.drift_ratio[ranks])
         return np.rint(own_ns).astype(np.int64) + _SETTLE_NS
 
@@ -350,17 +350,17 @@ class RankClocks:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Random variation. Ratios are standard deviations of the logarithm.
+    """Random variation; ratios are standard deviations of the logarithm.
 
-    Raises ConfigError for what is no number, negative, or beyond any machine.
+    Raises ConfigError for values that are no number, negative, or beyond any machine.
     """
 
     compute_ratio: float = 0.02
     transfer_ratio: float = 0.05
     device_ratio: float = 0.0
-    """Fixed per rank for the whole run: no two chips are alike."""
+    """Spread between chips, fixed for each rank for the whole run."""
     end_jitter_ns: float = 2_000.0
-    """Members see a communication end up to this much after its true end."""
+    """Members see the end of a communication up to this long after its true end."""
     spike_probability: float = 0.0
     """Share of computations that take `spike_ns` longer (daemons, page faults)."""
     spike_ns: float = 2e6
@@ -393,25 +393,25 @@ class Clocks:
 
 @dataclass(frozen=True, kw_only=True)
 class Imbalance:
-    """What makes a healthy job uneven. None of it is the fault of a node.
+    """What makes a healthy job uneven, without a fault of any node.
 
-    stage_ratio: stage → how much longer its forward takes than the layers alone; the excess is
-    additive and the same on every microbatch and replica (the output layer of the last stage, the
-    embedding of the first, or dearer layers between).
-    sequence_ratio: spread of the work in a microbatch, drawn anew for every iteration, replica
-    and microbatch and the same at all stages (standard deviation of the logarithm).
-    warmup_ratio: how much longer the first iteration computes, different for every rank; fades
-    over the next two.
+    stage_ratio: by stage, how much longer its forward takes than the layers alone; the excess is
+    additive and equal for every microbatch and replica (the output layer of the last stage, the
+    embedding of the first stage, or more expensive layers between).
+    sequence_ratio: spread of the work in a microbatch, drawn for every iteration, replica and
+    microbatch, and equal at all stages (standard deviation of the logarithm).
+    warmup_ratio: how much longer the first iteration computes, different for every rank; it fades
+    over the next two iterations.
     """
 
     stage_ratio: Mapping[int, float] = field(default_factory=dict)
     sequence_ratio: float = 0.0
     warmup_ratio: float = 0.0
     checkpoint_interval: int = 0
-    """Save a checkpoint every so many iterations; 0 never."""
+    """Iterations from one checkpoint to the next; 0: no checkpoints."""
     checkpoint_ns: float = 2e9
     gc_interval: int = 0
-    """Every rank's collector pauses for `gc_ns`, in another iteration of each interval; 0 never."""
+    """Iterations in which a rank's collector pauses once on average, for `gc_ns`; 0: never."""
     gc_ns: float = 30e6
 
     def __post_init__(self) -> None:
@@ -423,7 +423,7 @@ class Imbalance:
         check_range(pauses, most=1e12)
 
     def to_json(self) -> list[Json]:
-        """Return it as it stands in the ground truth; empty for an even job."""
+        """Return the imbalances as they stand in the ground truth; empty for an even job."""
         stages: list[Json] = [
             {"kind": "stage_imbalance", "stage": stage, "ratio": ratio}
             for stage, ratio in sorted(self.stage_ratio.items())
@@ -457,10 +457,10 @@ def parse_stage_imbalance(text: str, num_stages: int) -> tuple[int, float]:
 class JobModel:
     """A Megatron job. Raises ConfigError for sizes that do not fit together.
 
-    `device` "cuda" gives spans a launch time and lets the host run ahead; "cpu" gives them CPU
-    time. Spans are recorded for the iterations of windows as `--trace-interval` and
-    `--continuous-trace-iterations` choose them; the default traces every iteration. As
-    `--trace-layer-stride` does, `layer_stride` leaves modules out, by default none.
+    `device` "cuda" gives spans a launch time and lets the host run ahead; "cpu" gives spans a CPU
+    time. Spans are recorded in windows of iterations, which `interval` and `window` choose as
+    `--trace-interval` and `--continuous-trace-iterations` do; the default traces every iteration.
+    `layer_stride` leaves modules out as `--trace-layer-stride` does, by default none.
     """
 
     layout: Layout
@@ -476,7 +476,7 @@ class JobModel:
     device: str = "cuda"
     ranks_per_host: int = 8
     granularity: Granularity = Granularity.FULL
-    layer_stride: int = field(default=1, repr=False)  # what is recorded of it makes no other job
+    layer_stride: int = field(default=1, repr=False)  # not in run ids: the job is the same
     interval: int = 5
     window: int = 5
     missing_ranks: tuple[int, ...] = ()
@@ -506,7 +506,7 @@ class JobModel:
         self.trace_config()
 
     def trace_config(self) -> TraceConfig:
-        """Return the tracer's window logic for this job."""
+        """Return the tracer's settings for this job, which choose windows and layers."""
         return TraceConfig(
             enabled=True,
             interval=self.interval,

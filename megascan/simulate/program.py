@@ -1,13 +1,13 @@
-"""What each stage does in an iteration, compiled once: instructions, spans, and rows of costs.
+"""Compile what each stage does in an iteration: instructions, spans, and rows of costs.
 
 Every instruction acts on all ranks of the stage at once. Compute and transfer costs are numbered
 rows; `megascan.simulate.execution` gives each row a value per rank and iteration. Modules, their
-order and names are those of Megatron-Core's local transformer layers as `megascan.instrument` sees
-them.
+order and names are those that `megascan.instrument` sees in Megatron-Core's local transformer
+layers.
 
     compile_job      one StageProgram a stage, from the order of `megascan.simulate.stage_order`
     Passes           forward and backward of a microbatch through the layers of a stage
-    Communications   collectives: which groups exist at all, and which are recorded
+    Communications   collectives: which groups exist, and which are recorded
     Grid             ranks as arrays. Within a stage they are the digits of a number
                      (`Layout.order` without pp), so the members of a group lie at a fixed stride,
                      and a maximum over a group is one reshape and one reduction
@@ -52,7 +52,7 @@ from megascan.vocabulary import (
 
 STAGE_AXES = ("tp", "cp", "ep", "dp", "dp_cp")
 CROSS_STAGE_AXES = ("mp", "embd", "intra_dist_opt", "pp")
-"""Names as `megascan.instrument` gives them; intra_dist_opt is everybody."""
+"""Axes across stages, named as by `megascan.instrument`; intra_dist_opt has all ranks."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Grid:
 
     @cached_property
     def _strides(self) -> dict[str, tuple[int, int]]:
-        """Return stride and size of an axis among the places of a stage."""
+        """Return stride and size of each axis among the places of a stage."""
         strides: dict[str, tuple[int, int]] = {}
         stride = 1
         for axis in self.layout.order.split("-"):
@@ -168,15 +168,15 @@ class Code(IntEnum):
     """A span starts."""
     CLOSE = 1
     COMPUTE = 2
-    """The host launches, the device computes; a leaf span, if any, starts with it."""
+    """The host launches, the device computes; a leaf span, if any, starts at the same time."""
     COLLECTIVE = 3
     """A communication within the stage, with its span."""
     POST = 4
     """The stage reaches an exchange or a collective across stages."""
     WAIT = 5
-    """It leaves the exchange: all its transfers are done."""
+    """The stage leaves an exchange, as all its transfers are done."""
     JOIN = 6
-    """It leaves a collective across stages."""
+    """The stage leaves a collective across stages."""
     PAUSE = 7
     """The host stands still (garbage collection)."""
     SYNCHRONIZE = 8
@@ -186,14 +186,14 @@ class Code(IntEnum):
     LAUNCH = 10
     """An overlapped collective begins; computation goes on."""
     FINISH = 11
-    """Computation needs its result."""
+    """Computation needs the result of an overlapped collective, and waits for it."""
     HOST_OPEN = 12
     """A span starts by the host's time, which on a GPU is ahead of the device's."""
     HOST_CLOSE = 13
 
 
 class Work(StrEnum):
-    """What a compute row is, and so which faults and imbalances touch it."""
+    """Type of a compute row, which decides which faults and imbalances affect it."""
 
     DEVICE = "device"
     LOAD = "load"
@@ -205,7 +205,7 @@ NO_SPAN = -1
 
 @dataclass(frozen=True, kw_only=True)
 class SpanTemplate:
-    """One span of every iteration of a stage's ranks; fields as the columns of a trace.
+    """One span of a stage's ranks in every iteration; fields are columns of a trace.
 
     `axis` becomes the group id and `peer_stage` the peer's rank.
     """
@@ -227,7 +227,7 @@ class SpanTemplate:
 
 @dataclass(frozen=True)
 class ComputeRow:
-    """Cost of one computation; `microbatch` ties it to that microbatch's length."""
+    """Cost of one computation, which grows with the length of its `microbatch`."""
 
     nominal_ns: float
     work: Work
@@ -236,7 +236,7 @@ class ComputeRow:
 
 @dataclass(frozen=True)
 class TransferRow:
-    """Cost of one communication; for p2p the peer's stage, on the receiving side."""
+    """Cost of one communication; a message's row is the receiver's and names the peer's stage."""
 
     nominal_ns: float
     axis: str
@@ -245,7 +245,7 @@ class TransferRow:
 
 @dataclass(frozen=True)
 class Instruction:
-    """`span` is the first of `num_spans` spans it touches, `row` its row, `slot` its post."""
+    """An instruction, the first of its `num_spans` spans, its row of costs, and its post's slot."""
 
     code: Code
     span: int = NO_SPAN
@@ -268,7 +268,7 @@ class ExchangeEnd:
 
 @dataclass
 class StageProgram:
-    """Instructions of a stage and what they refer to. Built by `compiler`, then only read."""
+    """Instructions of a stage and what they refer to; built by `_StageCompiler`, then only read."""
 
     stage: int
     instructions: list[Instruction] = field(default_factory=list)
@@ -276,7 +276,7 @@ class StageProgram:
     compute_rows: list[ComputeRow] = field(default_factory=list)
     transfer_rows: list[TransferRow] = field(default_factory=list)
     exchanges: dict[int, tuple[ExchangeEnd, ...]] = field(default_factory=dict)
-    """By post slot."""
+    """Ends of each exchange, by slot of its post."""
     num_slots: int = 0
     _sequences: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -289,7 +289,7 @@ class StageProgram:
         return span
 
     def close(self, span: int) -> None:
-        """End a span; NO_SPAN is one that is not recorded."""
+        """End a span; NO_SPAN stands for a span that is not recorded."""
         if span != NO_SPAN:
             on_host = self.spans[span].track == Track.HOST
             self.instructions.append(Instruction(Code.HOST_CLOSE if on_host else Code.CLOSE, span))
@@ -301,7 +301,7 @@ class StageProgram:
         work: Work = Work.DEVICE,
         leaf: SpanTemplate | None = None,
     ) -> int:
-        """Add a computation; `leaf` is a span that starts with it. Returns that span's number."""
+        """Add a computation and `leaf`, a span that starts with it; return the span's number."""
         span = NO_SPAN
         if leaf is not None:
             self.spans.append(leaf)
@@ -323,7 +323,7 @@ class StageProgram:
     def collective(
         self, op: str, axis: str, nominal_ns: float, template: SpanTemplate | None
     ) -> None:
-        """Add a collective among ranks of this stage; unrecorded without a template."""
+        """Add a collective among ranks of this stage; it is not recorded without a template."""
         span = self._collective_span(op, axis, template)
         self.transfer_rows.append(TransferRow(nominal_ns, axis))
         row = len(self.transfer_rows) - 1
@@ -332,7 +332,7 @@ class StageProgram:
     def launch(
         self, op: str, axis: str, nominal_ns: float, template: SpanTemplate | None
     ) -> Instruction:
-        """Begin a collective next to the computation; returns what `finish` takes."""
+        """Begin a collective next to computation; return the instruction for `finish`."""
         span = self._collective_span(op, axis, template)
         self.transfer_rows.append(TransferRow(nominal_ns, axis))
         row, slot = len(self.transfer_rows) - 1, self.num_slots
@@ -375,14 +375,14 @@ class StageProgram:
 
 
 class Communications:
-    """Adds collectives to a program; on an axis of size 1 there are none."""
+    """Adds collectives to a program; an axis of size 1 has no collectives."""
 
     def __init__(self, job: JobModel, program: StageProgram) -> None:
         self._costs, self._grid, self._program = job.costs, Grid(job.layout), program
         self._full = job.granularity == Granularity.FULL
 
     def _template(self, op: str, axis: str, size_bytes: int) -> SpanTemplate | None:
-        """Describe a collective's span; `base` records only those over data parallelism."""
+        """Return a collective's span; None if not recorded (`base`: only over data parallelism)."""
         if not self._full and axis != "dp_cp":
             return None
         return SpanTemplate(
@@ -399,7 +399,7 @@ class Communications:
         step: Pass | None = None,
         layer: int = NOT_APPLICABLE,
     ) -> None:
-        """Add one within the stage; `step` and `layer` say where in the iteration it stands."""
+        """Add a collective within the stage; `step` and `layer` are its place in the iteration."""
         if self._grid.size(axis) < 2:
             return
         template = self._template(op, axis, size_bytes)
@@ -445,12 +445,13 @@ class Communications:
 _ROUTER_SHARE = 0.05
 """Part of an expert layer's computation that comes before its first all_to_all."""
 _WEIGHT_SHARE = 0.25
-"""Part of a module's backward in the weight gradients of its first linear layer, the last thing it
-does; Megatron-Core overlaps the all_reduce of the input's gradients with it."""
+"""Part of a module's backward for the weight gradients of its first linear layer, which come last;
+Megatron-Core overlaps the all_reduce of the input's gradients with this part."""
 _LOSS_FUNCTION_SHARE = 0.1
 """Part of the loss outside the model, in the trainer's loss function."""
 _EXTRA_BACKWARD_RATIO = 0.83
-"""Backward / forward excess of a heavy last stage, measured on a production job (60 to 73 ms)."""
+"""Ratio of backward to forward excess of a heavy last stage, measured on a production job (60 to
+73 ms)."""
 
 
 class Passes:
@@ -464,7 +465,7 @@ class Passes:
         self.layers_extra_ns, self.ends_extra_ns = self._stage_extra()
 
     def _stage_extra(self) -> tuple[float, float]:
-        """Return extra forward time a chunk: (in its layers, in embedding or output)."""
+        """Return extra forward time: (of each layer, of embedding or output layer)."""
         ratio = self.job.imbalance.stage_ratio.get(self.stage, 1.0)
         costs = self.costs
         layer = 2 * costs.norm_ns + costs.attention_ns + costs.mlp_ns
@@ -492,7 +493,7 @@ class Passes:
         )
 
     def forward(self, step: Pass) -> None:
-        """Add load, embedding, layers, output layer and loss, as far as the stage has them."""
+        """Add a forward pass: load, embedding, layers, output layer and loss of the stage."""
         program = self.program
         whole = program.open(self._compute_span(step, FORWARD))
         if self._is_first(step) or self._is_last(step):
@@ -507,7 +508,7 @@ class Passes:
         program.close(whole)
 
     def backward(self, step: Pass) -> None:
-        """Add the same in reverse."""
+        """Add a backward pass: output layer, layers in reverse, and embedding of the stage."""
         program = self.program
         whole = program.open(self._compute_span(step, BACKWARD))
         if self._is_last(step):
@@ -547,7 +548,7 @@ class Passes:
     def _module(
         self, step: Pass, name: str, forward_ns: float, layer: int = -1, extra_ns: float = 0.0
     ) -> int:
-        """Add a module's compute and its span, which stays open; NO_SPAN at base granularity."""
+        """Add a module's compute and return its span, which stays open; NO_SPAN at `base`."""
         leaf = self._compute_span(step, name, layer) if self.full else None
         if step.phase == Phase.BACKWARD:
             extra_ns *= _EXTRA_BACKWARD_RATIO
@@ -578,7 +579,7 @@ class Passes:
         extra_ns: float = 0.0,
         weight_share: float = _WEIGHT_SHARE,
     ) -> None:
-        """Add a module's backward; its first weight gradients hide the TP all_reduce."""
+        """Add a module's backward, whose last weight gradients hide the TP all_reduce."""
         early = 1.0 - weight_share
         span = self._module(step, name, forward_ns * early, layer, extra_ns * early)
         pending = self.communications.launch_tensor_all_reduce(step)
@@ -655,7 +656,7 @@ def _recorded_order(transfer: Transfer) -> int:
 
 
 def compile_job(job: JobModel) -> list[StageProgram]:
-    """Compile one program a stage. Raises ConfigError for sizes that the schedule refuses."""
+    """Compile one program for each stage. Raises ConfigError for sizes that no schedule allows."""
     layout = job.layout
     orders = stage_steps(layout.pp, layout.vpp, job.num_microbatches)
     programs = []
@@ -677,7 +678,7 @@ class _StageCompiler:
         self.communications = Communications(job, self.program)
 
     def iteration(self, order: tuple[Pass | Exchange, ...]) -> None:
-        """Write all of an iteration, from first load to checkpoint."""
+        """Write the whole iteration, from the first load to the checkpoint."""
         program = self.program
         whole = program.open(SpanTemplate(kind=Kind.ITERATION, name=ITERATION))
         pause = (
@@ -705,7 +706,7 @@ class _StageCompiler:
         program.simple(Code.SYNCHRONIZE)
 
     def _exchange(self, step: Exchange) -> None:
-        """Add a batch in the tracer's order: previous stage first, sends first."""
+        """Add a batch of messages in the tracer's order: previous stage first, sends first."""
         ends, templates = [], []
         for transfer in sorted(step.transfers, key=_recorded_order):
             if transfer.op == RECV:

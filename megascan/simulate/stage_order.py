@@ -1,4 +1,4 @@
-"""Pipeline schedules: in which order a stage computes and exchanges tensors.
+"""Order the work of pipeline stages: when a stage computes and exchanges tensors.
 
 Each stage runs a list of steps in order. A pass is the forward or backward of one microbatch on
 one model chunk; an exchange is a batch of sends and receives that are posted together and waited
@@ -31,7 +31,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One send or receive, and its running number among those of (stage, peer, direction, op)."""
+    """One send or receive; `sequence` numbers the transfers of a (stage, peer, direction, op)."""
 
     op: str
     direction: Phase
@@ -56,7 +56,7 @@ def stage_steps(
 ) -> tuple[tuple[Step, ...], ...]:
     """Return the steps of every stage for one iteration.
 
-    Raises ConfigError for sizes that Megatron-Core refuses too.
+    Raises ConfigError for sizes that Megatron-Core also refuses.
     """
     if num_microbatches < 1:
         raise ConfigError(f"number of microbatches is {num_microbatches}, expected 1 or more")
@@ -143,7 +143,7 @@ def _exchange(transfers: list[Transfer]) -> Iterator[Step]:
 
 @dataclass(frozen=True)
 class _Interleaved:
-    """One stage's order when it holds several chunks; k numbers (chunk, microbatch) slots."""
+    """Order of a stage with several chunks; k numbers the slots of (chunk, microbatch)."""
 
     stage: int
     num_stages: int
@@ -171,7 +171,7 @@ class _Interleaved:
         return Pass(phase, *self._slot(k, phase))
 
     def _sends(self, k: int, phase: Phase) -> list[Transfer]:
-        """Return what leaves after slot k; nothing at the model's end."""
+        """Return the transfer that leaves after slot k; none at the model's end."""
         chunk, microbatch = self._slot(k, phase)
         forward = phase == Phase.FORWARD
         end_stage, end_chunk = (self.num_stages - 1, self.num_chunks - 1) if forward else (0, 0)
@@ -181,10 +181,10 @@ class _Interleaved:
         return [Transfer("send", phase, peer, chunk, microbatch)]
 
     def _receives(self, k: int, phase: Phase) -> list[Transfer]:
-        """Return what arrives next to slot k for a later slot.
+        """Return the transfers for a later slot that arrive together with slot k.
 
-        The leading stage (first in forward, last in backward) is ahead of the one that feeds it
-        by `num_stages` - 1 slots; the others receive for their next slot.
+        The leading stage (first in forward, last in backward) is `num_stages` - 1 slots ahead of
+        the stage that feeds it; all other stages receive for their next slot.
         """
         forward = phase == Phase.FORWARD
         leading = self.stage == (0 if forward else self.num_stages - 1)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks.axes import families
+from benchmarks.jobs import run_ranks
 from benchmarks.losses import train
 from tests import ranks
 
@@ -44,12 +46,20 @@ WANTED = {
 }
 
 
+def with_few_samples(num_ranks: int, words: Sequence[str]) -> str:
+    module, plan = words
+    assert module == "benchmarks.losses_ranks"
+    return run_ranks(num_ranks, ["tests.training.few_samples", plan])
+
+
 class Trained:
     """One family, trained untraced and traced."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        with ranks.forked():
-            family = FAMILIES[name]
+        family = FAMILIES[name]
+        with ranks.forked(), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TORCHDYNAMO_DISABLE", "1")  # as in ranks.environment
+            patch.setattr("benchmarks.losses.run_ranks", with_few_samples)
             curves = train(
                 family, "cpu", NUM_ITERATIONS, folder, num_untraced=1, global_batch=GLOBAL_BATCH
             )
