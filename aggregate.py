@@ -1,6 +1,7 @@
-"""`python aggregate.py -b DIR [-o FILE] [-d]`: the same as `megascan aggregate`.
+"""`python aggregate.py -b DIR [-o FILE] [-d]`: does what `megascan aggregate` does.
 
-A package wins over a module of the same name: `import aggregate` finds the folder beside this file.
+A package wins over a module of the same name: `import aggregate` finds the folder next to this
+file.
 """
 
 import sys

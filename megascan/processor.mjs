@@ -1,9 +1,9 @@
 // Perfetto's trace processor (the WebAssembly build that its UI runs) behind the HTTP interface of
-// `trace_processor_shell -D --http-port N`, so that the perfetto Python package can be tested
-// against the real engine without a download.
+// `trace_processor_shell -D --http-port N`, so that the perfetto Python package can use the real
+// engine without a download.
 //
 // The UI's engine_bundle.js is a web worker's script: it is run as shipped with the globals that a
-// worker has passed in as parameters, and spoken to over a stand-in for its message port. Messages
+// worker has passed in as parameters, and called through a stand-in for its message port. Messages
 // are TraceProcessorRpcStream (perfetto/trace_processor/trace_processor.proto), encoded by hand.
 //
 // usage: PERFETTO_UI_DIR=<folder of engine_bundle.js> node processor.mjs --http-port N [flags]
@@ -14,7 +14,7 @@ import path from 'node:path';
 const UI = process.env.PERFETTO_UI_DIR;
 const PORT = Number(process.argv[process.argv.indexOf('--http-port') + 1]);
 
-// path → [method, field of its arguments, field of its result]
+// path → [method, field of the method's arguments, field of its result]
 const CALLS = {
   '/parse': [1, 101, 201],
   '/notify_eof': [2, 0, 212],
@@ -98,7 +98,7 @@ class Engine {
 
 const engine = new Engine();
 await engine.start();
-// connections stay open between queries, however long a busy machine takes over them
+// connections stay open between queries, even if a busy machine takes long
 http.createServer({keepAliveTimeout: 0}, (request, response) => {
   const chunks = [];
   request.on('data', (chunk) => chunks.push(chunk));

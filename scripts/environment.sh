@@ -30,7 +30,7 @@ prepare_environment() { # extras, for example "train,dev"
         echo "error: the install failed; the whole log is $root/$log" >&2
         exit 1
     fi
-    # On all cores what pip does on one. Some packages carry files of other Pythons: these do not compile.
+    # Compile on all cores, as pip uses only one. Files for other Pythons, which some packages carry, do not compile.
     "$PYTHON" -m compileall -qq -j 0 .venv/lib >/dev/null 2>&1 || true
     echo "$wanted" >>"$stamp"
 }

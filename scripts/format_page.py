@@ -1,4 +1,4 @@
-"""Writes docs/format.md from the declarations in megascan.schema and megascan.header.
+"""Write docs/format.md from the declarations in megascan.schema and megascan.header.
 
 python scripts/format_page.py          write the page
 python scripts/format_page.py --check  exit 1 when the page is out of date

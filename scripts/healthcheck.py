@@ -35,7 +35,7 @@ _NUM_CPU_RANKS = 2
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the checks; the exit code is 1 when one of them found a problem."""
+    """Run the checks; return exit code 1 if any of them found a problem."""
     options = _parser().parse_args(words)
     _check_options(options)
     if options.sweep:  # one thread a core; numpy and torch read this when they are imported
@@ -76,7 +76,7 @@ def _sweep(options: argparse.Namespace) -> list[Check]:
 
 
 def _choose_probe(use_cpu: bool) -> Probe:
-    """Choose GPUs where torch sees some, else the cores."""
+    """Choose GPUs if torch sees any, else the cores."""
     if not use_cpu and importlib.util.find_spec("torch"):
         import torch
 
@@ -111,7 +111,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _report(checks: Sequence[Check], place: str | None, *, force: bool) -> None:
-    """Print text on stdout, or JSON there with `-`; with a file both."""
+    """Print text on stdout, or with `-` JSON; with a file, print text and write JSON."""
     if place is not None:
         record = as_json(checks, socket.gethostname())
         if place == "-":

@@ -1,1 +1,1 @@
-"""What `scripts/healthcheck.py` looks at: the machine, its devices, one collective, the sweep."""
+"""Checks of `scripts/healthcheck.py`: the machine, its devices, one collective, the sweep."""

@@ -1,4 +1,4 @@
-"""One thing that was looked at, and how it stands."""
+"""The result of one check, and results of all checks as text or JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megascan.header import Json
 
 
 class Status(StrEnum):
-    """A warning does not fail a probe, a problem does."""
+    """Status of a check; a problem fails a probe, a warning does not."""
 
     OK = "ok"
     WARNING = "warning"
@@ -19,7 +19,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """`text` is a sentence with the numbers; `values` are the same for programs."""
+    """Result of one check: `text` is a sentence with numbers, `values` has them for programs."""
 
     name: str
     status: Status
@@ -28,13 +28,13 @@ class Check:
 
 
 def worst(checks: Sequence[Check]) -> Status:
-    """Return the status of all together."""
+    """Return the worst status of all checks."""
     order = list(Status)
     return max((check.status for check in checks), key=order.index, default=Status.OK)
 
 
 def as_text(checks: Sequence[Check]) -> str:
-    """Return a line a check, and a last one that sums up."""
+    """Return one line for each check, and a last line that sums up."""
     width = max(len(check.name) for check in checks)
     lines = [f"{check.status:<8} {check.name:<{width}}  {check.text}" for check in checks]
     counts = {status: sum(check.status is status for check in checks) for status in Status}
@@ -47,7 +47,7 @@ def as_text(checks: Sequence[Check]) -> str:
 
 
 def as_json(checks: Sequence[Check], host: str) -> dict[str, Json]:
-    """Return the same for programs."""
+    """Return the checks as JSON for programs."""
     return {
         "schema": 1,
         "host": host,

@@ -1,6 +1,6 @@
-"""An all-reduce across this machine's GPUs (NCCL), or across processes on the CPU (gloo).
+"""Check an all-reduce across this machine's GPUs (NCCL), or across processes on the CPU (gloo).
 
-The processes find one another through a file, so no port is needed and nothing else is disturbed.
+The processes find each other through a file, so no port is needed and no other job is disturbed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SIZE = 4 * 1024 * 1024  # float32 elements: 16 MiB
 
 
 def check_collective(num_ranks: int, device: str, timeout_s: float) -> Check:
-    """Check that all ranks come to the right sum within the time; `device` is cpu or cuda."""
+    """Check that all ranks get the right sum within `timeout_s`; `device` is cpu or cuda."""
     backend = "nccl" if device == "cuda" else "gloo"
     name = f"{backend} all-reduce"
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
-"""Cores measured one after the other, by a thread that is tied to each: the sweep without GPUs.
+"""Measure cores one after the other, by a thread that is tied to each: the sweep without GPUs.
 
-Wall time counts, so that a core which something else keeps busy shows.
+Wall time counts, so that a core which another process keeps busy looks slow.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-_SIZE = 192  # of the matrices: they stay in a core's own cache
+_SIZE = 192  # rows of the matrices, which stay in a core's own cache
 _COPY_BYTES = 4 * 1024 * 1024
 _MEASURE_S = 0.03  # several time slices of the scheduler, so that a shared core shows as such
 
@@ -71,7 +71,7 @@ class CpuProbe:
 
 @contextmanager
 def tied_to(core: int) -> Iterator[None]:
-    """Run on one core; afterwards on all as before."""
+    """Run the block on one core, and afterwards on all cores as before."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:

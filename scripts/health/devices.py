@@ -1,4 +1,4 @@
-"""GPUs as the driver and as torch see them, and whether what training needs can be imported."""
+"""Check the GPUs that driver and torch see, and that the packages for training can be imported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Gpu:
 
 
 def query_gpus() -> list[Gpu] | str:
-    """Return the driver's GPUs, or the reason why it cannot be asked."""
+    """Return the driver's GPUs, or the reason why the driver cannot be asked."""
     if shutil.which("nvidia-smi") is None:
         return []
     answer = _query((*_BASE_FIELDS, *_HEALTH_FIELDS))
@@ -77,7 +77,7 @@ def _read_gpu(fields: list[str]) -> Gpu:
 
 
 def check_gpus(expected: int | None) -> Check:
-    """Check that the driver answers, with as many GPUs as expected, none with errors."""
+    """Check that the driver answers, with at least the expected GPUs, none with errors."""
     gpus = query_gpus()
     if isinstance(gpus, str):
         text = f"{gpus}; the driver hangs or does not fit, reset the node"
@@ -136,7 +136,7 @@ def check_megatron() -> Check:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about optional packages
             core = importlib.import_module("megatron.core")
-    except Exception as error:  # whatever it does on import, it is not usable
+    except Exception as error:  # any error on import: it is not usable
         text = f"cannot be imported ({error}); install MegaScan with the extra train"
         return Check(name="megatron.core", status=Status.PROBLEM, text=text)
     version = str(getattr(core, "__version__", "unknown"))

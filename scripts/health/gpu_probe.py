@@ -1,4 +1,4 @@
-"""GPUs measured all at once, as in training: what heat and power do to one of them shows then."""
+"""Measure all GPUs at once, as in training, so that the effects of heat and power show."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEEDED_BYTES = 2 * _COPY_BYTES + 3 * 2 * _SIZE**2 + 2 * _PAIR_BYTES
 
 
 class GpuProbe:
-    """Measures every GPU that torch sees. Raises MissingError when one is in use."""
+    """Measures every GPU that torch sees. Raises MissingError if a GPU is in use."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         uuids = {gpu.uuid: gpu.index for gpu in gpus}
@@ -58,7 +58,7 @@ class GpuProbe:
         return _PAIR_BYTES * _NUM_PAIR_COPIES / (time.perf_counter() - started_s) / 1e9
 
     def _at_once(self, work: Callable[[int], None]) -> list[float]:
-        """Return the seconds that `work` takes on each GPU, by its own clock; all start at once."""
+        """Return the seconds that `work` takes on each GPU, by its clock; all start at once."""
         return list(self._threads.map(lambda index: _timed(index, work), range(len(self.devices))))
 
     def _multiply(self, index: int) -> None:

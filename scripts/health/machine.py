@@ -1,7 +1,7 @@
-"""The host: room on disk and in shared memory, versions of what is installed, the clock.
+"""Check the host: room on disk and in shared memory, versions of packages, the clock.
 
-MegaScan ties the hosts' clocks together by itself; but logs of several hosts can be read side by
-side only when they are synchronised, and certificates and job limits depend on it.
+MegaScan itself aligns the hosts' clocks; but logs of several hosts can be compared only if the
+clocks are synchronised, and certificates and job limits depend on the clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from health.check import Check, Status
 from megascan.header import Json
 
 _GB = 1e9
-# Docker gives 64 MB, with which NCCL and loader processes fail; both together like a gigabyte.
+# Docker gives 64 MB, with which NCCL and loader processes fail; together they need a gigabyte.
 _LEAST_SHARED_BYTES, _GOOD_SHARED_BYTES = 128e6, 1e9
 _SHARED_MEMORY = Path("/dev/shm")
 _PACKAGES = ("megascan", "torch", "megatron-core", "transformer-engine", "numpy", "pyarrow")
@@ -77,12 +77,12 @@ def check_versions() -> Check:
 _TIMEOUT_S = 5
 _UNSYNCHRONISED = 0x0040  # STA_UNSYNC of <sys/timex.h>
 _TIME_ERROR = 5
-_FAR_S = 0.1  # synchronised, but not yet there
+_FAR_S = 0.1  # synchronised, but still being corrected
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClockState:
-    """What a source says; `offset_s` is None when it does not tell how far the clock is off."""
+    """What a source says of the clock; `offset_s` is None if the source does not tell it."""
 
     source: str
     synchronised: bool
@@ -90,7 +90,7 @@ class ClockState:
 
 
 def check_clock(sources: tuple[Callable[[], ClockState | None], ...] | None = None) -> Check:
-    """Ask chrony, then timedatectl, then the kernel: the first that answers counts."""
+    """Ask chrony, then timedatectl, then the kernel: the first source that answers counts."""
     for ask in sources or (ask_chrony, ask_timedatectl, ask_kernel):
         state = ask()
         if state is not None:
@@ -130,7 +130,7 @@ def ask_chrony() -> ClockState | None:
 
 
 def ask_timedatectl() -> ClockState | None:
-    """Ask `timedatectl` for its word on NTP."""
+    """Ask `timedatectl` whether NTP has synchronised the clock."""
     answer = _output("timedatectl", "show", "--property=NTPSynchronized", "--value").strip()
     if answer not in ("yes", "no"):
         return None
@@ -152,7 +152,7 @@ class _Timex(ctypes.Structure):
 
 
 def ask_kernel() -> ClockState | None:
-    """Ask for the kernel's own flag; works in containers, where the daemons cannot be asked."""
+    """Ask the kernel for its flag; this works in containers, where daemons cannot be asked."""
     try:
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
     except (OSError, AttributeError):  # not Linux
@@ -166,7 +166,7 @@ def ask_kernel() -> ClockState | None:
 
 
 def _output(*command: str) -> str:
-    """Return what a program prints; nothing when it is missing, slow or fails."""
+    """Return what a program prints; "" if the program is missing, slow or fails."""
     if shutil.which(command[0]) is None:
         return ""
     try:

@@ -1,18 +1,19 @@
-"""Measure every device of a node alike and name the one that is weaker, or computes other bits.
+"""Measure every device of a node alike and name a device that is weaker, or computes other bits.
 
-The tracer finds a slow device in flight; this finds it before a job starts, or confirms it on a
-drained node. Each device is measured in several rounds, all devices in each round, so that
-whatever happens to the node happens to all. A device's value is the median of its rounds, and
+The tracer finds a slow device while a job runs; the sweep finds it before a job starts, or confirms
+it on a drained node. All devices are measured in each of several rounds, so that events on the node
+affect all devices. A device's value is the median of its rounds, and
 
     slowdown = median of the other devices' values / its own value          (values are rates)
 
-It is weak when the slowdown passes 1 + max(floor, _SIGMAS x noise) and at least _SHARE of its
-rounds lie below the others' median of the same round. `noise` is the spread of a device's rounds
-about its median (1.4826 x MAD, the largest of all devices' medians of it), as the error of a median
-of that many rounds. A node that is busy in an uneven way makes noise and is not accused of it.
+A device is weak if its slowdown exceeds 1 + max(floor, _SIGMAS x noise), and at least _SHARE of its
+rounds lie below the other devices' median of the same round. `noise` is the standard error of a
+device's median: 1.2533 x spread / √rounds, where the spread of a device's rounds about its median
+is 1.4826 x MAD, and the median over devices is taken. Uneven load on a node makes noise, and so
+accuses no device.
 
 Example: rates 100, 101, 99, 80 with a noise of 1 %: the fourth is 1.25 x slower, limit 1.05.
-Limits: a node that is slow as a whole looks even; compare its figures with another node's.
+Limits: a node that is slow as a whole looks even; compare its figures with those of another node.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Rounds = Sequence[Sequence[float]]
 
 
 class Probe(Protocol):
-    """What measures the devices of a node; rates, more is better."""
+    """Measures the devices of a node; values are rates, more is better."""
 
     devices: Sequence[str]
 
@@ -69,14 +70,14 @@ class Figure:
 
     @property
     def weak(self) -> bool:
-        """Tell whether it is slower than chance and the floor allow, in most rounds."""
+        """Return whether the device is slower than its limit allows, and in most rounds."""
         return self.slowdown > self.limit and self.share_below >= _SHARE
 
 
 def judge(
     rounds: Rounds, devices: Sequence[str], kind: str, unit: str, floor_ratio: float
 ) -> list[Figure]:
-    """Compare the devices of one kind of measurement; the rule stands at the top."""
+    """Compare the devices in one kind of measurement, by the rule in the module's docstring."""
     values = [median(row[i] for row in rounds) for i in range(len(devices))]
     limit = 1 + max(floor_ratio, _SIGMAS * _noise_ratio(rounds, values))
     figures = []
@@ -98,7 +99,7 @@ def judge(
 
 
 def _noise_ratio(rounds: Rounds, values: Sequence[float]) -> float:
-    """Return the standard error of a device's median, as a share of it; of the usual device."""
+    """Return the standard error of a typical device's median, as a share of the median."""
     spreads = [
         _MAD_TO_SIGMA * median(abs(row[i] - value) for row in rounds) / value
         for i, value in enumerate(values)
@@ -107,7 +108,7 @@ def _noise_ratio(rounds: Rounds, values: Sequence[float]) -> float:
 
 
 def sweep(probe: Probe, num_rounds: int, floor_ratio: float) -> list[Figure]:
-    """Measure and judge every device: matrix product, memory copy, bandwidth to the others."""
+    """Measure and judge every device: matrix product, memory copy, bandwidth to other devices."""
     devices = probe.devices
     kinds: list[tuple[str, str, Callable[[], Sequence[float]]]] = [
         ("matrix product", "TFLOP/s", probe.matrix_product),
@@ -129,9 +130,9 @@ def sweep(probe: Probe, num_rounds: int, floor_ratio: float) -> list[Figure]:
 
 
 def _pair_round(probe: Probe) -> list[float]:
-    """Return what each device does with the others, both directions: the median of its pairs.
+    """Return each device's bandwidth with other devices, both directions: the median of its pairs.
 
-    A device whose own link is bad is slow with everybody; with a bad peer only one of several is.
+    A device whose own link is bad is slow in all pairs; a bad peer makes only one pair slow.
     """
     count = len(probe.devices)
     of_device: list[list[float]] = [[] for _ in range(count)]
@@ -143,7 +144,7 @@ def _pair_round(probe: Probe) -> list[float]:
 
 
 def check_sweep(figures: Sequence[Figure]) -> list[Check]:
-    """Return a check for every device: its figures, and what is weak about it."""
+    """Return a check for every device: its figures, and which of them are weak."""
     return list(_checks(figures))
 
 

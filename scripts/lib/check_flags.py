@@ -15,7 +15,7 @@ _NEEDED = ("torch", "megatron.core")
 
 
 def main(words: Sequence[str]) -> int:
-    """Return 0 when a job of these flags would start; raises MegaScanError otherwise."""
+    """Return 0 if a job with these flags would start; raise MegaScanError otherwise."""
     missing = [name for name in _NEEDED if not importlib.util.find_spec(name.split(".")[0])]
     if missing:
         raise MissingError(

@@ -24,7 +24,7 @@ def main() -> int:
     for size in sizes:
         num_ranks *= size
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks), "-m"]
-    # The launcher writes a traceback even when it is told to end.
+    # The launcher writes a traceback even if it is asked to end.
     log = TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
     server = subprocess.Popen(
         [sys.executable, "-m", *launcher, "training.serve", *flags, "--port", "0"],

@@ -39,7 +39,7 @@ _STEPS = 240
 
 
 def answers(board: dict[str, object], prometheus: str, begin: float, end: float) -> object:
-    """Return for each panel's id what the server answers to each of its targets."""
+    """Return by panel id the server's answers to each of the panel's targets."""
     panels = board["panels"]
     assert isinstance(panels, list)  # as our file has them
     return {
@@ -64,7 +64,7 @@ def answer(target: dict[str, object], prometheus: str, begin: float, end: float)
 
 
 def bundle(folder: Path) -> None:
-    """Fetch Grafana's components and put them together with `panels.jsx`."""
+    """Fetch Grafana's components and bundle them with `panels.jsx`."""
     shutil.copy(HERE / "panels.jsx", folder)
     _run(["npm", "init", "--yes"], folder)
     fetch = ["npm", "install", "--no-audit", "--no-fund", "--legacy-peer-deps", "--ignore-scripts"]
