@@ -6,6 +6,7 @@ python scripts/format_page.py --check  exit 1 when the page is out of date
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 from collections.abc import Iterable, Sequence
@@ -146,8 +147,13 @@ def _fields(*records: type) -> list[str]:
 
 def main() -> int:
     """Write or check the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    arguments = parser.parse_args()
     page = render()
-    if "--check" in sys.argv[1:]:
+    if arguments.check:
         if PAGE.read_text(encoding="utf-8") == page:
             return 0
         print("docs/format.md is out of date: run python scripts/format_page.py", file=sys.stderr)
