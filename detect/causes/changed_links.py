@@ -1,9 +1,9 @@
 """Connections that become slower, or are slow now and then.
 
-**Slower.** A ring through all hosts, or the only group of a host, has no equal. If a
-NIC or switch falls to half its speed at iteration 17, every connection of the kind is slower; none
-stands out. Such a kind is compared with itself. The iterations are split in two where that leaves
-the least variance of the log transfer times, the median of the kind's connections in each:
+**Slower.** A ring through all hosts, or the only group of a host, has no equal. If a NIC or switch
+falls to half its speed at iteration 17, every connection of the kind is slower; none stands out.
+Such a kind is compared with itself. The iterations are split in two where that leaves the least
+variance of the log transfer times, the median of the kind's connections in each:
 
     effect = median(after) - median(before)
     clear if quarter(after) - three quarters(before) >= effect / 2
@@ -13,10 +13,10 @@ and after, so no data explains it. The trace cannot tell which member is to blam
 hosts, whether others use the network: undecided. Example: an all-gather of 8 GPUs takes 1.1 ms
 until iteration 16 and 8.6 ms from then on.
 
-**Now and then.** A link that flaps has two speeds: the iterations, sorted by their
-transfer times, have a gap of effect / 2 and more somewhere. Any choice of as many iterations might
-have been the slow ones, so the p-value is multiplied by the number of choices, C(all, slow).
-Example: an all-reduce takes 46 to 48 ms in 11 of 28 iterations, and 370 to 395 ms in the 17 others.
+**Now and then.** A link that flaps has two speeds: the iterations, sorted by their transfer times,
+have a gap of effect / 2 and more somewhere. Any choice of as many iterations might have been the
+slow ones, so the p-value is multiplied by the number of choices, C(all, slow). Example: an
+all-reduce takes 46 to 48 ms in 11 of 28 iterations, and 370 to 395 ms in the 17 others.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ def _search(inquiry: Inquiry) -> Answer:
             continue
         lost_ns = _lost_by(transfers, change)
         if lost_ns.mean() >= _least_share(change) * step_ns:
-            found.append((float(lost_ns.mean()), change, lost_ns))
+            found.append((change, lost_ns))
     if not found:
         return Answer()
-    _, worst, lost_ns = max(found, key=lambda one: one[0])
+    worst, lost_ns = max(found, key=lambda one: float(one[1].mean()))
     return Answer(findings=(_finding_of(seen, worst, lost_ns, len(large)),))
 
 

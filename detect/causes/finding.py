@@ -41,7 +41,7 @@ from detect.stats.noise import Noise
 from detect.stats.robust import ordinary
 from detect.stats.search import Course, least_beyond_bursts
 from detect.text import confidence, percent, ranks_text
-from detect.thresholds import CONSEQUENCES, COSTS, ORDINARY, DetectorSettings
+from detect.thresholds import CONSEQUENCES, COSTS, ORDINARY, POWER, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -261,6 +261,13 @@ def cost_ratio(seen: Observations, saved_ns: Floats, within: tuple[int, int]) ->
         return 1.0
     saved = min(max(float(np.mean(saved_ns[holds])), 0.0), COSTS.max_saved_share * total)
     return total / (total - saved)
+
+
+def is_costly(share: float) -> bool:
+    """Return whether an iteration without that share of it would be shorter by so much that finding
+    nothing does not mean health, as long as the share may be lost unseen.
+    """
+    return 1.0 / (1.0 - min(share, COSTS.max_saved_share)) >= POWER.healthy_ratio
 
 
 def build_finding(seen: Observations, claim: Claim) -> Finding:

@@ -97,13 +97,19 @@ class HeavyStage:
     replica_spread: float
     saved_ns: Floats
     """(iteration,): time saved if the work were spread evenly over the stages."""
-
-    layers_are_normal: bool
-    """Whether its layers were traced and take no longer than those of other stages."""
     doubt: str = ""
     """Why hardware may be the reason as well, as a sentence; empty where it is excluded."""
     host: str = ""
     """The one host of the stage's ranks, if none but ranks of other heavy stages run there, too."""
+
+    def has_normal_layers(self, least: float) -> bool:
+        """Return whether its layers were traced and take hardly longer than those of other stages.
+
+        Layers that are `least` times as long would make a stage heavy by themselves, and are not
+        normal however heavy the rest is.
+        """
+        most = 1 + IMBALANCE.normal_layers_share * (self.ratio - 1)
+        return self.layer_ratio < min(most, least)
 
     @property
     def is_late(self) -> bool:
@@ -173,13 +179,8 @@ def _heavy_stages(seen: Observations, faulty: Flags, least: float) -> list[Heavy
         if heavy is not None:
             found.append(heavy)
     slow = {one.stage for one in found if one.ratio >= least}
-    # layers that would make a stage heavy by themselves are not normal, however heavy the rest is
-    found = [
-        one
-        if one.layers_are_normal and one.layer_ratio < least
-        else _with_doubt(seen.members, one, slow)
-        for one in found
-    ]
+    found = [one if one.has_normal_layers(least) else _with_doubt(seen.members, one, slow)
+             for one in found]  # fmt: skip
     return sorted(found, key=lambda one: -one.ratio)
 
 
@@ -219,8 +220,6 @@ def _heavy(
         return None
     error = float(np.nan_to_num(np.std(logs) / np.sqrt(len(logs)))) + IMBALANCE.error_floor_ratio
     own_ns, expected_ns = robust.median(level, axis=1), robust.median(expected, axis=1)
-    layer_ratio = _layer_ratio(seen, stage, faulty)
-    normal_ratio = 1 + IMBALANCE.normal_layers_share * (float(np.exp(effect)) - 1)
     return HeavyStage(
         stage=stage,
         ratio=float(np.exp(effect)),
@@ -230,8 +229,7 @@ def _heavy(
         excess_backward_ns=float(own_ns[BACKWARD] - expected_ns[BACKWARD]),
         ratio_forward=float(own_ns[FORWARD] / expected_ns[FORWARD]),
         ratio_backward=float(own_ns[BACKWARD] / expected_ns[BACKWARD]),
-        layer_ratio=layer_ratio,
-        layers_are_normal=layer_ratio < normal_ratio,
+        layer_ratio=_layer_ratio(seen, stage, faulty),
         num_replicas=len(by_replica),
         num_ranks=own.shape[1],
         replica_spread=replica_spread,

@@ -31,6 +31,7 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
+    is_costly,
     undecided_if_free,
 )
 from detect.causes.searches import (
@@ -49,7 +50,7 @@ from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course, Suspect
 from detect.text import milliseconds, percent, place, ranks_of
-from detect.thresholds import COSTS, LOSSES, NETWORKS, OCCUPANCY, POWER, SEARCH
+from detect.thresholds import COSTS, LOSSES, NETWORKS, OCCUPANCY, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -287,8 +288,7 @@ def _unrecorded(seen: Observations) -> str:
     """
     gaps = seen.host_gap_ns / np.maximum(seen.iteration_ns, 1.0)
     share = float(np.median(np.nan_to_num(gaps)))
-    saved = min(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio), COSTS.max_saved_share)
-    if 1.0 / (1.0 - saved) < POWER.healthy_ratio:
+    if not is_costly(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio)):
         return ""
     return (
         f"nothing was recorded for {share:.0%} of the iteration: a host or a network that takes "

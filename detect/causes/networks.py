@@ -57,6 +57,7 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
     connection_advice,
+    is_costly,
 )
 from detect.observe.observations import Observations, Transfers
 from detect.observe.transfers import bus_factor
@@ -64,7 +65,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.search import interval_of_ratio
 from detect.text import counted, milliseconds, times
-from detect.thresholds import COSTS, LINKS, NETWORKS, NVLINKS, POWER
+from detect.thresholds import LINKS, NETWORKS, NVLINKS, POWER
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -547,8 +548,7 @@ def _hides(seen: Observations, hidden: list[str]) -> str:
     touched = crossings.touches(*hidden)
     blind_ns = _most_ns(transfers, large & crossings.crosses & touched)
     share = blind_ns / float(np.median(seen.iteration_ns))
-    saved = min(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio), COSTS.max_saved_share)
-    if 1.0 / (1.0 - saved) < POWER.healthy_ratio:
+    if not is_costly(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio)):
         return ""
     if seen.costs is not None and not seen.hides_waiting:
         ranks = members.ranks_of([row for row, one in enumerate(members.hosts) if one == hidden[0]])
@@ -569,7 +569,7 @@ def _unmatched(seen: Observations) -> str:
     if seen.unmatched_ns is None or len(seen.members) < 2:
         return ""
     share = float(np.median(seen.unmatched_ns / np.maximum(seen.iteration_ns, 1.0)))
-    if 1.0 / (1.0 - min(share, COSTS.max_saved_share)) < POWER.healthy_ratio:
+    if not is_costly(share):
         return ""
     return (
         f"communication that could not be matched takes {share:.0%} of the iteration: a slow link, "

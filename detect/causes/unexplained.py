@@ -52,14 +52,21 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import HOST_ADVICE
-from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
+from detect.causes.finding import (
+    Answer,
+    CauseSpec,
+    Claim,
+    Inquiry,
+    build_finding,
+    is_costly,
+)
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course, episodes_of, interval_of_ratio
 from detect.text import counted, milliseconds, place, ranks_of, times
-from detect.thresholds import CHANGES, COSTS, HOSTS, OCCUPANCY, POWER, SEARCH, DetectorSettings
+from detect.thresholds import CHANGES, HOSTS, OCCUPANCY, SEARCH, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -564,14 +571,13 @@ def _search_long(seen: Observations) -> Answer:
     rows = _kept_waiting_by(seen, long)
     if len(rows):
         return Answer(findings=(_long_finding(seen, long, rows),))
-    saved = min(long.lost_share, COSTS.max_saved_share)
-    is_costly = 1.0 / (1.0 - saved) >= POWER.healthy_ratio
+    hides = is_costly(long.lost_share) and int(long.active.sum()) >= CHANGES.min_long
     return Answer(
         notes=(
             f"{long.text}, while nobody stands out: checkpoints, evaluations, or somebody for whom "
             "the others wait where nothing is recorded; the timeline of one of them shows which",
         ),
-        hides=long.text if is_costly and int(long.active.sum()) >= CHANGES.min_long else "",
+        hides=long.text if hides else "",
     )
 
 

@@ -75,13 +75,18 @@ def test_lateness_that_only_the_clocks_show_does_not_count(lateness):
     assert not where
 
 
-@pytest.mark.parametrize(("others_ms", "owner"), [(1.0, Owner.NODE), (25.0, Owner.UNDECIDED)])
-def test_a_late_rank_among_late_ones_is_not_named(job, others_ms, owner):
+def _leaving_late(job, others_ms, costs):
+    """Observe a job whose rank 1 leaves its communications 40 ms late, the others `others_ms`."""
     seen = observe(job(layout=Layout(dp=4, pp=2), transfer=lambda *_: 1.0).timeline())
     late_ns = np.full((8, len(seen.iterations)), others_ms * 1e6)
     late_ns[1] = 40e6
     late_ns *= np.exp(0.01 * np.random.default_rng(1).standard_normal(late_ns.shape))
-    seen = replace(seen, lost_ns={**seen.lost_ns, Cause.LINK: late_ns}, costs=None)
+    return replace(seen, lost_ns={**seen.lost_ns, Cause.LINK: late_ns}, costs=costs)
+
+
+@pytest.mark.parametrize(("others_ms", "owner"), [(1.0, Owner.NODE), (25.0, Owner.UNDECIDED)])
+def test_a_late_rank_among_late_ones_is_not_named(job, others_ms, owner):
+    seen = _leaving_late(job, others_ms, costs=None)
     (finding,) = judge(seen, DetectorSettings()).findings
     assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.LINK, owner)
 
@@ -89,12 +94,8 @@ def test_a_late_rank_among_late_ones_is_not_named(job, others_ms, owner):
 @pytest.mark.parametrize(("cost", "owner"), [(1.0, Owner.UNDECIDED), (1.05, Owner.NODE)])
 def test_a_late_exit_that_nobody_waits_for_drains_no_node(job, cost, owner):
     """By the replay: messages of a host that others share may be late as well."""
-    seen = observe(job(layout=Layout(dp=4, pp=2), transfer=lambda *_: 1.0).timeline())
-    late_ns = np.full((8, len(seen.iterations)), 1e6)
-    late_ns[1] = 40e6
-    late_ns *= np.exp(0.01 * np.random.default_rng(1).standard_normal(late_ns.shape))
     costs = SimpleNamespace(ratio=lambda *_: cost, ratio_of_border=lambda *_: cost)
-    seen = replace(seen, lost_ns={**seen.lost_ns, Cause.LINK: late_ns}, costs=costs)
+    seen = _leaving_late(job, 1.0, costs=costs)
     (finding,) = judge(seen, DetectorSettings()).findings
     assert (finding.ranks, finding.owner) == ((1,), owner)
     assert (NO_GAIN in finding.evidence) == (owner is Owner.UNDECIDED)

@@ -5,12 +5,11 @@ docs/format.md; by somebody who has read neither the detector nor the simulator.
 
     hardware     chips, hosts, NICs: what the makers' data sheets say
     job          layout, model, trainer, tracing, steadiness: all that is drawn of a job
-    pace         about how long passes and iterations take
     settings     draws jobs as users start them
     places       process groups as arrays
     noise        heavy tails, wandering, bursts
     roofline     how long kernels take: by arithmetic in waves, or by memory
-    parts        steps of a pass: kernels, collectives, modules
+    parts        steps of a pass: kernels, collectives, modules; about how long passes take
     schedule     1F1B and interleaved
     conditions   what everything takes at every moment, drawn
     trouble      what goes wrong, done to conditions

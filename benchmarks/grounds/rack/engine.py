@@ -164,9 +164,7 @@ class Lane:
     ) -> None:
         """Run a collective that the stream waits for."""
         groups = self.groups[axis]
-        begin = self.mark()
-        self.host = self.host + LAUNCHES_A_COLLECTIVE * launch_s
-        ready = np.maximum(self.dev, self.host)
+        begin, ready = self._launch_collective(launch_s)
         seconds = self._seconds(groups, op, size_bytes, scale)
         if op == "broadcast":
             came = np.maximum(ready, ready[:, groups.index[:, 0]][:, groups.of])
@@ -176,6 +174,12 @@ class Lane:
         self._enqueue(LAUNCHES_A_COLLECTIVE)
         row = self._note_collective(axis, op, size_bytes, arguments, (begin, self.mark()))
         row.sizes = scale.handed
+
+    def _launch_collective(self, launch_s: Floats) -> tuple[Mark, Floats]:
+        """Launch a collective; return the mark before it, and when each rank is ready for it."""
+        begin = self.mark()
+        self.host = self.host + LAUNCHES_A_COLLECTIVE * launch_s
+        return begin, np.maximum(self.dev, self.host)
 
     def _seconds(self, groups: Groups, op: str, size_bytes: int, scale: Scale) -> Floats:
         """Return what a collective takes when all are there, (variant, group)."""
@@ -198,9 +202,7 @@ class Lane:
     ) -> Pending:
         """Start a collective beside the stream, behind those of its communicator."""
         groups = self.groups[axis]
-        begin = self.mark()
-        self.host = self.host + LAUNCHES_A_COLLECTIVE * launch_s
-        ready = np.maximum(self.dev, self.host)
+        begin, ready = self._launch_collective(launch_s)
         before = self.streams.get(axis)
         if before is not None:
             ready = np.maximum(ready, before)

@@ -13,8 +13,7 @@ from benchmarks.grounds.rack.hardware import Floats
 from benchmarks.grounds.rack.job import Job, num_parameters
 from benchmarks.grounds.rack.network import Network
 from benchmarks.grounds.rack.noise import tails
-from benchmarks.grounds.rack.pace import iteration_s
-from benchmarks.grounds.rack.parts import Planner
+from benchmarks.grounds.rack.parts import Planner, iteration_s
 from benchmarks.grounds.rack.passes import Stage, plans_of
 from benchmarks.grounds.rack.pipeline import Pipeline
 from benchmarks.grounds.rack.places import Map

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.grounds.rack.hardware import draw_rack
 from benchmarks.grounds.rack.job import Habits, Job, Model, Tracing, Weather
-from benchmarks.grounds.rack.pace import iteration_s
+from benchmarks.grounds.rack.parts import iteration_s
 from megascan.schema import Granularity
 from megascan.topology import Layout
 
