@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -30,6 +31,8 @@ import orjson
 from benchmarks.grounds.aims import table_of_aims
 from benchmarks.grounds.ground import Case, Ground
 from benchmarks.grounds.outcome import Outcome, judge_case, table_by_cause, table_of
+from benchmarks.grounds.turns import LEAST_LAYERS_OF_PLAIN_MODELS, leave_modules_out
+from megascan.config import LEAST_LAYERS
 from megascan.errors import UsageError, report_errors
 
 GROUNDS = ("kernels", "original", "cluster", "profiles")
@@ -58,6 +61,13 @@ def _parser() -> argparse.ArgumentParser:
         help="only cases with such a cause planted, alone or beside others: link, host, ...",
     )
     parser.add_argument("--baselines", action="store_true", help="judge by other tools' rules, too")
+    parser.add_argument(
+        "--layer-stride",
+        type=int,
+        default=1,
+        metavar="N",
+        help="rank files have modules of one layer in N, in turns (1: of all layers)",
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument(
         "--keep",
@@ -93,15 +103,23 @@ def chosen_cases(arguments: argparse.Namespace) -> list[Case]:
     return cases
 
 
-def run_case(case: Case, with_baselines: bool) -> Outcome:
+def run_case(case: Case, with_baselines: bool, layer_stride: int) -> Outcome:
     """Write one case into a folder of its own, read it back and judge it."""
     with tempfile.TemporaryDirectory() as folder:
         planted = ground_named(case.ground).write(case, Path(folder))
+        if layer_stride > 1:
+            least = LEAST_LAYERS_OF_PLAIN_MODELS if case.ground == "plain" else LEAST_LAYERS
+            leave_modules_out(Path(folder), layer_stride, least=least)
         return judge_case(case, planted, Path(folder), with_baselines=with_baselines)
 
 
 def outcomes_of(
-    cases: Sequence[Case], *, workers: int, with_baselines: bool, kept: Path | None
+    cases: Sequence[Case],
+    *,
+    workers: int,
+    with_baselines: bool,
+    layer_stride: int,
+    kept: Path | None,
 ) -> Iterator[Outcome]:
     """Yield the outcomes of `cases`; what stands in `kept` already is not judged again."""
     done = {}
@@ -111,7 +129,9 @@ def outcomes_of(
             done[outcome.ground, outcome.name] = outcome
     left = [case for case in cases if (case.ground, case.name) not in done]
     with ProcessPoolExecutor(workers) as pool:
-        fresh = pool.map(run_case, left, [with_baselines] * len(left))
+        fresh = pool.map(
+            partial(run_case, with_baselines=with_baselines, layer_stride=layer_stride), left
+        )
         for number, case in enumerate(cases, start=1):
             outcome = done.get((case.ground, case.name)) or next(fresh)
             if kept and (case.ground, case.name) not in done:
@@ -131,6 +151,7 @@ def main() -> int:
             chosen_cases(arguments),
             workers=arguments.workers,
             with_baselines=arguments.baselines,
+            layer_stride=arguments.layer_stride,
             kept=arguments.keep,
         )
     )
