@@ -56,6 +56,7 @@ from megascan.timeline import (
     codes,
     equals,
     is_launched,
+    is_sampled,
     numbers,
 )
 from megascan.topology import Layout
@@ -321,6 +322,8 @@ class Summary:
     completeness: Completeness
     tracing: Overhead
     """What tracing cost, by the run's own untraced iterations."""
+    has_turns: bool
+    """Whether layers took turns in having their modules recorded."""
 
     def to_json(self) -> dict[str, Json]:
         """Return the summary as JSON, tables as lists of records."""
@@ -338,7 +341,7 @@ class Summary:
                 "clocks": [asdict(self.clocks[rank]) for rank in sorted(self.clocks)],
             },
             "completeness": asdict(self.completeness),
-            "tracing": asdict(self.tracing),
+            "tracing": {**asdict(self.tracing), "has_turns": self.has_turns},
         }
         return cast("dict[str, Json]", record)
 
@@ -381,6 +384,7 @@ def summary_of(timeline: Timeline, sums: Sequence[Sums], num_matches: int) -> Su
         },
         completeness=timeline.completeness,
         tracing=measure_job(timeline.windows),
+        has_turns=is_sampled(timeline),
     )
 
 
@@ -455,6 +459,10 @@ _MEANINGS = {
     "dispatch": "device idle, for the host launched its work too late",
 }
 _WIDTH = 100
+_TURNS = (
+    "layers take turns: of each iteration the modules of some are recorded, of all with "
+    "--trace-layer-stride 1"
+)
 
 
 def render_text(summary: Summary, most_ranks: int = _MOST_RANKS) -> str:
@@ -473,6 +481,7 @@ def _heading(summary: Summary) -> list[str]:
         f"run {summary.run_id}: {len(summary.clocks)} of {summary.completeness.world_size} ranks, "
         f"{num_spans:,} spans, {summary.num_matches:,} matched communications",
         f"spans by kind: {kinds}",
+        *([_TURNS] if summary.has_turns else []),
     ]
 
 

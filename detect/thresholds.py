@@ -280,6 +280,10 @@ class _Pace:
         "of the rank's typical step of the kind: a host that stands still between two launches; "
         "another process has its core for milliseconds, a step takes tenths of one",
     )  # fmt: skip
+    held_up_ratio: float = limit(
+        2.0, "ratio", Origin.PHYSICS,
+        "of its peers' time to launch the same passes: another process that has half of its core",
+    )  # fmt: skip
     spread_log: float = limit(
         0.03, "log", Origin.PHYSICS, "by which the launching of sound hosts differs at least"
     )

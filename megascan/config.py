@@ -44,11 +44,12 @@ def parse_share(text: str) -> float:
     return ratio
 
 
-DEFAULT_LAYER_STRIDE = 1
-"""Every layer is recorded until tracing is seen to cost more than `LAYERS_BUDGET_RATIO`."""
+DEFAULT_LAYER_STRIDE = 4
+"""Most of what `full` costs are modules. Verdicts are as good on those of one layer in four, which
+take less than half of that (`benchmarks/results/overhead_h200.md`)."""
 LAYERS_BUDGET_RATIO = 0.02
-"""Share of the run's time above which layers take turns even without a budget. With the default of
-two traced iterations in five, it means that a traced iteration takes 5 % longer."""
+"""Share of the run's time above which fewer layers are recorded even without a budget. With the
+default of two traced iterations in five, it means that a traced iteration takes 5 % longer."""
 LEAST_LAYERS = 2
 """Least layers of a chunk in each traced iteration; their modules say what is typical of a pass.
 Only a budget that two layers exceed leaves one."""
@@ -204,8 +205,8 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=defaults.layer_stride,
         metavar="N",
-        help="full records the modules of every N-th layer, others in each traced iteration; "
-        "1 is all of them, N times as dear (default: %(default)s)",
+        help="full records the modules of every N-th layer, others in each traced iteration, at "
+        "least of two; 1 is all of them, for the fullest picture (default: %(default)s)",
     )
     _add_limits(group)
 

@@ -8,6 +8,7 @@ of them, as the tracer learns a rank's layers there, later ones those of `sample
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,20 @@ def leave_modules_out(folder: Path, stride: int, *, least: int = LEAST_LAYERS) -
     for path in folder.rglob("*.json"):
         lines = path.read_bytes().splitlines()
         if len(lines) > 2 and b'"megascan"' in lines[1]:
-            events = [orjson.loads(line.rstrip(b",")) for line in lines[1:] if line.strip(b"[], ")]
+            events = list(_events_of(lines[1:]))
             texts = map(orjson.dumps, _with_turns(events, stride, least))
-            path.write_bytes(b"[\n" + b",\n".join(texts) + b"\n]\n")
+            path.write_bytes(b"[\n" + b",\n".join(texts) + b"\n")
+
+
+def _events_of(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the events up to the end of the file, or to where a killed rank's file was cut."""
+    for line in lines:
+        text = line.strip(b", ")
+        if text and text != b"]":
+            try:
+                yield orjson.loads(text)
+            except orjson.JSONDecodeError:
+                return
 
 
 def _with_turns(events: list[dict[str, Any]], stride: int, least: int) -> list[dict[str, Any]]:
@@ -43,8 +55,10 @@ def _with_turns(events: list[dict[str, Any]], stride: int, least: int) -> list[d
         interval=settings["interval"], window=settings["window"], layer_stride=stride
     )
     chosen = {
-        iteration: config.sampled_layers(iteration, chunks, least)
+        iteration: layers
         for iteration in {one["args"]["iteration"] for one in modules} - {first}
+        if (layers := config.sampled_layers(iteration, chunks, least))
+        < set().union(*chunks.values())
     }
     kept: list[dict[str, Any]] = []
     num_spans = 0

@@ -139,6 +139,14 @@ class _Units:
         return np.array([np.fmax.reduce(rates[self.unit == one], initial=np.nan)
                          for one in range(len(self.members))])  # fmt: skip
 
+    @cached_property
+    def carry_little(self) -> Flags:
+        """Flag the units that carry only a few bytes at a time, which show no bandwidth."""
+        largest = np.full(len(self.members), -1)
+        np.maximum.at(largest, self.unit, self.transfers.size_bytes)
+        little: Flags = (largest >= 0) & (largest < NETWORKS.min_bytes)
+        return little
+
     def values(self, excluded: Flags) -> Floats:
         """Return the log residual, (unit, iteration): the mean over the unit's kinds, each weighted
         by the time that it usually takes.
@@ -486,12 +494,14 @@ def _guilty_end(
     An end is to blame if the other end has another connection of the same way that is fine, while
     its own other connections are all slower, though too little to be suspects. Between hosts it
     need not have others: all connections of the fine end run through the one port that it has.
-    `over` is the log residual of each unit, NaN where nothing is comparable.
+    Connections that carry a few bytes say nothing (all-reduces of 8 bytes are as quick over a slow
+    NIC). `over` is the log residual of each unit, NaN where nothing is comparable.
     """
     least = LINKS.fine_share * worst.course.effect
+    tells = np.isfinite(over) & ~units.carry_little
     others = [
         [unit for unit in units.of_rank(rank, worst.row)
-         if not set(ranks) <= set(units.members[unit]) and np.isfinite(over[unit])]
+         if not set(ranks) <= set(units.members[unit]) and tells[unit]]
         for rank in ranks
     ]  # fmt: skip
     is_fine = [bool((over[mine] < least).any()) for mine in others]

@@ -62,6 +62,9 @@ class Launches:
     stopped_ns: Floats
     """(row, iteration): for how long a host stood still between two launches while the device
     waited for the second one; see `_stops`."""
+    launching_ns: Floats
+    """(row, iteration): how long the host takes to launch the passes, if nothing holds it up; see
+    `_launching`."""
 
 
 def launches_of(index: SpanIndex) -> Launches | None:
@@ -119,7 +122,38 @@ def launches_of(index: SpanIndex) -> Launches | None:
         f"{first} > {second}{', backward' if is_backward else ''}"
         for (first, second), is_backward in zip(steps, found % 2, strict=True)
     ]
-    return Launches(tuple(kinds), log_ns, log_held_ns, stopped_ns)
+    launching_ns = _launching(index, passes)
+    return Launches(tuple(kinds), log_ns, log_held_ns, stopped_ns, launching_ns)
+
+
+def _launching(index: SpanIndex, passes: Flags) -> Floats:
+    """Return how long each host takes to launch the passes of an iteration, (row, iteration) ns.
+
+    That is the lower quartile, over a rank's passes of the same phase and chunk, of the time from
+    the first to the last launch inside a pass: a host that is held up by a full queue, or stops, in
+    most of them only, is known by the others. Example: a forward pass of 82 ms of work whose 34
+    launches take 18 ms.
+    """
+    is_launched = index.counts & (index.track != Track.HOST) & ~passes
+    is_launched &= numbers(index.table, "launch_ns") != NOT_APPLICABLE
+    owner = enclosing(index, passes, is_launched)
+    inside = owner >= 0
+    start = axis_of(index)[0] + np.minimum(numbers(index.table, "launch_ns"), 0)
+    num_passes = int(passes.sum())
+    first, last = np.full(num_passes, np.inf), np.full(num_passes, -np.inf)
+    np.minimum.at(first, owner[inside], start[is_launched][inside])
+    np.maximum.at(last, owner[inside], start[is_launched][inside])
+    took_ns = np.where(last > first, last - first, 0.0)
+    rows = index.row[passes]
+    chunk = numbers(index.table, "chunk")[passes]
+    kind = np.unique(
+        np.stack([rows, chunk, phases_of(index, passes, WORK_NAMES)]), axis=1, return_inverse=True
+    )[1].reshape(-1)
+    quick_log_ns = np.full(kind.max(initial=0) + 1, np.nan)
+    put_quick_steps(quick_log_ns, kind, took_ns + 1.0)
+    launching = np.zeros(index.shape[0] * index.shape[1])
+    np.add.at(launching, rows * index.shape[1] + index.slot[passes], np.exp(quick_log_ns)[kind])
+    return launching.reshape(index.shape)
 
 
 def _stops(

@@ -425,6 +425,9 @@ class Observations:
     stopped_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """For how long the rank's host stood still between launches while the device waited for the
     next one. None where modules' launches were not recorded."""
+    launching_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """How long the rank's host takes to launch the passes of an iteration, if nothing holds it up.
+    None where launches were not recorded."""
     entangled_phases: tuple[int, ...] = ()
     """Phases whose compute spans contain waiting for the TP group, so their times are estimates."""
     hides_waiting: bool = False

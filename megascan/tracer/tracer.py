@@ -93,11 +93,14 @@ class LayerTurns:
         self._chosen: frozenset[int] | None = None
 
     def begin_iteration(self, config: TraceConfig, iteration: int) -> None:
-        """Choose the layers for the iteration that begins; all until the layers are known."""
-        known = config.layer_stride > 1 and self._layers_of_chunk
+        """Choose the layers for the iteration that begins: all until they are known, or where there
+        are too few for turns.
+        """
         self._chosen = None
-        if known:
-            self._chosen = config.sampled_layers(iteration, self._layers_of_chunk, self.least)
+        if config.layer_stride > 1:
+            chosen = config.sampled_layers(iteration, self._layers_of_chunk, self.least)
+            if len(chosen) < len(set().union(*self._layers_of_chunk.values())):
+                self._chosen = chosen
 
     def takes(self, layer: int | None, chunk: int = 0) -> bool:
         """Return whether a layer's modules are recorded; modules in no layer (None) always are."""

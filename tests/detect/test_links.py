@@ -148,6 +148,10 @@ def test_one_end_of_a_pair_is_told_by_what_its_other_connections_do():
     assert _guilty_end(units, np.array([0.0, 0.7, 0.3]), (0, 4), worst) == (4,)
     assert _guilty_end(units, np.array([0.0, 0.7, 0.0]), (0, 4), worst) == (0, 4)
     assert _guilty_end(units, np.array([0.0, 0.7, np.nan]), (0, 4), worst) == (0, 4)
+    # what carries less than the slow pair is as quick whatever its end can do
+    few_bytes = replace(transfers, size_bytes=np.array([8, 9_000_000, 9_000_000]))
+    units = replace(units, transfers=few_bytes)
+    assert _guilty_end(units, np.array([0.0, 0.7, 0.3]), (0, 4), worst) == (0, 4)
 
 
 def test_an_end_without_other_connections_between_hosts_is_to_blame_beside_a_fine_one():

@@ -354,6 +354,68 @@ def test_a_host_stands_still_where_its_peers_do_not(job, own_ms, theirs_ms, stan
     assert ("stopped between launches" in why) == stands
 
 
+@pytest.mark.parametrize(
+    ("own_ms", "own_share", "theirs_share", "stands"),
+    [
+        (550.0, 0.5, 0.0, True),
+        (140.0, 0.5, 0.0, False),
+        (550.0, 0.1, 0.0, False),
+        (550.0, 0.9, 0.8, False),
+    ],
+    ids=["half of its core", "hardly slower", "held up by a full queue", "all devices wait"],
+)
+def test_a_host_that_takes_long_to_launch_its_passes_stops(
+    job, own_ms, own_share, theirs_share, stands
+):
+    seen, active = observe(job(layout=Layout(dp=4)).timeline()), np.ones(20, dtype=bool)
+    launching, starved = np.full((4, 20), 90e6), np.full((4, 20), theirs_share)
+    launching[3], starved[3] = own_ms * 1e6, own_share
+    told = replace(seen, launching_ns=launching, starved_share=starved)
+    told = replace(told, lost_ns={**seen.lost_ns, Cause.HOST: starved * 100e6})
+    assert stands_still(told, 3, active) == stands
+    if stands:
+        owner, why = starvation(told, 3, active, np.log(1.1))
+        assert owner is Owner.NODE
+        assert "550 ms an iteration to launch its passes, those of its peers 90 ms" in why
+
+
+def test_how_long_launching_takes_is_told_by_the_quicker_passes(job):
+    """Launches follow the work by a fixed lead. Rank 3's passes take twice as long, and two of rank
+    2's eight, which do not count.
+    """
+
+    def longer(slot):
+        is_held = slot.rank == 2 and slot.microbatch in (1, 2)
+        return 2.0 if slot.rank == 3 or is_held else 1.0
+
+    made = job(layout=Layout(dp=4), work=longer, iterations=6,
+               launch_lead_ns=lambda rank: 1_000_000)  # fmt: skip
+    seen = observe(made.timeline())
+    usual_ns = seen.launching_ns[0, 0]
+    assert seen.launching_ns[:3] == pytest.approx(np.full((3, 6), usual_ns), rel=0.01)
+    assert seen.launching_ns[3] == pytest.approx(np.full(6, 2 * usual_ns), rel=0.01)
+    assert observe(job(layout=Layout(dp=4)).timeline()).launching_ns is None
+
+
+def test_a_late_loader_of_a_host_that_stops_is_the_hosts(job):
+    """It loads 40 ms more and loses 12 ms beside; its host takes six times as long to launch."""
+
+    def late(slot):
+        return 43.0 if slot.rank == 3 else 3.0
+
+    def gaps(slot):
+        return 14.0 if slot.rank == 3 else 2.0
+
+    seen = observe(job(layout=Layout(dp=4), loading_ms=late, gap_ms=gaps).timeline())
+    starved, launching = np.zeros((4, 20)), np.full((4, 20), 20e6)
+    starved[3], launching[3] = 0.5, 120e6
+    causes = {one.cause: one.owner for one in judge(seen, DetectorSettings()).findings}
+    assert causes == {Cause.LOADER: Owner.NODE}
+    told = replace(seen, launching_ns=launching, starved_share=starved)
+    causes = {one.cause: one.owner for one in judge(told, DetectorSettings()).findings}
+    assert causes == {Cause.HOST: Owner.NODE, Cause.LOADER: Owner.UNDECIDED}
+
+
 def test_passes_that_a_stopping_host_lengthens_are_its_own_doing(job, slow):
     """Of 1.2 times the work 40 ms an iteration are gaps; a slow device leaves none."""
 

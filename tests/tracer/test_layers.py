@@ -59,6 +59,14 @@ def test_the_first_iteration_learns_the_layers() -> None:
     assert turns.largest_stride() == 4
 
 
+def test_a_model_of_few_layers_has_no_turns() -> None:
+    turns = LayerTurns()
+    for iteration in range(1, 5):
+        turns.begin_iteration(config(4), iteration)
+        assert turns.chosen is None
+        assert all(turns.takes(layer, chunk) for chunk in (0, 1) for layer in (chunk, chunk + 2))
+
+
 def test_a_stride_of_one_takes_all() -> None:
     turns = LayerTurns()
     for iteration in range(1, 5):
@@ -91,7 +99,7 @@ def test_windows_name_the_layers_of_their_iterations(
 def test_the_flag() -> None:
     parser = argparse.ArgumentParser()
     add_trace_arguments(parser)
-    assert TraceConfig.from_arguments(parser.parse_args([])).layer_stride == 1
+    assert TraceConfig.from_arguments(parser.parse_args([])).layer_stride == 4
     words = ["--trace-layer-stride", "3"]
     assert TraceConfig.from_arguments(parser.parse_args(words)).layer_stride == 3
     with pytest.raises(ConfigError, match="--trace-layer-stride is 0, expected 1"):
