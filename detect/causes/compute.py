@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from detect.causes.device import (
+    GPU_ADVICE,
     half_starved,
     host_advice,
     is_host_bound,
@@ -445,12 +446,7 @@ def _advice(cause: Cause, owner: Owner, *, has_gpu: bool, is_group: bool) -> tup
             "which cores the rank's process may use (taskset -p PID)",
             "run the same matrix product alone on that host and on a peer's",
         )
-    return (
-        "read that GPU's clock and throttle reasons, and whether another process is on it: "
-        "nvidia-smi -i GPU -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER,PIDS, beside a peer's",
-        "measure it against the node's other GPUs with the job away: python scripts/healthcheck.py "
-        "--sweep; replace the node when it is slow alone",
-    )
+    return GPU_ADVICE
 
 
 def _search(inquiry: Inquiry) -> Answer:

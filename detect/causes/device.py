@@ -396,6 +396,12 @@ HOST_ADVICE = (
     "if nothing else runs there, restart the rank on another host",
 )
 
+GPU_ADVICE = (
+    "read that GPU's clock and throttle reasons, and whether another process is on it: nvidia-smi "
+    "-i GPU -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER,PIDS, beside a peer's",
+    "measure it against the node's other GPUs with the job away: python scripts/healthcheck.py "
+    "--sweep; replace the node when it is slow alone",
+)
 JOB_ADVICE = (
     "the hosts launch too late everywhere: fewer and larger kernels (fused layers and optimizer, "
     "torch.compile, CUDA graphs), less Python between them",

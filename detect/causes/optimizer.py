@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.causes.device import mates_of, over_others, stands_still
+from detect.causes.device import GPU_ADVICE, mates_of, over_others, stands_still
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -166,6 +166,11 @@ def _computes_slowly(inquiry: Inquiry, slow: _SlowStep) -> bool:
     return bool(inquiry.slow[slow.row] and as_memory and not inquiry.slow[mates].any())
 
 
+def _has_slow_passes(inquiry: Inquiry, slow: _SlowStep) -> bool:
+    """Return whether the passes are slow as well, so that it may be the device as a whole."""
+    return slow.passes >= float(np.log(inquiry.settings.min_slowdown))
+
+
 def _is_awaited(slow: _SlowStep, waiting_ns: Floats) -> bool:
     """Return whether the other rows wait longer than the slow row in most of its slow iterations,
     by as much as its step is longer; `waiting_ns` is (row, iteration).
@@ -210,7 +215,7 @@ def _finding(inquiry: Inquiry, slow: _SlowStep) -> Finding:
                 or "they update as many parameters, no data lengthen that, and the other ranks "
                 "wait for it, or its passes are slow as well",
             ),
-            advice=ADVICE,
+            advice=(GPU_ADVICE[0], *ADVICE) if _has_slow_passes(inquiry, slow) else ADVICE,
         ),
     )
 

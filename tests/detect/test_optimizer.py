@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.optimizer import NOBODY_WAITS, ONE_PEER
+from detect.causes.device import GPU_ADVICE
+from detect.causes.optimizer import ADVICE, NOBODY_WAITS, ONE_PEER
 from detect.detector import judge
 from detect.observe.extract import observe
 from megascan.topology import Layout
@@ -44,6 +45,7 @@ def test_a_slow_step_that_all_wait_for_is_the_nodes(job):
     assert finding.slowdown == pytest.approx(3.0, rel=0.03)
     assert "for its optimizer step in all traced iterations" in finding.headline
     assert "14.9 ms an iteration against 5.01 ms of its 3 peers" in finding.evidence[0]
+    assert finding.next_steps == ADVICE
     assert report.verdict is Verdict.DEGRADED
 
 
@@ -73,7 +75,9 @@ def test_slow_memory_slows_passes_as_well_whoever_waits(job, slow_ranks, owner):
         return slow_step(2, 3.0)(slot) if slot.name == "optimizer" else passes
 
     found = report_of(job(layout=Layout(tp=2, dp=4), work=effect), [0.0] * 8).findings
-    assert [one.owner for one in found if one.ranks == (2,)] == [owner]
+    (finding,) = [one for one in found if one.ranks == (2,)]
+    assert finding.owner == owner
+    assert finding.next_steps == (GPU_ADVICE[0], *ADVICE), "it may be the device as a whole"
 
 
 def test_a_slow_step_that_costs_nothing_is_nobodys_fault(job):
