@@ -28,6 +28,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, TypeVar
 
 from megascan.errors import ConfigError
@@ -180,11 +181,13 @@ def hill_order(lengths: Sequence[float]) -> list[int]:
     """Return the positions of microbatches in the order in which to run them.
 
     Example, lengths 30, 10, 20: positions 1, 0, 2. Where all lengths are equal, the order stays.
+    Equal ones among others are sorted by position, so ranks that see the same lengths agree.
     """
     if len(set(lengths)) < 2:
         return list(range(len(lengths)))
     rising = sorted(range(len(lengths)), key=lengths.__getitem__)
-    return [*rising[::2], *reversed(rising[1::2])]
+    first, last = rising[::2], rising[1::2]
+    return [*first, *reversed(last)]
 
 
 class HillOrder(Generic[Batch]):
@@ -198,7 +201,7 @@ class HillOrder(Generic[Batch]):
     def steps(self, batches: Iterator[Batch], num_microbatches: int) -> Iterator[Batch]:
         """Yield all batches; every `num_microbatches` of them are a step and put in hill order."""
         while True:
-            step = [batch for _, batch in zip(range(num_microbatches), batches, strict=False)]
+            step = list(islice(batches, num_microbatches))
             if len(step) < num_microbatches:
                 return
             lengths = [self._length_of(batch) for batch in step]
