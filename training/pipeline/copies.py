@@ -141,7 +141,7 @@ class CopyWay:
         self._there: list[CopyEvent] = []
         self._free: list[CopyEvent] = []
         self._count = 0
-        self._told: list[tuple[dist.Work, torch.Tensor]] = []
+        self._sent_tokens: list[tuple[dist.Work, torch.Tensor]] = []
 
     def reserve(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Make slots for `number` messages; both ends call this alike, between steps.
@@ -155,7 +155,7 @@ class CopyWay:
             self._there = [self._device.event() for _ in range(number)]
             self._slots, self._free = self._accept()
             self._offer(None, self._there)
-            self._agree(self._line.hear())
+            self._check_opened(self._line.hear())
         else:
             self._free = [self._device.event() for _ in range(number)]
             self._slots = self._device.slots(number, shape, dtype)
@@ -196,9 +196,9 @@ class CopyWay:
         """
         if self._sends:
             self._line.receive(_token())
-        for work, _ in self._told:
+        for work, _ in self._sent_tokens:
             work.wait()
-        self._told.clear()
+        self._sent_tokens.clear()
         if not self._sends:
             self._send_token()
         self._count = 0
@@ -221,34 +221,35 @@ class CopyWay:
         try:
             offer = self._device.offer(slots, events)
         except Exception as error:
-            self._line.tell(b"")
+            self._line.tell(_FAILED)
             raise CopyError(str(error)) from error
         self._line.tell(offer)
 
     def _accept(self) -> tuple[torch.Tensor | None, list[CopyEvent]]:
         """Open what the other end offers; on failure tell it and raise CopyError."""
         offer = self._line.hear()
-        self._agree(offer)
+        self._check_opened(offer)
         try:
             return self._device.accept(offer)
         except Exception as error:
-            self._line.tell(b"")
+            self._line.tell(_FAILED)
             raise CopyError(str(error)) from error
 
-    def _agree(self, heard: bytes) -> None:
-        if not heard:
+    def _check_opened(self, heard: bytes) -> None:
+        """Raise CopyError if the other end has told that it failed."""
+        if heard == _FAILED:
             raise CopyError("the other end cannot open this one's memory")
 
     def _send_token(self) -> None:
         token = _token()
-        self._told.append((self._line.send(token), token))
+        self._sent_tokens.append((self._line.send(token), token))
 
 
 def _token() -> torch.Tensor:
     return torch.zeros(1, dtype=torch.uint8)
 
 
-_OPENED = b"opened"
+_OPENED, _FAILED = b"opened", b""
 
 
 class Gpu:
