@@ -501,13 +501,13 @@ class Mail:
 
     def expect(self, plan: Plan) -> None:
         """Learn a step's messages; where the plan names receives, each waits for `post`."""
-        place = self._place = plan.shape
+        self._pipeline = plan.shape
         self._proved = dict(proved_by(plan, self._channels.rank))
         for channel in self._channels.own:
             channel.way.reserve(self._room(plan, channel.link), *self._kind)
         for link, inbox in self._inboxes.items():
             messages = plan.messages(link.sender, link.receiver, forward=link.forward)
-            known = [(message, place.chunk_of(message.stage)) for message in messages]
+            known = [(message, self._pipeline.chunk_of(message.stage)) for message in messages]
             inbox.expect(known, post=not plan.names_transfers)
 
     def send(self, link: Link, message: Message, chunk: int, tensor: torch.Tensor) -> None:
@@ -527,7 +527,7 @@ class Mail:
             return self._at_home.pop(message)
         tensor = self._inboxes[link].take(message)
         for sent in self._proved.pop(message, ()):
-            self._outboxes[link_of(self._place, sent)].settle(sent)
+            self._outboxes[link_of(self._pipeline, sent)].settle(sent)
         return tensor
 
     def drain(self) -> None:

@@ -270,10 +270,9 @@ def even_memory(shape: PipelineShape) -> ActivationMemory:
 
 def memory_over_time(plan: Plan, rank: int, memory: ActivationMemory) -> Iterator[float]:
     """Yield what a rank holds after each of its actions."""
-    repeated = {(a.stage, a.microbatch) for a in plan.actions[rank] if a.kind == "R"}
     now = 0.0
     for action in plan.actions[rank]:
-        now += memory.change(action, recomputes=(action.stage, action.microbatch) in repeated)
+        now += memory.change(action, recomputes=plan.repeats(action))
         yield now
 
 

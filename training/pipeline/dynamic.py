@@ -123,12 +123,12 @@ class _Receiver:
         self,
         channel: Channel,
         arrivals: Arrivals,
-        place: PipelineShape,
+        pipeline: PipelineShape,
         like: torch.Tensor,
     ) -> None:
         self._channel = channel
         self._arrivals = arrivals
-        self._place = place
+        self._pipeline = pipeline
         self._like = like
         self._due = threading.Semaphore(0)
         threading.Thread(target=self._run, daemon=True, name="pipeline-receiver").start()
@@ -160,7 +160,7 @@ class _Receiver:
         self._arrivals.announce(message)
         tensor = torch.empty(self._like.shape, dtype=self._like.dtype, device=self._like.device)
         transfer = transfer_of(
-            MessageEnd.RECEIVE, channel, message, self._place.chunk_of(message.stage)
+            MessageEnd.RECEIVE, channel, message, self._pipeline.chunk_of(message.stage)
         )
         work = start(transfer, tensor, channel.way)
         if on_gpu:
@@ -176,12 +176,12 @@ class AnnouncedMail:
     def __init__(
         self,
         channels: Channels,
-        place: PipelineShape,
+        pipeline: PipelineShape,
         shape: Sequence[int],
         dtype: torch.dtype,
     ) -> None:
         self.arrivals = Arrivals()
-        self._place = place
+        self._pipeline = pipeline
         self._channels = channels
         self._kind = tuple(shape), dtype
         like = torch.empty(1, dtype=dtype, device=channels.device).expand(tuple(shape))
@@ -189,7 +189,7 @@ class AnnouncedMail:
         self._outboxes = {channel.link: SendQueue(channel) for channel in channels.outgoing()}
         self._headers: list[tuple[dist.Work, torch.Tensor]] = []
         self._receivers = {
-            channel.link: _Receiver(channel, self.arrivals, place, like)
+            channel.link: _Receiver(channel, self.arrivals, pipeline, like)
             for channel in channels.incoming()
         }
 
@@ -225,7 +225,7 @@ class AnnouncedMail:
         tensor = self.arrivals.take(message)
         if message.kind is not ActionKind.FORWARD:
             output = Message(ActionKind.FORWARD, message.stage + 1, message.microbatch)
-            self._outboxes[link_of(self._place, output)].settle(output)
+            self._outboxes[link_of(self._pipeline, output)].settle(output)
         if self._on_gpu:
             tensor.record_stream(torch.cuda.current_stream())
         return tensor
@@ -260,7 +260,8 @@ class _OrderedProgress(PlanProgress):
     def take(self, action: Action) -> None:
         """Note that an action begins."""
         super().take(action)
-        self._next += action in self._number
+        if action in self._number:
+            self._next += 1
 
 
 class Decisions:
@@ -315,10 +316,12 @@ class GuidedDriver:
         self._clock = ActionClock(channels.device)
         self._progress: PlanProgress | None = None
 
-    def mail(self, place: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> AnnouncedMail:
+    def mail(
+        self, pipeline: PipelineShape, shape: Sequence[int], dtype: torch.dtype
+    ) -> AnnouncedMail:
         """Return what sends and receives this rank's messages; made at the first call."""
         if self._mail is None:
-            self._mail = AnnouncedMail(self._channels, place, shape, dtype)
+            self._mail = AnnouncedMail(self._channels, pipeline, shape, dtype)
         return self._mail
 
     def run(self, step: Step, plan: Plan, rank: int, beat: Callable[[], None]) -> None:
@@ -353,12 +356,14 @@ class GuidedDriver:
             f"{progress.held:.2f} microbatches"
         )
 
-    def _choose(self, place: PipelineShape, progress: PlanProgress, patience: Patience) -> Action:
+    def _choose(
+        self, pipeline: PipelineShape, progress: PlanProgress, patience: Patience
+    ) -> Action:
         assert self._mail is not None
         arrivals = self._mail.arrivals
 
         def outlook(action: Action) -> float | None:
-            message = message_needed(place, action)
+            message = message_needed(pipeline, action)
             return 0.0 if message is None else arrivals.outlook(message)
 
         self._clock.catch_up()

@@ -231,10 +231,9 @@ class Step:
         self.reports: list[Report] = []
         self.num_tokens = torch.zeros([], dtype=torch.int, device=torch.cuda.current_device())
         self._work = work
-        self._place = plan.shape
+        self._plan = plan
+        self._pipeline = plan.shape
         self._post = post
-        self._sends_at_once = not plan.names_transfers
-        self._repeated = {a[1:] for a in plan.actions[rank] if a.kind is ActionKind.RECOMPUTE}
         self.final = frozenset(_final_actions(plan.actions[rank]))
         self._batches = [_Batches(stream) for stream in work.streams]
         self._held: dict[tuple[int, int], _Held] = {}
@@ -265,20 +264,19 @@ class Step:
         sync = self._work.config.no_sync_func
         if sync is None or action.kind is ActionKind.FORWARD or action in self.final:
             return nullcontext()
-        chunk = self._place.chunk_of(action.stage)
+        chunk = self._pipeline.chunk_of(action.stage)
         own = sync[chunk] if isinstance(sync, list) else sync
         return cast("AbstractContextManager[object]", own())
 
     def _forward(self, action: Action) -> None:
         held = _Held(inputs=self._input(action))
-        self._held[action[1:]] = held
-        if action[1:] not in self._repeated:
-            held.output = self._run(action, held.inputs, self.reports)
-        else:
+        self._held[action.stage, action.microbatch] = held
+        is_repeated = self._plan.repeats(action)
+        if is_repeated:
             held.random_states = random._get_all_rng_states()
-            held.output = self._run(action, held.inputs, self.reports, keeps_graph=False)
+        held.output = self._run(action, held.inputs, self.reports, keeps_graph=not is_repeated)
         self._hand_on(action, held.output)
-        if action[1:] in self._repeated:
+        if is_repeated:
             held.output = None
         else:
             schedules.deallocate_output_tensor(
@@ -287,7 +285,7 @@ class Step:
 
     def _recompute(self, action: Action) -> None:
         """Run a forward once more, with its graph and the random numbers of the first time."""
-        held = self._held[action[1:]]
+        held = self._held[action.stage, action.microbatch]
         with random._fork_rng():
             random._set_all_rng_states(*held.random_states)
             held.output = self._run(action, held.inputs, [])
@@ -304,7 +302,7 @@ class Step:
         *,
         keeps_graph: bool = True,
     ) -> torch.Tensor:
-        work, chunk = self._work, self._place.chunk_of(action.stage)
+        work, chunk = self._work, self._pipeline.chunk_of(action.stage)
         with self._timed():
             output, num_tokens = schedules.forward_step(
                 work.forward_step if keeps_graph else torch.no_grad()(work.forward_step),
@@ -317,8 +315,8 @@ class Step:
                 cp_group_size=work.groups.cp.size(),
                 is_first_microbatch=action.microbatch == 0,
                 current_microbatch=action.microbatch,
-                vp_stage=chunk if self._place.num_chunks > 1 else None,
-                is_last_stage=action.stage == self._place.num_stages - 1,
+                vp_stage=chunk if self._pipeline.num_chunks > 1 else None,
+                is_last_stage=action.stage == self._pipeline.num_stages - 1,
             )
         if action.kind is ActionKind.FORWARD:
             self.num_tokens += num_tokens
@@ -326,11 +324,11 @@ class Step:
 
     def _backward(self, action: Action) -> None:
         """Do both halves of a backward pass, or only the first (the gradient of the input)."""
-        work, chunk = self._work, self._place.chunk_of(action.stage)
-        held = self._held.pop(action[1:])
+        work, chunk = self._work, self._pipeline.chunk_of(action.stage)
+        held = self._held.pop((action.stage, action.microbatch))
         assert held.output is not None
         self._batches[chunk].forget(action.microbatch)
-        message = message_needed(self._place, action)
+        message = message_needed(self._pipeline, action)
         gradient = self._take(message) if message else None
         with self._timed():
             input_gradient = schedules.backward_step(
@@ -343,7 +341,7 @@ class Step:
             self._weight_gradient(action)
 
     def _weight_gradient(self, action: Action) -> None:
-        chunk = self._place.chunk_of(action.stage)
+        chunk = self._pipeline.chunk_of(action.stage)
         with self._timed():
             self._work.weight_gradients[chunk].compute(action.microbatch, chunk)
 
@@ -352,30 +350,30 @@ class Step:
         return nullcontext() if watch is None else watch.timing()
 
     def _input(self, action: Action) -> torch.Tensor | None:
-        message = message_needed(self._place, action)
+        message = message_needed(self._pipeline, action)
         return self._take(message).requires_grad_() if message else None
 
     def _take(self, message: Message) -> torch.Tensor:
-        return self._post.take(link_of(self._place, message), message)
+        return self._post.take(link_of(self._pipeline, message), message)
 
     def _hand_on(self, action: Action, tensor: torch.Tensor) -> None:
         """Send what an action made; keep it where the plan names the send as an action."""
-        message = message_made(self._place, action)
+        message = message_made(self._pipeline, action)
         if message is None:
             return
-        link = link_of(self._place, message)
-        if self._sends_at_once or link.sender == link.receiver:
-            self._post.send(link, message, self._place.chunk_of(action.stage), tensor)
+        link = link_of(self._pipeline, message)
+        if not self._plan.names_transfers or link.sender == link.receiver:
+            self._post.send(link, message, self._pipeline.chunk_of(action.stage), tensor)
         else:
             self._made[message] = tensor.detach()
 
     def _transfer(self, action: Action) -> None:
         message = message_of_transfer(action)
-        link = link_of(self._place, message)
+        link = link_of(self._pipeline, message)
         if action.kind in RECEIVES:
             self._post.post(link, message)
         else:
-            chunk = self._place.chunk_of(action.stage)
+            chunk = self._pipeline.chunk_of(action.stage)
             self._post.send(link, message, chunk, self._made.pop(message))
 
 
@@ -431,7 +429,7 @@ def _final_actions(actions: Sequence[Action]) -> Iterator[Action]:
 class Driver(Protocol):
     """Decides in which order a rank's list is carried out, and how messages travel."""
 
-    def mail(self, place: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> DriverPost:
+    def mail(self, pipeline: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> DriverPost:
         """Return what sends and receives this rank's messages, each of `shape` and `dtype`."""
 
     def run(self, step: Step, plan: Plan, rank: int, beat: Callable[[], None]) -> None:
@@ -456,9 +454,9 @@ class ListDriver:
         self._mail: Mail | None = None
         self._next: Action | None = None
 
-    def mail(self, place: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> Mail:
+    def mail(self, pipeline: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> Mail:
         """Return what sends and receives this rank's messages; made at the first call."""
-        del place
+        del pipeline
         if self._mail is None:
             self._mail = Mail(self._channels, shape, dtype)
         return self._mail

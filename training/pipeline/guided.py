@@ -77,13 +77,11 @@ class PlanProgress:
         self, plan: Plan, rank: int, *, memory: ActivationMemory | None = None, slack: float = 0.0
     ) -> None:
         memory = memory or even_memory(plan.shape)
-        self._shape = plan.shape
+        self._plan = plan
         self._listed = plan.work_of(rank)
         self._limit = peak_memory(plan, memory)[rank] + slack + _ROUNDING
-        repeated = {a[1:] for a in self._listed if a.kind is ActionKind.RECOMPUTE}
-        self._repeated = repeated
         self._change = [
-            memory.change(action, recomputes=action[1:] in repeated) for action in self._listed
+            memory.change(action, recomputes=plan.repeats(action)) for action in self._listed
         ]
         self._position = {action: number for number, action in enumerate(self._listed)}
         self._queues: dict[tuple[ActionKind, int], list[Action]] = {}
@@ -105,7 +103,8 @@ class PlanProgress:
         if queue[-1] != action:
             raise ValueError(f"{action} was taken before {queue[-1]}")
         queue.pop()
-        self.num_deviations += action != self.head
+        if action != self.head:
+            self.num_deviations += 1
         self.held += self._change[self._position[action]]
         self._taken.add(action)
         while self._head < len(self._listed) and self._listed[self._head] in self._taken:
@@ -119,7 +118,7 @@ class PlanProgress:
         before = ActionKind.FORWARD
         if kind is ActionKind.WEIGHT_GRADIENT:
             before = ActionKind.INPUT_GRADIENT
-        elif kind in GIVES_INPUT_GRADIENT and (stage, microbatch) in self._repeated:
+        elif kind in GIVES_INPUT_GRADIENT and self._plan.repeats(action):
             before = ActionKind.RECOMPUTE
         return Action(before, stage, microbatch) in self._taken
 
@@ -148,7 +147,7 @@ class PlanProgress:
 
     def needs_input(self, action: Action) -> bool:
         """Return whether an action needs a message from another stage."""
-        return message_needed(self._shape, action) is not None
+        return message_needed(self._plan.shape, action) is not None
 
 
 def choose(
@@ -257,7 +256,6 @@ class _GuidedRun:
         self._table = table
         self._expected = expected
         self._patience = patience
-        self._repeated = {a[1:] for listed in plan.actions for a in listed if a.kind == "R"}
         self._arrives_s: dict[Message, float] = {}
         self._due_s: dict[Message, float] = {}
         self._link_free_s: defaultdict[tuple[int, int], float] = defaultdict(float)
@@ -307,7 +305,7 @@ class _GuidedRun:
         progress.take(action)
         self.peak[rank] = max(self.peak[rank], progress.held)
         self.order[rank].append(action)
-        apart = action[1:] in self._repeated
+        apart = self._plan.repeats(action)
         end_s = now_s + self._table.duration_s(action, recomputed_apart=apart)
         due_s = now_s + self._expected.duration_s(action, recomputed_apart=apart)
         self.free_s[rank] = self._idle_since_s[rank] = end_s

@@ -232,14 +232,14 @@ class _Known:
 class HelpedDriver:
     """Runs steps with the helpers that are there; also says which plan a step follows.
 
-    `alone` returns the plan of a step without helpers. All ranks of the job make their drivers
-    together.
+    `members` are the global ranks of this rank's pipeline; `alone` returns the plan of a step
+    without helpers. All ranks of the job make their drivers together.
     """
 
     def __init__(
         self,
         channels: Channels,
-        pipeline: Sequence[int],
+        members: Sequence[int],
         chunk: torch.nn.Module,
         alone: Callable[[int], Plan],
         *,
@@ -247,12 +247,12 @@ class HelpedDriver:
         port: int = 0,
     ) -> None:
         self._channels = channels
-        self._pipeline = list(pipeline)
+        self._members = list(members)
         self._chunk = chunk
         self._alone = alone
         self._splits_backward = splits_backward
-        self._rank = self._pipeline.index(dist.get_rank())
-        self._group = cpu_group_of(self._pipeline, channels.timeout)
+        self._rank = self._members.index(dist.get_rank())
+        self._group = cpu_group_of(self._members, channels.timeout)
         self._inputs = Inputs(channels.device, self._distrust)
         self._mail: HelpedMail | None = None
         self._step = 0
@@ -283,14 +283,14 @@ class HelpedDriver:
 
         `description` is what a helper must know of the job.
         """
-        place = replica, self._rank, self._reception.address
-        places: list[tuple[int, int, Address] | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(places, place)
-        known = sorted(found for found in places if found is not None)
+        own_address = replica, self._rank, self._reception.address
+        gathered: list[tuple[int, int, Address] | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, own_address)
+        known = sorted(found for found in gathered if found is not None)
 
         def describe(number: int) -> dict[str, object]:
-            own = number % num_replicas
-            addresses = [address for of_replica, _, address in known if of_replica == own]
+            helped = number % num_replicas
+            addresses = [address for of_replica, _, address in known if of_replica == helped]
             return {**description, "number": number, "ranks": addresses}
 
         if dist.get_rank() == 0:
@@ -318,9 +318,9 @@ class HelpedDriver:
         self._send_weights(self._current)
         return self._current.plan
 
-    def mail(self, place: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> HelpedMail:
+    def mail(self, pipeline: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> HelpedMail:
         """Return what sends and receives this rank's messages; made at the first call."""
-        del place
+        del pipeline
         if self._mail is None:
             self._mail = HelpedMail(self._channels, shape, dtype, self._inputs)
         self._mail.step, self._mail.is_helped = self._step, self._current is not None
@@ -348,7 +348,7 @@ class HelpedDriver:
     def _agree(self) -> None:
         """Learn from the pipeline's first rank which helpers take part, and how fast they are."""
         said: list[object] = [self._present() if self._rank == 0 else None]
-        dist.broadcast_object_list(said, src=self._pipeline[0], group=self._group)
+        dist.broadcast_object_list(said, src=self._members[0], group=self._group)
         before = {number for number, _ in self._roster}
         self._roster = said[0]  # type: ignore[assignment]
         now = {number for number, _ in self._roster}
@@ -381,7 +381,7 @@ class HelpedDriver:
         speeds = tuple(speed for _, speed in self._roster)
         key = num_microbatches, speeds
         if key not in self._plans:
-            shape = PipelineShape(num_ranks=len(self._pipeline), num_microbatches=num_microbatches)
+            shape = PipelineShape(num_ranks=len(self._members), num_microbatches=num_microbatches)
             self._plans[key] = best_share(
                 even_costs(shape, recomputes=True).stages,
                 num_microbatches,
@@ -393,10 +393,10 @@ class HelpedDriver:
 
     def _send_weights(self, made: Disaggregation) -> None:
         """Send each helper its microbatches of this step and the weights of the stages it runs."""
-        is_fed = self._rank < len(self._pipeline) - 1
+        is_fed = self._rank < len(self._members) - 1
         body = _snapshot(self._chunk) if is_fed else b""
-        for place, (number, _) in enumerate(self._roster):
-            microbatches = made.microbatches_of(place)
+        for position, (number, _) in enumerate(self._roster):
+            microbatches = made.microbatches_of(position)
             if not microbatches:
                 continue
             if self._rank == 0:
@@ -407,11 +407,12 @@ class HelpedDriver:
                 self._reception.send(number, Frame(FrameKind.WEIGHTS, body, self._step))
 
     def _send_batches(self, step: Step, made: Disaggregation) -> None:
-        for microbatch, place in enumerate(made.helper_of):
-            if place is not None:
+        for microbatch, position in enumerate(made.helper_of):
+            if position is not None:
+                number, _ = self._roster[position]
                 body = batch_bytes(step.batch(microbatch))  # type: ignore[arg-type]
                 frame = Frame(FrameKind.BATCH, body, self._step, microbatch)
-                self._reception.send(self._roster[place][0], frame)
+                self._reception.send(number, frame)
 
     def _receive(self, number: int, frame: Frame) -> None:
         """Take in what a helper sends; called on the thread of the helper's connection."""

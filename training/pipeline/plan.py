@@ -162,20 +162,37 @@ class Plan:
     @cached_property
     def splits_backward(self) -> bool:
         """Return whether some weight gradients are actions of their own."""
-        return self._has(ActionKind.WEIGHT_GRADIENT)
+        return any(
+            action.kind is ActionKind.WEIGHT_GRADIENT
+            for listed in self.actions
+            for action in listed
+        )
 
     @cached_property
     def recomputes(self) -> bool:
         """Return whether some forwards are repeated as actions of their own."""
-        return self._has(ActionKind.RECOMPUTE)
+        return bool(self._repeated)
+
+    @cached_property
+    def _repeated(self) -> frozenset[tuple[int, int]]:
+        """Return stage and microbatch of the forwards that are repeated."""
+        return frozenset(
+            (action.stage, action.microbatch)
+            for listed in self.actions
+            for action in listed
+            if action.kind is ActionKind.RECOMPUTE
+        )
+
+    def repeats(self, action: Action) -> bool:
+        """Return whether the forward of an action's stage and microbatch is repeated as an action
+        of its own.
+        """
+        return (action.stage, action.microbatch) in self._repeated
 
     @cached_property
     def names_transfers(self) -> bool:
         """Return whether sends and receives are actions of the plan."""
         return any(action.kind in TRANSFERS for listed in self.actions for action in listed)
-
-    def _has(self, kind: ActionKind) -> bool:
-        return any(action.kind is kind for listed in self.actions for action in listed)
 
     def work_of(self, rank: int) -> tuple[Action, ...]:
         """Return the actions of a rank without sends and receives."""

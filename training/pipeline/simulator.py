@@ -250,10 +250,8 @@ class _Needs:
     """What must be done before an action, on any rank."""
 
     def __init__(self, plan: Plan) -> None:
-        self._shape = plan.shape
-        self._explicit = plan.names_transfers
+        self._plan = plan
         actions = [action for listed in plan.actions for action in listed]
-        self._recomputed = {a[1:] for a in actions if a.kind is ActionKind.RECOMPUTE}
         self._makers = {
             message: action for action in actions if (message := message_made(plan.shape, action))
         }
@@ -274,12 +272,13 @@ class _Needs:
         elif kind is ActionKind.WEIGHT_GRADIENT:
             yield Action(ActionKind.INPUT_GRADIENT, stage, microbatch)
         elif kind in GIVES_INPUT_GRADIENT:
-            again = (stage, microbatch) in self._recomputed
-            yield Action(ActionKind.RECOMPUTE if again else ActionKind.FORWARD, stage, microbatch)
-        message = message_needed(self._shape, action)
+            is_repeated = self._plan.repeats(action)
+            before = ActionKind.RECOMPUTE if is_repeated else ActionKind.FORWARD
+            yield Action(before, stage, microbatch)
+        message = message_needed(self._plan.shape, action)
         if message is not None:
             yield self._makers[message]
-            if self._explicit and message in self._receivers:
+            if self._plan.names_transfers and message in self._receivers:
                 yield self._receivers[message]
                 yield self._senders[message]
 
@@ -343,15 +342,9 @@ class _Run:
     """Times of a plan's actions, carried out in an order in which each finds what it needs."""
 
     def __init__(self, plan: Plan, table: WorkTable) -> None:
+        self._plan = plan
         self._shape = plan.shape
         self._table = table
-        self._explicit = plan.names_transfers
-        self._repeated = {
-            action[1:]
-            for listed in plan.actions
-            for action in listed
-            if action.kind is ActionKind.RECOMPUTE
-        }
         self._arrived_s: dict[Message, float] = {}
         self._link_free_s: defaultdict[tuple[int, int], float] = defaultdict(float)
         self.free_s = [0.0] * plan.shape.num_ranks
@@ -367,14 +360,13 @@ class _Run:
             return
         needed = message_needed(self._shape, action)
         begin_s = max(self.free_s[rank], self._arrived_s[needed] if needed else 0.0)
-        apart = (action.stage, action.microbatch) in self._repeated
-        duration_s = self._table.duration_s(action, recomputed_apart=apart)
+        duration_s = self._table.duration_s(action, recomputed_apart=self._plan.repeats(action))
         end_s = begin_s + duration_s
         self.free_s[rank] = end_s
         self.busy_s[rank] += duration_s
         self.rows[rank].append(Timed(action=action, begin_s=begin_s, end_s=end_s))
         made = message_made(self._shape, action)
-        if made and (not self._explicit or self._shape.rank_of(made.stage) == rank):
+        if made and (not self._plan.names_transfers or self._shape.rank_of(made.stage) == rank):
             self._send(made, rank, end_s)
 
     def _send(self, message: Message, sender: int, at_s: float) -> None:
