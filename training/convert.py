@@ -33,9 +33,7 @@ from training.checkpoint_folder import (
     settings_to_use,
     write_saved,
 )
-from training.distributed import Launch, finalize, initialize, seed_everything, silence
-
-_ALONE = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
+from training.distributed import ONLY_RANK, finalize, initialize, seed_everything, silence
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,9 +44,9 @@ def main(arguments: Sequence[str]) -> int:
 def _convert(arguments: Sequence[str]) -> int:
     given = _parse(arguments)
     if given.from_hf is not None:
-        _take_in(given)
+        _convert_from_hf(given)
     else:
-        _give_out(given)
+        _convert_to_hf(given)
     return 0
 
 
@@ -78,22 +76,23 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--force", action="store_true", help="write into a folder that already has a model"
     )
     given = parser.parse_args(arguments)
-    inwards = (given.from_hf is not None, given.save is not None)
-    outwards = (given.load is not None, given.to_hf is not None)
-    if not ((all(inwards) and not any(outwards)) or (all(outwards) and not any(inwards))):
+    folders = ("from_hf", "save", "load", "to_hf")
+    named = {name for name in folders if getattr(given, name) is not None}
+    if named not in ({"from_hf", "save"}, {"load", "to_hf"}):
         raise UsageError("give --from-hf and --save, or --load and --to-hf; see --help")
     if not 0 < given.max_shard_size_gb < math.inf:
         raise UsageError(f"--max-shard-size-gb is {given.max_shard_size_gb}, but must be above 0")
     return given
 
 
-def _take_in(given: argparse.Namespace) -> None:
+def _convert_from_hf(given: argparse.Namespace) -> None:
     """Turn a Hugging Face folder into a checkpoint."""
     from training.origin import hugging_face_defaults
 
     values = hugging_face_defaults(given.from_hf)
     _require_free(given.save, LATEST_FILE, is_forced=given.force)
-    if checkpoint_folder(given.save, 0).resolve() in (source := given.from_hf.resolve()).parents:
+    source = given.from_hf.resolve()
+    if checkpoint_folder(given.save, 0).resolve() in source.parents:
         raise OutputError(
             f"{given.save}: {source} lies in the checkpoint that would be replaced; give another "
             "--save (--force does not allow this)"
@@ -101,7 +100,7 @@ def _take_in(given: argparse.Namespace) -> None:
     dtype = _dtype_of(given.from_hf)
     settings, sizes = _on_one_rank(values, dtype)
     with alone(settings, sizes):
-        saved = _import(given.from_hf, given.save, settings, sizes, dtype)
+        saved = _write_checkpoint(given.from_hf, given.save, settings, sizes, dtype)
         if given.check:
             _check(saved, given.from_hf)
     print(
@@ -110,7 +109,7 @@ def _take_in(given: argparse.Namespace) -> None:
     )
 
 
-def _give_out(given: argparse.Namespace) -> None:
+def _convert_to_hf(given: argparse.Namespace) -> None:
     """Turn a checkpoint into a Hugging Face folder."""
     saved = saved_settings(given.load)
     from training.hf.weights import MODEL_FILES, publish_model
@@ -164,7 +163,7 @@ def alone(settings: Settings, sizes: Sizes) -> Iterator[None]:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for devices
     silence("cpu")
     try:
-        initialize(settings, sizes, _ALONE, "cpu")
+        initialize(settings, sizes, ONLY_RANK, "cpu")
         seed_everything(settings.batch.seed)
         yield
     finally:
@@ -174,7 +173,7 @@ def alone(settings: Settings, sizes: Sizes) -> Iterator[None]:
         finalize()
 
 
-def _import(
+def _write_checkpoint(
     source: Path, target: Path, settings: Settings, sizes: Sizes, dtype: str
 ) -> SavedSettings:
     """Write a Hugging Face model as checkpoint of iteration 0, one tensor in memory at a time."""

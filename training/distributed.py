@@ -88,6 +88,10 @@ class Launch:
     local_world_size: int
 
 
+ONLY_RANK = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
+"""A process that no launcher has started: a job of one rank."""
+
+
 def read_launch(environment: Mapping[str, str]) -> Launch:
     """Read torchrun's variables; a process started without a launcher is a job of one rank."""
     try:
@@ -251,7 +255,7 @@ _LOST = re.compile(
 _TIMED_OUT = re.compile(r"timed out waiting (\d+)ms for (send|recv) operation", re.IGNORECASE)
 
 
-def end_alike(launch: Launch, error: MegaScanError) -> int:
+def end_on_shared_error(launch: Launch, error: MegaScanError) -> int:
     """End after an error that every rank raises by itself: only rank 0 prints it.
 
     The other ranks wait, so that a launcher that ends the job with the first failing rank does not
@@ -264,7 +268,7 @@ def end_alike(launch: Launch, error: MegaScanError) -> int:
     return error.exit_code
 
 
-def end_alone(launch: Launch, error: MegaScanError) -> int:
+def end_on_own_error(launch: Launch, error: MegaScanError) -> int:
     """End after an error of this rank, or of every rank, during the work; return the exit code.
 
     When all ranks fail, rank 0 prints the error at once and the launcher ends the others while they
@@ -283,10 +287,10 @@ def carry_out(launch: Launch, work: Callable[[], object]) -> int:
     try:
         work()
     except MegaScanError as error:
-        return end_alone(launch, error)
+        return end_on_own_error(launch, error)
     except RuntimeError as error:
         if is_lost_connection(error):
-            return end_left_alone(launch)
+            return end_on_lost_rank(launch)
         waited = _TIMED_OUT.search(str(error))
         if waited is None:
             raise
@@ -303,7 +307,7 @@ def is_lost_connection(error: RuntimeError) -> bool:
     return _LOST.search(str(error)) is not None
 
 
-def end_left_alone(launch: Launch) -> int:
+def end_on_lost_rank(launch: Launch) -> int:
     """End because another rank has ended; return the exit code.
 
     The rank that ended first knows why, so this rank prints only if nobody ends it for long.
@@ -313,7 +317,7 @@ def end_left_alone(launch: Launch) -> int:
     return 1
 
 
-def end_interrupted(launch: Launch) -> int:
+def end_on_interrupt(launch: Launch) -> int:
     """End after Ctrl-C, which every rank gets; return the exit code that shells expect."""
     if launch.rank == 0:
         print("interrupted", file=sys.stderr, flush=True)

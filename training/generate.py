@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from megascan.errors import ConfigError, InputError, MegaScanError, report_errors
 from training.arguments import TrainerParser
-from training.distributed import Launch, carry_out, end_alike, read_launch
+from training.distributed import ONLY_RANK, Launch, carry_out, end_on_shared_error, read_launch
 from training.generation.detokenizing import TextStream
 from training.generation.job import GenerationJob, add_job_arguments, read_job
 from training.generation.request import Answer, Request, Sampling
@@ -42,12 +42,12 @@ class Wish:
 
 def main(arguments: Sequence[str]) -> int:
     """Generate for one prompt, or for each prompt that is typed; return the exit code."""
-    launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
+    launch = ONLY_RANK
     try:
         launch = read_launch(os.environ)
         job, wish = _parse(arguments, launch)
     except MegaScanError as error:
-        return end_alike(launch, error)
+        return end_on_shared_error(launch, error)
 
     def generate() -> None:
         with job.joined():

@@ -1,11 +1,13 @@
-"""A helper of a pipeline (MegaFBD): joins a running job, runs forwards, may leave at any time.
+"""Help a training job that is running: compute forward passes of its pipeline (MegaFBD).
 
-    python -m training.helper --join 10.0.0.1:29777 [--wait 600]
+    python -m training.helper --join 10.0.0.1:29777
 
-The job, started with ``--forward-backward-disaggregating``, prints the address; the helper learns
-all else there, its flags too. It is no rank of the job: it holds the weights of all stages but the
-last, gets them anew each step, and hands each stage its input. It ends with the job. Started,
-ended, or killed at any moment it changes how long a step takes, and nothing else.
+Start the job with --forward-backward-disaggregating; it prints the address for --join. The helper
+needs no flags of the job: it gets them there, and in each step the weights and the data.
+
+It is no rank of the job. It computes forward passes of all pipeline stages but the last, and sends
+each stage its input earlier than the previous stage does. It may be started, ended or killed at any
+moment: that changes how long a step takes, and nothing else. It ends when the job ends.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING
 from megascan.errors import ConfigError, InputError, UsageError, report_errors
 from training.arguments import Settings, Sizes, read_settings, resolve_sizes
 from training.distributed import (
-    Launch,
+    ONLY_RANK,
     choose_device,
     finalize,
     initialize,
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from training.pipeline.reception import Connection, Frame
 
 WAIT_S = 600.0
-"""How long a job may take to open its door, by default: it loads its data first."""
+"""How long a job may take until helpers can connect, by default: it loads its data first."""
 
 _RETRY_S = 0.5
 
@@ -148,11 +150,11 @@ class Helper:
         """
         from training.pipeline.reception import Connection, Frame, FrameKind
 
-        ends = [_connected(address) for address in self._job.ranks]
+        ends = [_connect(address) for address in self._job.ranks]
         for stage, end in enumerate(ends):
-            welcome = _answer(end, Frame.of(FrameKind.HELLO, {"number": self._job.number}))
+            welcome = _ask(end, Frame.of(FrameKind.HELLO, {"number": self._job.number}))
             if stage < len(ends) - 1:
-                self._stages.append(self._built(stage, welcome))
+                self._stages.append(self._build_stage(stage, welcome))
         for stage, end in enumerate(ends):
             connection = Connection(end)
             connection.start(
@@ -171,21 +173,22 @@ class Helper:
             connection.close()
         return num_forwards
 
-    def _built(self, stage: int, welcome: dict[str, object]) -> GPTModel:
+    def _build_stage(self, stage: int, welcome: dict[str, object]) -> GPTModel:
+        """Build a stage; ConfigError if the job's stage, as `welcome` says, is another."""
         from training.model import build_stage
 
         job = self._job
-        built = build_stage(
+        model = build_stage(
             job.settings, job.sizes, job.vocab_size, self._device,
             layers=int(str(welcome["num_layers"])), is_first=stage == 0,
         )  # fmt: skip
-        shapes = [[*parameter.shape] for parameter in built.parameters()]
+        shapes = [[*parameter.shape] for parameter in model.parameters()]
         if shapes != welcome["shapes"]:
             raise ConfigError(
                 f"stage {stage} of the job has other parameters than the one built here from its "
                 "flags; start the helper with the job's version of MegaScan and megatron-core"
             )
-        return built
+        return model
 
     def _help(self, step: int, microbatches: Sequence[int]) -> int:
         """Help with one step and return the number of forwards.
@@ -277,14 +280,14 @@ def ask_for_job(address: tuple[str, int], wait_s: float) -> JobDescription:
     end_s = time.monotonic() + wait_s
     while True:
         try:
-            end = _connected(address)
+            end = _connect(address)
             break
         except InputError:
             if time.monotonic() > end_s:
                 raise
             time.sleep(_RETRY_S)
     with end:
-        said = _answer(end, Frame(FrameKind.JOIN))
+        said = _ask(end, Frame(FrameKind.JOIN))
     settings = read_settings(Namespace(**said["flags"]))  # type: ignore[arg-type]
     return JobDescription(
         number=int(str(said["number"])),
@@ -296,7 +299,7 @@ def ask_for_job(address: tuple[str, int], wait_s: float) -> JobDescription:
     )
 
 
-def _answer(end: socket.socket, question: Frame) -> dict[str, object]:
+def _ask(end: socket.socket, question: Frame) -> dict[str, object]:
     """Send a frame and return the answer; InputError where no job with helpers answers."""
     from training.pipeline.reception import read_frame, write_frame
 
@@ -310,7 +313,7 @@ def _answer(end: socket.socket, question: Frame) -> dict[str, object]:
         ) from None
 
 
-def _connected(address: tuple[str, int]) -> socket.socket:
+def _connect(address: tuple[str, int]) -> socket.socket:
     host, port = address
     try:
         return socket.create_connection(address, timeout=30)
@@ -322,7 +325,7 @@ def _connected(address: tuple[str, int]) -> socket.socket:
         ) from None
 
 
-def _leave_launcher() -> None:
+def _clear_launcher_variables() -> None:
     """Remove the launcher's variables: a job may have started this helper, which is no rank."""
     of_ranks = (
         "RANK",
@@ -341,16 +344,15 @@ def help_job(job: JobDescription) -> int:
     """Help a job until it ends; returns the number of forwards."""
     import torch
 
-    launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
-    _leave_launcher()
-    device = choose_device(job.settings, launch)
+    _clear_launcher_variables()
+    device = choose_device(job.settings, ONLY_RANK)
     torch.set_num_threads(job.num_threads)  # another number would sum products in another order
-    alone = replace(
+    sizes = replace(
         job.sizes, world_size=1, data_size=1, pipeline_size=1, virtual_pipeline_size=None
     )
     try:
         silence(device)
-        initialize(job.settings, alone, launch, device)
+        initialize(job.settings, sizes, ONLY_RANK, device)
         seed_everything(job.settings.batch.seed)
         helper = Helper(job, device)
         helper.join()
@@ -366,10 +368,14 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--join", required=True, metavar="HOST:PORT", help="as the job prints it")
+    parser.add_argument(
+        "--join", required=True, metavar="HOST:PORT",
+        help="address of the job, as the job prints it when it starts",
+    )  # fmt: skip
     parser.add_argument(
         "--wait", type=float, default=WAIT_S, metavar="SECONDS",
-        help=f"how long the job may take to open its door (default: {WAIT_S:g})",
+        help="how long to try to connect, for a job that is still loading its data "
+        f"(default: {WAIT_S:g})",
     )  # fmt: skip
     given = parser.parse_args(arguments)
     host, _, port = given.join.rpartition(":")

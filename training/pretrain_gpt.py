@@ -16,19 +16,26 @@ import sys
 from collections.abc import Sequence
 
 from megascan.errors import MegaScanError
-from training.distributed import Launch, carry_out, end_alike, end_interrupted, read_launch
+from training.distributed import (
+    ONLY_RANK,
+    Launch,
+    carry_out,
+    end_on_interrupt,
+    end_on_shared_error,
+    read_launch,
+)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Train; return the exit code."""
-    launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
+    launch = ONLY_RANK
     try:
         launch = read_launch(os.environ)
         return _train(arguments, launch)
     except MegaScanError as error:
-        return end_alike(launch, error)
+        return end_on_shared_error(launch, error)
     except KeyboardInterrupt:
-        return end_interrupted(launch)
+        return end_on_interrupt(launch)
 
 
 def _train(arguments: Sequence[str], launch: Launch) -> int:

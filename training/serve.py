@@ -30,7 +30,7 @@ from megascan.errors import ConfigError, MegaScanError, report_errors
 from megascan.listening import listen, require_server, token_for
 from training.arguments import TrainerParser
 from training.data.tokenizers import SubwordTokenizer
-from training.distributed import Launch, carry_out, end_alike, read_launch
+from training.distributed import ONLY_RANK, Launch, carry_out, end_on_shared_error, read_launch
 from training.generation.engine import GenerationCallback
 from training.generation.job import GenerationJob, add_job_arguments, read_job
 
@@ -66,12 +66,12 @@ class Address:
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
-    launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
+    launch = ONLY_RANK
     try:
         launch = read_launch(os.environ)
         job, address = _parse(arguments, launch)
     except MegaScanError as error:
-        return end_alike(launch, error)
+        return end_on_shared_error(launch, error)
 
     def serve() -> None:
         # before the model is loaded, so that a port that is taken is reported at once

@@ -91,7 +91,7 @@ def doors(monkeypatch: pytest.MonkeyPatch) -> Doors:
     """Ranks, and a helper whose stages add."""
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setattr(helper, "forward", _forward)
-    monkeypatch.setattr(Helper, "_built", lambda self, stage, welcome: Stage())
+    monkeypatch.setattr(Helper, "_build_stage", lambda self, stage, welcome: Stage())
     return Doors()
 
 
@@ -144,4 +144,4 @@ def test_a_stage_that_was_built_otherwise_is_refused(monkeypatch: pytest.MonkeyP
     own = Helper(cast(JobDescription, job), "cpu")
     welcome: dict[str, object] = {"num_layers": 1, "shapes": [[2, 3]]}
     with pytest.raises(ConfigError, match="stage 1 of the job has other parameters"):
-        own._built(1, welcome)
+        own._build_stage(1, welcome)

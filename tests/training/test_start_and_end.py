@@ -17,8 +17,8 @@ from training.distributed import (
     Launch,
     carry_out,
     choose_device,
-    end_alike,
-    end_alone,
+    end_on_own_error,
+    end_on_shared_error,
     is_lost_connection,
     read_launch,
     refusals_as_errors,
@@ -104,12 +104,14 @@ def test_of_a_gathered_failure_the_first_rank_speaks() -> None:
 
 
 def test_rank_zero_speaks_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert end_alike(launch_of(0), ConfigError("wrong")) == 1
-    assert end_alone(launch_of(0), MissingError("gone")) == 1
+    assert end_on_shared_error(launch_of(0), ConfigError("wrong")) == 1
+    assert end_on_own_error(launch_of(0), MissingError("gone")) == 1
     assert capsys.readouterr().err == "error: wrong\nerror: gone\n"
 
 
-@pytest.mark.parametrize(("how", "said"), [("alike", ""), ("alone", "error: rank 1: wrong\n")])
+@pytest.mark.parametrize(
+    ("how", "said"), [("shared_error", ""), ("own_error", "error: rank 1: wrong\n")]
+)
 def test_other_ranks_wait_and_speak_only_alone(how: str, said: str) -> None:
     done = ranks.run("-c", _ENDING.format(how=how, then=""), timeout_s=60)
     assert (done.returncode, done.stderr) == (1, said)
@@ -117,7 +119,7 @@ def test_other_ranks_wait_and_speak_only_alone(how: str, said: str) -> None:
 
 def test_a_rank_that_the_launcher_ends_has_failed_as_well() -> None:
     then = "threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()"
-    done = ranks.run("-c", _ENDING.format(how="alone", then=then), timeout_s=60)
+    done = ranks.run("-c", _ENDING.format(how="own_error", then=then), timeout_s=60)
     assert (done.returncode, done.stderr) == (1, "")
 
 
@@ -125,10 +127,10 @@ _ENDING = """
 import os, signal, sys, threading
 from megascan.errors import ConfigError
 from training.distributed import Launch
-from training.distributed import end_{how}
+from training.distributed import end_on_{how}
 {then}
 launch = Launch(rank=1, local_rank=1, world_size=2, local_world_size=2)
-sys.exit(end_{how}(launch, ConfigError("wrong")))
+sys.exit(end_on_{how}(launch, ConfigError("wrong")))
 """
 
 
