@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from training.generation.stage import _MANY_TOKENS, _mlp, caller
+from training.generation.stage import _MANY_TOKENS, _mlp_forward, caller
 
 
 def halve(module: Any, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -91,7 +91,7 @@ def test_an_mlp_of_many_tokens_computes_the_same_in_two_products(
     states = torch.randn(num_tokens, 1, 8)
     gate, up = (states @ mlp.linear_fc1.weight.T).chunk(2, dim=-1)
     expected = (gate * gate.sigmoid() * up) @ mlp.linear_fc2.weight.T
-    output, _ = _mlp(mlp)(states)
+    output, _ = _mlp_forward(mlp)(states)
     torch.testing.assert_close(output, expected)
     assert mlp.linear_fc1.num_calls == num_calls
 
@@ -99,7 +99,7 @@ def test_an_mlp_of_many_tokens_computes_the_same_in_two_products(
 @torch.inference_mode()
 def test_whoever_looks_at_the_first_product_sees_it_whole() -> None:
     mlp = gated_mlp()
-    forward = _mlp(mlp)
+    forward = _mlp_forward(mlp)
     seen = []
     mlp.linear_fc1.register_forward_hook(lambda module, inputs, output: seen.append(output[0]))
     states = torch.randn(_MANY_TOKENS, 1, 8)

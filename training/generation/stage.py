@@ -47,14 +47,14 @@ _Output = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def lighten(model: torch.nn.Module) -> None:
-    """Give each module of a known kind (`_MAKERS`) a forward pass that serves generation alone.
+    """Give each module of a known kind a forward pass that serves generation alone.
 
     Call it when the model has its modules and their number format; weights may be filled later.
     """
     for module in model.modules():
-        make = _MAKERS.get(type(module))
-        if make is not None:
-            module.forward = make(module)
+        light_forward_of = _LIGHT_FORWARDS.get(type(module))
+        if light_forward_of is not None:
+            module.forward = light_forward_of(module)
 
 
 def caller(module: torch.nn.Module) -> _Forward:
@@ -84,7 +84,7 @@ def caller(module: torch.nn.Module) -> _Forward:
     return call
 
 
-def _block(block: Any) -> _Forward:
+def _block_forward(block: Any) -> _Forward:
     """Return a forward that runs all layers of a stage and, on the last stage, the norm behind."""
     layers = [caller(layer) for layer in block.layers]
     normalize = None if block.final_layernorm is None else caller(block.final_layernorm)
@@ -99,12 +99,10 @@ def _block(block: Any) -> _Forward:
     return forward
 
 
-def _layer(layer: Any) -> _Forward:
+def _layer_forward(layer: Any) -> _Forward:
     """Return a forward that runs attention and MLP, each behind a norm and added to its input."""
-    normalize_first, normalize_second = map(
-        caller, (layer.input_layernorm, layer.pre_mlp_layernorm)
-    )
-    attend, transform = caller(layer.self_attention), caller(layer.mlp)
+    normalize_first, attend = caller(layer.input_layernorm), caller(layer.self_attention)
+    normalize_second, transform = caller(layer.pre_mlp_layernorm), caller(layer.mlp)
     select = layer.self_attention.core_attention.select
 
     def forward(hidden_states: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, None]:
@@ -117,10 +115,10 @@ def _layer(layer: Any) -> _Forward:
     return forward
 
 
-def _attention(attention: Any) -> _Forward:
+def _attention_forward(attention: Any) -> _Forward:
     """Return a forward of queries, keys and values, attention to our cache, and projection."""
     shares_groups = attention.config.num_query_groups < attention.world_size
-    heads = attention.get_query_key_value_tensors if shares_groups else _heads(attention)
+    heads = attention.get_query_key_value_tensors if shares_groups else _heads_of(attention)
     attend, project = caller(attention.core_attention), caller(attention.linear_proj)
 
     def forward(hidden_states: torch.Tensor, *_: object, **__: object) -> _Output:
@@ -130,7 +128,7 @@ def _attention(attention: Any) -> _Forward:
     return forward
 
 
-def _heads(attention: Any) -> _Forward:
+def _heads_of(attention: Any) -> _Forward:
     """Return a function from hidden states to queries, keys and values.
 
     Queries are `(token, 1, head, channel)`, keys and values `(token, 1, group, channel)`.
@@ -155,12 +153,12 @@ def _heads(attention: Any) -> _Forward:
     return heads
 
 
-def _mlp(mlp: Any) -> _Forward:
+def _mlp_forward(mlp: Any) -> _Forward:
     """Return a forward of two linear layers with the activation, gated or not, between them."""
     widen, narrow = caller(mlp.linear_fc1), caller(mlp.linear_fc2)
     activate, is_gated = mlp.activation_func, mlp.config.gated_linear_unit
     first = mlp.linear_fc1
-    hooks = first._forward_pre_hooks, first._forward_hooks
+    before, after = first._forward_pre_hooks, first._forward_hooks
 
     def widened(hidden_states: torch.Tensor) -> torch.Tensor:
         inner: torch.Tensor
@@ -173,7 +171,8 @@ def _mlp(mlp: Any) -> _Forward:
         For many tokens this takes two products: each result is contiguous, so that the activation
         runs at the memory's speed.
         """
-        if hidden_states.shape[0] < _MANY_TOKENS or first.bias is not None or any(hooks):
+        is_hooked = bool(before or after)
+        if hidden_states.shape[0] < _MANY_TOKENS or first.bias is not None or is_hooked:
             return widened(hidden_states).chunk(2, dim=-1)
         return [linear(hidden_states, weight) for weight in first.weight.chunk(2)]
 
@@ -186,32 +185,41 @@ def _mlp(mlp: Any) -> _Forward:
         if per_token_scale is not None:  # this MLP is an expert, whose tokens are weighted
             output = MLP.forward(mlp, hidden_states, per_token_scale)
             return output
-        gate, up = halves(hidden_states) if is_gated else (widened(hidden_states), None)
-        inner = activate(gate)
-        output = narrow(inner if up is None else inner.mul_(up))
+        if is_gated:
+            gate, values = halves(hidden_states)
+            inner = activate(gate).mul_(values)
+        else:
+            inner = activate(widened(hidden_states))
+        output = narrow(inner)
         return output
 
     return forward
 
 
-def _column(layer: Any) -> _Forward:
+def _column_forward(layer: Any) -> _Forward:
     """Return the forward of a column-parallel layer: each tensor-parallel rank computes a part of
     the output features, which are gathered where the layer or its caller says so.
     """
-    own, group, gathers = layer.weight, layer.tp_group, layer.gather_output
-    added, given = (None, layer.bias) if layer.skip_bias_add else (layer.bias, None)
+    own_weight, group, gathers_by_itself = layer.weight, layer.tp_group, layer.gather_output
+    bias, bias_for_caller = _biases(layer)
 
     def forward(
         inputs: torch.Tensor,
         weight: torch.Tensor | None = None,
         runtime_gather_output: bool | None = None,
     ) -> _Output:
-        output = linear(inputs, own if weight is None else weight, added)
-        if gathers if runtime_gather_output is None else runtime_gather_output:
+        output = linear(inputs, own_weight if weight is None else weight, bias)
+        gathers = gathers_by_itself if runtime_gather_output is None else runtime_gather_output
+        if gathers:
             output = _gather(output, group)
-        return output, given
+        return output, bias_for_caller
 
     return forward
+
+
+def _biases(layer: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the bias that a linear layer adds itself, and the one that it leaves to its caller."""
+    return (None, layer.bias) if layer.skip_bias_add else (layer.bias, None)
 
 
 def _gather(output: torch.Tensor, group: Any) -> torch.Tensor:
@@ -223,24 +231,24 @@ def _gather(output: torch.Tensor, group: Any) -> torch.Tensor:
     return torch.cat(parts, dim=-1)
 
 
-def _row(layer: Any) -> _Forward:
+def _row_forward(layer: Any) -> _Forward:
     """Return the forward of a row-parallel layer: each tensor-parallel rank has a part of the input
     features, and the products are summed over the ranks.
     """
-    weight, bias, group = layer.weight, layer.bias, layer.tp_group
+    weight, group = layer.weight, layer.tp_group
     sums = group.size() > 1 and not layer.explicit_expert_comm
-    added, given = (None, bias) if layer.skip_bias_add else (bias, None)
+    bias, bias_for_caller = _biases(layer)
 
     def forward(inputs: torch.Tensor) -> _Output:
         output = linear(inputs, weight)
         if sums:
             dist.all_reduce(output, group=group)
-        return output if added is None else output + added, given
+        return output if bias is None else output + bias, bias_for_caller
 
     return forward
 
 
-def _rms_norm(norm: Any) -> _Forward:
+def _rms_norm_forward(norm: Any) -> _Forward:
     """Return a forward that divides features by the root of their mean square and multiplies by the
     weight.
 
@@ -262,15 +270,16 @@ def _rms_norm(norm: Any) -> _Forward:
     return forward
 
 
-_MAKERS: dict[type, Callable[[Any], _Forward]] = {
-    ColumnParallelLinear: _column,
-    RowParallelLinear: _row,
-    TransformerBlock: _block,
-    TransformerLayer: _layer,
-    SelfAttention: _attention,
-    MLP: _mlp,
-    torch.nn.RMSNorm: _rms_norm,
+_LIGHT_FORWARDS: dict[type, Callable[[Any], _Forward]] = {
+    ColumnParallelLinear: _column_forward,
+    RowParallelLinear: _row_forward,
+    TransformerBlock: _block_forward,
+    TransformerLayer: _layer_forward,
+    SelfAttention: _attention_forward,
+    MLP: _mlp_forward,
+    torch.nn.RMSNorm: _rms_norm_forward,
 }
+"""By kind of module, what makes a light forward pass for one module."""
 
 
 class KeyValueCache:
