@@ -39,7 +39,7 @@ places.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
@@ -195,6 +195,13 @@ class Spot:
         """Return the name of the spot, as in ``layer 3 fc1``."""
         return f"layer {self.layer} {self.place.name}" if self.layer else self.place.name
 
+    def is_in(self, layers: Collection[int]) -> bool:
+        """Return whether the spot is in one of some layers; empty means all.
+
+        What the model has once is in all layers.
+        """
+        return not layers or self.layer == 0 or self.layer in layers
+
 
 def find_spots(
     chunks: Sequence[torch.nn.Module],
@@ -214,24 +221,21 @@ def find_spots(
         spot
         for number, chunk in enumerate(unwrap_model(list(chunks)))
         for spot in _spots_of(chunk, number)
-        if spot.place.name in wanted and (not layers or not spot.layer or spot.layer in layers)
+        if spot.place.name in wanted and spot.is_in(layers)
     ]
 
 
 def _spots_of(model: GPTModel, chunk: int) -> Iterator[Spot]:
-    once = [place for place in PLACES if not place.is_layered]
     layered = [place for place in PLACES if place.is_layered]
-    first = [place for place in once if place.name == "embedding"]
-    last = [place for place in once if place.name != "embedding"]
-    owners = [(0, model, first)]
+    after_layers = [place for place in PLACES if not place.is_layered and place.name != "embedding"]
+    owners = [(0, model, [BY_NAME["embedding"]])]
     owners += [(int(layer.layer_number), layer, layered) for layer in model.decoder.layers]
-    owners += [(0, model, last)]
-    config = model.config
+    owners += [(0, model, after_layers)]
     for number, owner, places in owners:
         for place in places:
             module = place.reach(owner)
             if isinstance(module, torch.nn.Module):
-                share = _share(place, config)
+                share = _share(place, model.config)
                 yield Spot(place=place, layer=number, chunk=chunk, module=module, share=share)
 
 
@@ -444,10 +448,10 @@ def value_of(output: Output) -> torch.Tensor:
 def _value_and_bias(output: Output) -> tuple[torch.Tensor, torch.Tensor | None]:
     if isinstance(output, torch.Tensor):
         return output, None
-    first = output[0]
+    first, second = output[0], output[1] if len(output) > 1 else None
     assert first is not None
-    bias = output[1] if len(output) > 1 else None
-    return first, bias if bias is not None and bias.dim() == 1 and first.dim() > 1 else None
+    is_bias = second is not None and second.dim() == 1 and first.dim() > 1
+    return first, second if is_bias else None
 
 
 def _is_loss(output: object) -> bool:

@@ -29,7 +29,6 @@ from megascope.capture import (
     ATTENTION_INPUTS,
     Calls,
     Output,
-    Place,
     Share,
     Side,
     Spot,
@@ -81,7 +80,7 @@ class Intervening:
             mine = [
                 one
                 for one in self._interventions
-                if one.place == spot.place.name and one.kind != Kind.FLIP and _covers(one, spot)
+                if one.place == spot.place.name and one.kind != Kind.FLIP and spot.is_in(one.layers)
             ]
             if mine:
                 self._open.callback(self._change(spot, mine).remove)
@@ -180,10 +179,6 @@ class Intervening:
         return torch.where(grid.chosen(one), y, x)
 
 
-def _covers(one: Intervention, spot: Spot) -> bool:
-    return not one.layers or not spot.layer or spot.layer in one.layers
-
-
 class _Grid:
     """Where this rank's tensor lies within the whole tensor of all tensor-parallel ranks."""
 
@@ -200,7 +195,8 @@ class _Grid:
                 columns = columns + rank * width
             case Share.GATED:
                 half = width // 2
-                columns = (columns % half) + rank * half + (columns // half) * half * size
+                side, within = columns // half, columns % half
+                columns = side * half * size + rank * half + within
         is_cut = spot.share in (Share.FEATURES, Share.GATED)
         self._width = width * (size if is_cut else 1)
         self._columns = columns
@@ -236,27 +232,30 @@ class _Grid:
         there = source.flatten(2)[at.clamp(max=source.shape[0] - 1)]
         is_share = source.shape[2:] == self._tensor.shape[2:]
         taken = there.reshape(x.shape).to(x) if is_share else self._fit(there)
-        shape = (-1, *([1] * (x.dim() - 1)))
-        return torch.where(known.to(x.device).view(shape), taken, x)
+        return torch.where(_over_tokens(known, x), taken, x)
 
     def chosen(self, one: Intervention) -> torch.Tensor:
         """Return which numbers an intervention changes, as a mask to broadcast over the tensor."""
-        device = self._tensor.device
         by_unit = torch.ones(len(self._columns), dtype=torch.bool)
         if one.units:
             by_unit = torch.isin(self._columns // self._unit, torch.tensor(one.units))
         by_token = torch.ones(len(self._tokens), dtype=torch.bool)
         if one.tokens:
             by_token = torch.isin(self._tokens + self._first_token, torch.tensor(one.tokens))
-        shape = (1, 1, *self._tensor.shape[2:])
-        rows = (-1, *([1] * (self._tensor.dim() - 1)))
-        return by_unit.view(shape).to(device) & by_token.view(rows).to(device)
+        over_units = by_unit.view(1, 1, *self._tensor.shape[2:]).to(self._tensor.device)
+        return over_units & _over_tokens(by_token, self._tensor)
 
     def _fit(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's columns of `whole` (token, row, column), in the tensor's own shape."""
         own = whole[..., self._columns.to(whole.device)]
         rows = self._tensor.shape[1]
         return own.expand(-1, rows, -1).reshape(self._tensor.shape).to(self._tensor)
+
+
+def _over_tokens(mask: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a mask of tokens in a shape that broadcasts over `tensor` (token, row, …)."""
+    other_axes = [1] * (tensor.dim() - 1)
+    return mask.view(-1, *other_axes).to(tensor.device)
 
 
 def _unit_width(spot: Spot, tensor: torch.Tensor) -> int:
@@ -299,8 +298,6 @@ def flip_weights(
     undo = ExitStack()
     for spot in find_spots(chunks, [one.place], one.layers):
         weight = cast(torch.Tensor, spot.module.weight)
-        rows, columns = weight.shape
-        is_row_parallel = _reads_shares(spot.place)
         total = weight.numel() * shares.size
         seed = zlib.crc32(f"{one.seed}/{spot.layer}/{one.place}/weight".encode())
         generator = torch.Generator().manual_seed(seed)
@@ -309,21 +306,26 @@ def flip_weights(
         bits = torch.randint(0, width - 1, (int(one.amount),), generator=generator)
         if one.bit >= 0:
             bits = bits.fill_(min(one.bit, width - 1))
-        all_columns = columns * shares.size if is_row_parallel else columns
-        row, column = drawn // all_columns, drawn % all_columns
-        if is_row_parallel:
-            owner, column = column // columns, column % columns
-        elif spot.share is Share.GATED:
-            half = rows // 2
-            side, within = row // (half * shares.size), row % (half * shares.size)
-            owner, row = within // half, within % half + side * half
-        else:
-            owner, row = row // rows, row % rows
-        own = owner == shares.rank
-        undo.enter_context(flip_bits(weight, (row * columns + column)[own], bits[own]))
+        owners, indices = _located(drawn, weight, spot, shares.size)
+        is_own = owners == shares.rank
+        undo.enter_context(flip_bits(weight, indices[is_own], bits[is_own]))
     return undo
 
 
-def _reads_shares(place: Place) -> bool:
-    """Return whether the linear layer at a place is row parallel: it reads shares of features."""
-    return place.share is Share.WHOLE
+def _located(
+    drawn: torch.Tensor, weight: torch.Tensor, spot: Spot, num_shares: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which rank holds each drawn number of the whole weight, and its index there.
+
+    `weight` is one rank's share; `drawn` and the result are flat indices.
+    """
+    rows, columns = weight.shape
+    if spot.place.share is Share.WHOLE:  # row parallel: the layer reads shares of features
+        row, column = drawn // (columns * num_shares), drawn % (columns * num_shares)
+        return column // columns, row * columns + column % columns
+    row, column = drawn // columns, drawn % columns
+    if spot.share is Share.GATED:
+        half = rows // 2
+        side, within = row // (half * num_shares), row % (half * num_shares)
+        return within // half, (side * half + within % half) * columns + column
+    return row // rows, row % rows * columns + column
