@@ -107,7 +107,7 @@ class Recordings:
         num_before = 0 if before is None else len(before.frames)
         try:
             found = path.stat()
-            known = self._files.get(path)
+            known = before
             if known is None or known.inode != found.st_ino or known.size > found.st_size:
                 known = self._files[path] = _File(inode=found.st_ino)
             if found.st_size == known.size:
@@ -270,11 +270,11 @@ class Recordings:
 
 
 def _when_broken(found: tuple[Mapping[str, Any], int]) -> tuple[object, ...]:
+    """Return a key that sorts by when a number was computed, forward passes first."""
     broken, rank = found
-    layer = broken["layer"]
-    last = broken["place"] in ("logits", "loss")
-    forward = (broken["gradient"], broken["microbatch"])
-    return *forward, last, -layer if broken["gradient"] else layer, rank
+    is_behind_layers = broken["place"] in ("logits", "loss")
+    layer = -broken["layer"] if broken["gradient"] else broken["layer"]
+    return broken["gradient"], broken["microbatch"], is_behind_layers, layer, rank
 
 
 def _typical(flat: Array) -> Array:

@@ -45,13 +45,19 @@ def encode(header: Mapping[str, object], arrays: Mapping[str, Array] | None = No
     described, blobs = [], []
     with np.errstate(over="ignore"):
         for name, array in (arrays or {}).items():
-            kind = "f2" if array.dtype == np.float16 else "f4" if array.dtype.kind == "f" else "i4"
+            kind = _type_for(array)
             made = np.ascontiguousarray(array, dtype=_TYPES[kind])
             described.append({"name": name, "shape": list(array.shape), "type": kind})
             blobs.append(made.tobytes() + b"\0" * (-made.nbytes % 8))
     text = orjson.dumps({**header, "arrays": described}, option=orjson.OPT_NON_STR_KEYS)
     text += b" " * (-len(text) % 8)
     return _SIZES.pack(4 + len(text) + sum(map(len, blobs)), len(text)) + text + b"".join(blobs)
+
+
+def _type_for(array: Array) -> str:
+    if array.dtype == np.float16:
+        return "f2"
+    return "f4" if array.dtype.kind == "f" else "i4"
 
 
 def decode(content: bytes | memoryview) -> Frame:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -94,12 +94,9 @@ class Probe:
                 self._add(Point(layer, name + WEIGHT), parameter)
             with Capture(self._spots, self._take):
                 forward()
-        ordered = sorted(self._sums, key=lambda point: (point.layer, not point.is_weight))
-        self.points = tuple(ordered)
-        if not ordered:
-            return ()
-        table = torch.stack([self._sums[point] for point in ordered]).cpu().numpy()
-        return tuple(row.tobytes().hex() for row in table)
+        found = _in_hex(self._sums)
+        self.points = tuple(found)
+        return tuple(found.values())
 
     def _take(self, sight: Sight) -> None:
         spot = sight.spot
@@ -118,6 +115,15 @@ class Probe:
         made = checksum(tensor)
         known = self._sums.get(point)
         self._sums[point] = made if known is None else known + made
+
+
+def _in_hex(sums: Mapping[Point, torch.Tensor]) -> dict[Point, str]:
+    """Return checksums in hex by layer, weights first; all leave the device by one transfer."""
+    if not sums:
+        return {}
+    points = sorted(sums, key=lambda point: (point.layer, not point.is_weight))
+    table = torch.stack([sums[point] for point in points]).cpu().numpy()
+    return {point: row.tobytes().hex() for point, row in zip(points, table, strict=True)}
 
 
 def _last_layer(spots: Sequence[Spot]) -> int:
@@ -291,9 +297,7 @@ class Stack:
         with self.device.chosen(), torch.no_grad():
             for layer in range(1, self.size.num_layers + 1):
                 stream = self._layer(layer, stream)
-            points = sorted(self._sums, key=lambda point: (point.layer, not point.is_weight))
-            table = torch.stack([self._sums[point] for point in points]).cpu().numpy()
-        return {point: row.tobytes().hex() for point, row in zip(points, table, strict=True)}
+            return _in_hex(self._sums)
 
     def _layer(self, layer: int, stream: torch.Tensor) -> torch.Tensor:
         size = self.size

@@ -246,11 +246,8 @@ class Recorder:
     def _in_one_pass(self, sight: Sight) -> dict[str, torch.Tensor]:
         """Return the reductions that one pass over a tensor gives; empty without the kernel."""
         request = self._request
-        if (
-            self._magnitudes is None
-            or request.per_token
-            or not {"rms", "max"} & {*request.reductions}
-        ):
+        wants_magnitudes = "rms" in request.reductions or "max" in request.reductions
+        if self._magnitudes is None or request.per_token or not wants_magnitudes:
             return {}
         energy, largest = self._magnitudes.of(sight.without_bias, sight.bias)
         return {"rms": energy, "max": largest}
@@ -277,13 +274,12 @@ class Recorder:
 
     def _look_at_attention(self, sight: Sight) -> None:
         """Keep the entropy of each head's attention, once a layer's queries and keys are there."""
-        if sight.spot.place.name == "query":
-            self._queries[sight.spot.layer] = sight.tensor
-        queries = self._queries.pop(sight.spot.layer, None) if (
-            sight.spot.place.name == "key"
-        ) else None  # fmt: skip
-        if queries is None:
+        place, layer = sight.spot.place.name, sight.spot.layer
+        if place == "query":
+            self._queries[layer] = sight.tensor
+        if place != "key" or layer not in self._queries:
             return
+        queries = self._queries.pop(layer)
         step = max(1, queries.shape[0] // _ENTROPY_ROWS)
         rows = range(step - 1, queries.shape[0], step)
         found = [

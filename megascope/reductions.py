@@ -219,20 +219,22 @@ def join(name: str, shares: Sequence[Numbers], widths: Sequence[int]) -> Numbers
     `widths` are the numbers of features of the shares.
     """
     reduction = BY_NAME[name]
-    kind = reduction.join if len(shares) > 1 else None
-    match kind:
-        case None:
-            joined = shares[0]
-        case Join.SUM:
-            joined = np.sum([np.asarray(share, dtype=np.float64) for share in shares], axis=0)
-        case Join.MAX:
-            joined = np.max(shares, axis=0)
-        case Join.APPEND:
-            joined = np.concatenate(shares, axis=-1)
-        case Join.TOP:
-            joined = _join_top(shares, widths)
+    joined = shares[0] if len(shares) == 1 else _join_parts(reduction.join, shares, widths)
     with np.errstate(invalid="ignore", over="ignore"):
         return reduction.finish(joined, sum(widths))
+
+
+def _join_parts(how: Join, shares: Sequence[Numbers], widths: Sequence[int]) -> Numbers:
+    match how:
+        case Join.SUM:
+            exact = [np.asarray(share, dtype=np.float64) for share in shares]
+            return np.asarray(np.sum(exact, axis=0))
+        case Join.MAX:
+            return np.asarray(np.max(shares, axis=0))
+        case Join.APPEND:
+            return np.concatenate(shares, axis=-1)
+        case Join.TOP:
+            return _join_top(shares, widths)
 
 
 def join_tokens(
@@ -354,9 +356,10 @@ def join_table(
 
 def _joined(shares: Sequence[_Share], reduction: str, *, per_token: bool) -> Array:
     """Join the partial numbers of a stage's tensor-parallel ranks into the stage's `(layer, …)`."""
-    ordered = sorted(shares, key=lambda one: one[0])
+    ordered = sorted(shares, key=lambda share: share[0])
     item = ordered[0][1]
-    arrays, widths = [one[2] for one in ordered], [one[1]["width"] for one in ordered]
+    widths = [described["width"] for _, described, _ in ordered]
+    arrays = [array for _, _, array in ordered]
     if item["place"] == BY_HEAD or item["place"] in BY_EXPERT:  # a number a head or expert: append
         return np.concatenate(arrays, axis=-1)
     if item["share"] == "whole":
