@@ -212,13 +212,15 @@ def write_request(folder: Path, request: Request) -> None:
     new.replace(file)
 
 
-def _whole(low: int, high: int) -> Callable[[str, object], int]:
-    def read(name: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ConfigError(f"{name} is {str(value)[:40]!r}, expected {low} to {high}")
-        return value
+def read_whole(name: str, value: object, low: int, high: int) -> int:
+    """Return a value from JSON that must be a whole number from `low` to `high`; ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name} is {str(value)[:40]!r}, expected {low} to {high}")
+    return value
 
-    return read
+
+def _whole(low: int, high: int) -> Callable[[str, object], int]:
+    return lambda name, value: read_whole(name, value, low, high)
 
 
 def _words(known: tuple[str, ...]) -> Callable[[str, object], tuple[str, ...]]:
@@ -236,7 +238,7 @@ def _words(known: tuple[str, ...]) -> Callable[[str, object], tuple[str, ...]]:
 def _layers(name: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > _MOST_LAYERS:
         raise ConfigError(f"{name} must be a list of at most {_MOST_LAYERS} numbers")
-    return tuple(_whole(1, _MOST_LAYERS)(name, one) for one in value)
+    return tuple(read_whole(name, one, 1, _MOST_LAYERS) for one in value)
 
 
 def _switch(name: str, value: object) -> bool:

@@ -27,7 +27,7 @@ from megascope.capture import Notes, Spot, Strip, find_spots, in_order, probabil
 from megascope.frames import Array, Frame, decode, encode
 from megascope.interventions import Intervening, TensorShares
 from megascope.reductions import Part, join_table
-from megascope.request import PLACES, Intervention, Kind, read_interventions
+from megascope.request import PLACES, Intervention, Kind, read_interventions, read_whole
 
 NUM_ALTERNATIVES = 20
 MOST_TOKENS = 1024
@@ -106,6 +106,12 @@ class Run:
     seed: int
     interventions: tuple[Intervention, ...]
     replace_from: int | None
+    """Identifier of the run whose values replace this run's (patching)."""
+
+    @property
+    def patched_places(self) -> list[str]:
+        """Return the places whose values are replaced by those of another run."""
+        return [one.place for one in self.interventions if one.kind == Kind.REPLACE]
 
 
 @dataclass
@@ -264,13 +270,12 @@ class Session:
         self._active = _Active(run=run, seen=seen, random=random, spots=spots)
 
     def _check_patches(self, run: Run) -> None:
-        patched = [one.place for one in run.interventions if one.kind == Kind.REPLACE]
-        if not patched:
+        if not run.patched_places:
             return
-        source = None if run.replace_from is None else self._seen.get(run.replace_from)
+        source = self._source_of(run)
         if source is None:
             raise ConfigError("the run to patch from is not here any more; run it again")
-        unseen = [place for place in patched if place not in source.places]
+        unseen = [place for place in run.patched_places if place not in source.places]
         if unseen:
             raise ConfigError(
                 f"the run to patch from kept nothing of {unseen[0]}: choose it among the strips "
@@ -308,15 +313,20 @@ class Session:
             active.hooks.callback(active.notes.close)
 
     def _changes(self, run: Run) -> Intervening:
-        source = None if run.replace_from is None else self._seen.get(run.replace_from)
+        source = self._source_of(run)
         replacements = {}
         if source is not None:
-            patched = {one.place for one in run.interventions if one.kind == Kind.REPLACE}
-            replacements = {key: source.whole(*key) for key in source.tensors if key[0] in patched}
+            for place, layer in source.tensors:
+                if place in run.patched_places:
+                    replacements[place, layer] = source.whole(place, layer)
         return Intervening(
             [self._model.module], run.interventions, shares=self._model.shares,
             replacements=replacements,
         )  # fmt: skip
+
+    def _source_of(self, run: Run) -> Seen | None:
+        """Return what is kept of the run to patch from; None without such a run."""
+        return None if run.replace_from is None else self._seen.get(run.replace_from)
 
     def _show_steps(self, active: _Active) -> None:
         """Send the frames of the steps that were computed but not shown yet."""
@@ -423,9 +433,9 @@ class Session:
         """Return the residual streams of all layers; those of other stages come through rank 0."""
         if self._model.num_stages == 1:
             return streams
-        own = {} if self._model.shares.rank else {
-            str(layer): one.float().cpu().numpy() for layer, one in streams.items()
-        }  # fmt: skip
+        own: dict[str, Array] = {}
+        if self._model.shares.rank == 0:
+            own = {str(layer): one.float().cpu().numpy() for layer, one in streams.items()}
         parts = self._collect({}, own)
         together = {name: one for part in parts or () for name, one in part.frame.arrays.items()}
         shared = decode(self._model.share(encode({}, together)))
@@ -442,12 +452,17 @@ class Session:
         parts = self._collect({"layers": list(arrays)}, arrays)
         if parts is None:
             return
-        streams = {int(k): v for part in parts for k, v in part.frame.arrays.items()}
+        streams = {
+            int(layer): stream for part in parts for layer, stream in part.frame.arrays.items()
+        }
         layers = sorted(streams)
         num_tokens = max(1, _MOST_PCA_POINTS // len(layers))
         points = np.stack([streams[layer][-num_tokens:] for layer in layers]).astype(np.float64)
-        broken = [layer for layer, one in zip(layers, points, strict=True)
-                  if not np.isfinite(one).all()]  # fmt: skip
+        broken = [
+            layer
+            for layer, stream in zip(layers, points, strict=True)
+            if not np.isfinite(stream).all()
+        ]
         if broken:
             raise ConfigError(
                 f"the stream is not finite from layer {broken[0]} on, so it has no main axes; the "
@@ -523,7 +538,7 @@ def read_command(command: object, max_length: int, vocab_size: int) -> dict[str,
         raise ConfigError(f"do is {str(kind)[:40]!r}, expected run, attention, lens or pca")
     made: dict[str, Any] = {"do": kind}
     for name, most in shapes[kind].items():
-        made[name] = _whole(command, name, 0, most)
+        made[name] = read_whole(name, command.get(name), 0, most)
     if kind == "attention":
         made["heads"] = _wholes(command, "heads", 4096, MOST_HEADS)
         made["rows"] = _wholes(command, "rows", max_length, MOST_TOKENS)
@@ -556,25 +571,18 @@ def read_run(command: Mapping[str, Any], max_length: int, vocab_size: int) -> Ru
     return Run(
         identifier=int(command["id"]),
         prompt=tuple(prompt),
-        max_tokens=_whole(command, "max_tokens", 1, MOST_TOKENS),
+        max_tokens=read_whole("max_tokens", command.get("max_tokens"), 1, MOST_TOKENS),
         places=tuple(dict.fromkeys(places)),
         reduction=reduction,
         temperature=float(temperature),
-        seed=_whole({"seed": 0, **command}, "seed", 0, 2**31),
+        seed=read_whole("seed", command.get("seed", 0), 0, 2**31),
         interventions=changes,
-        replace_from=None if source is None else _whole(command, "replace_from", 0, 2**53),
+        replace_from=None if source is None else read_whole("replace_from", source, 0, 2**53),
     )
-
-
-def _whole(command: Mapping[str, Any], name: str, low: int, high: int) -> int:
-    value = command.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(f"{name} is {str(value)[:40]!r}, expected {low} to {high}")
-    return value
 
 
 def _wholes(command: Mapping[str, Any], name: str, high: int, most: int) -> list[int]:
     values = command.get(name, [])
     if not isinstance(values, list) or len(values) > most:
         raise ConfigError(f"{name} must be a list of at most {most} numbers")
-    return [_whole({name: one}, name, 0, high) for one in values]
+    return [read_whole(name, one, 0, high) for one in values]
