@@ -224,17 +224,12 @@ class Channels:
                 if dist.get_rank() not in pair:
                     continue
                 peer = pair[1] if dist.get_rank() == pair[0] else pair[0]
-                line = None
+                token_line = None
                 if tokens is not None and host_of[pair[0]] == host_of[pair[1]]:
-                    line = Line(tokens, peer, tag)
-                self.own.append(
-                    Channel(
-                        link=link,
-                        way=self._way(link, group, line, peer),
-                        peer=peer,
-                        headers=None if headers is None else Line(headers, peer, tag),
-                    )
-                )
+                    token_line = Line(tokens, peer, tag)
+                header_line = None if headers is None else Line(headers, peer, tag)
+                way = self._way(link, group, token_line, peer)
+                self.own.append(Channel(link=link, way=way, peer=peer, headers=header_line))
 
     def outgoing(self) -> Iterator[Channel]:
         """Return the channels on which this rank sends."""
@@ -252,23 +247,29 @@ class Channels:
     def _way(self, link: Link, group: dist.ProcessGroup, line: Line | None, peer: int) -> Way:
         """Return how messages travel on a link; both ends choose the same."""
         sends = link.sender == self.rank
-        if line is not None and self._open_device is not None:
-            way = CopyWay(line, self._open_device(), sends=sends)
-            try:
-                way.reserve(1, (1,), torch.float32)
-            except CopyError as error:
-                if sends:
-                    print(
-                        f"pipeline messages from rank {dist.get_rank()} to rank {peer} are sent by "
-                        f"NCCL, which slows compute beside them: {error}",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-            else:
-                return way
+        copy_way = None if line is None else self._copy_way(line, peer, sends=sends)
+        if copy_way is not None:
+            return copy_way
         if self.device != "cpu":
             self._connect(group, peer, sends=sends)
         return GroupWay(group, peer, self.device)
+
+    def _copy_way(self, line: Line, peer: int, *, sends: bool) -> CopyWay | None:
+        """Return a way by copy engines; None where one end cannot open the other's memory."""
+        assert self._open_device is not None
+        way = CopyWay(line, self._open_device(), sends=sends)
+        try:
+            way.reserve(1, (1,), torch.float32)
+        except CopyError as error:
+            if sends:
+                print(
+                    f"pipeline messages from rank {dist.get_rank()} to rank {peer} are sent by "
+                    f"NCCL, which slows compute beside them: {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return None
+        return way
 
     def _connect(self, group: dist.ProcessGroup, peer: int, *, sends: bool) -> None:
         """Exchange one element, so that NCCL connects the two ranks now.

@@ -213,8 +213,9 @@ class CopyWay:
 
     def _next_slot(self) -> int:
         assert self._slots is not None
+        slot = self._count % len(self._slots)
         self._count += 1
-        return (self._count - 1) % len(self._slots)
+        return slot
 
     def _offer(self, slots: torch.Tensor | None, events: Sequence[CopyEvent]) -> None:
         """Offer slots and events to the other end; on failure tell it and raise CopyError."""

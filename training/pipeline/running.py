@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
@@ -52,7 +53,7 @@ class Pipeline:
         self._settings = settings
         self._sizes = sizes
         self._weight_gradients: list[WeightGradients] = []
-        self._plans = schedule_name(settings, sizes) is not None
+        self._follows_plan = schedule_name(settings, sizes) is not None
         self.deal: Deal | None = deal_for(settings, sizes)
         self._rebalancer: Rebalancer | None = None
         self._stopwatch: Stopwatch | None = None
@@ -60,12 +61,12 @@ class Pipeline:
         self._helped: HelpedDriver | None = None
         self._own_helpers: list[subprocess.Popen[bytes]] = []
         self._channels: Channels | None = None
-        self._plan_of = cache(self._made_plan)
+        self._plan_of = cache(self._make_plan)
 
     @property
     def split(self) -> Callable[[torch.nn.Module], None] | None:
         """Return what to call on each chunk before it is wrapped; None without split backwards."""
-        if not self._plans or not self._plan_of(self._own_share()).splits_backward:
+        if not self._follows_plan or not self._plan_of(self._own_share()).splits_backward:
             return None
         return self._split
 
@@ -79,28 +80,32 @@ class Pipeline:
 
         `description` is what a helper must know to build a stage of the job.
         """
-        if not self._plans:
+        if not self._follows_plan:
             self.forward_backward = get_forward_backward_func()
             return
         plan = self._plan_of(self._sizes.num_microbatches)
         if self._settings.pipeline.dpp_microbatches == "auto":
-            assert self.deal is not None
-            ranks = self._sizes.pipeline_size
-            fill = (ranks - 1) / self._sizes.model_chunks / (3 if plan.splits_backward else 1)
             self._stopwatch = Stopwatch(device)
-            exchange = partial(_largest_by_replica, device=device)
-            self._rebalancer = Rebalancer(self.deal, exchange, fill=fill)
+            self._rebalancer = self._build_rebalancer(plan, device)
         plan_of_step: Callable[[int], Plan] = self._plan_of
         driver: Driver
         if self._settings.pipeline.forward_backward_disaggregating:
             driver = self._helped = self._open_to_helpers(plan, device, chunks[0], description)
             plan_of_step = driver.plan_of_step
         else:
-            driver = self._driver(plan, device)
+            driver = self._build_driver(plan, device)
         if device != "cpu" and self._helped is None:
             plan_of_step = after_first_step(plan_of_step)
         self._executor = Executor(plan_of_step, driver, self._weight_gradients, self._stopwatch)
         self._take_share()
+
+    def _build_rebalancer(self, plan: Plan, device: str) -> Rebalancer:
+        assert self.deal is not None
+        fill = (self._sizes.pipeline_size - 1) / self._sizes.model_chunks
+        if plan.splits_backward:
+            fill /= 3  # weight gradients take up most of the time in which ranks would wait
+        exchange = partial(_largest_by_replica, device=device)
+        return Rebalancer(self.deal, exchange, fill=fill)
 
     def close(self) -> None:
         """Release helpers and the other ranks' memory; the job has ended."""
@@ -145,15 +150,15 @@ class Pipeline:
         end_s = time.monotonic() + HELPER_WAIT_S
         while time.monotonic() < end_s:
             alive = sum(helper.poll() is None for helper in self._own_helpers)
-            # Helpers are dealt to the replicas in turn.
-            if driver.num_ready >= -(-alive // self._sizes.data_size):
+            # Helpers are dealt to the replicas in turn, and the first replica gets the most.
+            if driver.num_ready >= math.ceil(alive / self._sizes.data_size):
                 break
             time.sleep(0.05)
 
     def _timeout(self) -> timedelta:
         return timedelta(minutes=self._settings.parallel.distributed_timeout_minutes)
 
-    def _driver(self, plan: Plan, device: str) -> Driver:
+    def _build_driver(self, plan: Plan, device: str) -> Driver:
         members = dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
         guided = self._settings.pipeline.dpp_choice == "guided"
         channels = Channels(plan.shape, members, device, timeout=self._timeout(), announces=guided)
@@ -188,7 +193,7 @@ class Pipeline:
         replica: int = parallel_state.get_data_parallel_rank()
         return self.deal.shares[replica]
 
-    def _made_plan(self, num_microbatches: int) -> Plan:
+    def _make_plan(self, num_microbatches: int) -> Plan:
         plan = plan_for(self._settings, self._sizes, num_microbatches)
         assert plan is not None
         return plan
