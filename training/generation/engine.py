@@ -82,7 +82,8 @@ class RankExchange:
         if self._is_alone:
             return commands
         is_sender = dist.get_rank() == 0
-        payload = self.share(_encode(commands) if is_sender and commands is not NOTHING else b"")
+        has_commands = is_sender and commands is not NOTHING
+        payload = self.share(_encode(commands) if has_commands else b"")
         if not payload:
             return NOTHING
         return commands if is_sender else _decode(payload)
@@ -224,14 +225,10 @@ class ReplayedSteps:
 
     def takes(self, step: Step) -> bool:
         """Return whether a step computes one token of each row, and no hook watches the model."""
-        shares = step.shares
-        return (
-            len(step.targets) == len(shares)
-            and all(
-                share.slot == row and len(share.tokens) == 1 for row, share in enumerate(shares)
-            )
-            and not self._stage.is_watched
-        )
+        if self._stage.is_watched or len(step.targets) != len(step.shares):
+            return False
+        slots_are_rows = [share.slot for share in step.shares] == [*range(len(step.shares))]
+        return slots_are_rows and all(len(share.tokens) == 1 for share in step.shares)
 
     @torch.inference_mode()
     def run(self, shares: Sequence[RowTokens]) -> torch.Tensor:
@@ -360,11 +357,10 @@ class Engine:
                 source=source, target=target, length=length
             ),
         )
-        sampling_rank = dist.get_process_group_ranks(
-            parallel_state.get_pipeline_model_parallel_group()
-        )[-1]
+        pipeline = parallel_state.get_pipeline_model_parallel_group()
+        last_stage = dist.get_process_group_ranks(pipeline)[-1]
         # The first tensor-parallel rank of the last stage, where rank 0's pipeline ends.
-        sampling_rank -= parallel_state.get_tensor_model_parallel_rank()
+        sampling_rank = last_stage - parallel_state.get_tensor_model_parallel_rank()
         self.is_sampling = dist.get_rank() == sampling_rank
         self.exchange = RankExchange(sampling_rank)
 

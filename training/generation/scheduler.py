@@ -138,11 +138,14 @@ def _decoding(shares: Sequence[RowTokens], device: str) -> Decoding:
 
 def _pieces(shares: Sequence[RowTokens], first_token: int, device: str) -> list[Piece]:
     """Join neighbouring shares of equal start and length in consecutive slots into pieces."""
+
+    def key_of_run(numbered: tuple[int, RowTokens]) -> tuple[int, int, int]:
+        index, share = numbered
+        # In consecutive slots, slot and index grow alike.
+        return share.slot - index, share.start, share.end
+
     made = []
-    numbered = enumerate(shares)
-    for _, run in groupby(
-        numbered, lambda pair: (pair[1].slot - pair[0], pair[1].start, pair[1].end)
-    ):
+    for _, run in groupby(enumerate(shares), key_of_run):
         rows = [share for _, share in run]
         first = rows[0]
         made.append(

@@ -155,11 +155,10 @@ class _Place:
 class Submission:
     """The rows of one client's request, and their answers in the order in which they come."""
 
-    def __init__(self, service: Service, num_rows: int) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
         self._items: asyncio.Queue[_Item] = asyncio.Queue()
         self._open: dict[int, int] = {}
-        self._num_rows = num_rows
 
     async def answers(self) -> AsyncIterator[tuple[int, Answer]]:
         """Yield `(row, answer)` until every row is finished or cancelled."""
@@ -194,6 +193,7 @@ class Service:
         self.metrics = metrics
         self._max_waiting = max_waiting
         self._incoming: queue.SimpleQueue[Request | int | str | None] = queue.SimpleQueue()
+        """New requests, identifiers of cancelled rows, asides; None: the engine is to end."""
         self._identifiers = itertools.count()
         self._places: dict[int, _Place] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -214,7 +214,7 @@ class Service:
         if len(self._places) + len(requests) > self._max_waiting:
             raise BusyError
         self._loop = asyncio.get_running_loop()
-        submission = Submission(self, len(requests))
+        submission = Submission(self)
         for index, request in enumerate(requests):
             identifier = next(self._identifiers)
             place = _Place(submission=submission, index=index, submitted=time.monotonic())
