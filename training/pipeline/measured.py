@@ -21,7 +21,7 @@ optimizer) stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean, median
@@ -49,7 +49,7 @@ Ints = npt.NDArray[np.int64]
 
 _PASSES = (FORWARD, BACKWARD, BACKWARD_WEIGHTS)
 """Names of passes. Where a microbatch has the last, its second is the gradient of inputs alone."""
-_FORWARD, _REPEATED = 0, 3
+_FORWARD, _WEIGHT_GRADIENT, _REPEATED = 0, 2, 3
 _KINDS = (
     ActionKind.FORWARD,
     ActionKind.INPUT_GRADIENT,
@@ -166,7 +166,7 @@ def measure(timeline: Timeline) -> MeasuredJob:
         as_traced=passes.plan(),
         replicas_coupled=timeline.layout.ep > 1,
         recomputes=recomputes,
-        splits_backward=bool(np.isfinite(seconds[2]).any()),
+        splits_backward=bool(np.isfinite(seconds[_WEIGHT_GRADIENT]).any()),
         scales=scales,
         layers=layers,
         layer=layer,
@@ -294,11 +294,11 @@ class _Passes:
 
     def overhead_s(self) -> float:
         """Return the median pause of a rank between a pass and what ended last before it."""
-        gaps = [gap for rank in np.unique(self.rank) for gap in self._gaps(int(rank))]
+        gaps = [self._gaps(int(rank)) for rank in np.unique(self.rank)]
         return float(np.median(np.concatenate(gaps)) * _NS) if gaps else 0.0
 
-    def _gaps(self, rank: int) -> Iterator[Ints]:
-        """Yield an array: the pauses in ns before each pass of a rank but an iteration's first."""
+    def _gaps(self, rank: int) -> Ints:
+        """Return the pauses in ns before each pass of a rank but an iteration's first."""
         table = self._timeline.spans
         mine = self.rank == rank
         transfers = equals(table, "kind", Kind.P2P) & (numbers(table, "rank") == rank)
@@ -315,7 +315,7 @@ class _Passes:
         changed = np.diff(iteration[order][is_pass[order]], prepend=-1) != 0
         first = np.zeros(len(order), dtype=np.bool_)
         first[np.flatnonzero(is_pass[order])[changed]] = True
-        yield np.maximum(gap_ns[passes & ~first[1:]], 0)
+        return np.asarray(np.maximum(gap_ns[passes & ~first[1:]], 0))
 
     def hand_over_s(self) -> Floats:
         """Return the pauses, (case,), from a forward's end to the begin of the next stage's forward
@@ -345,7 +345,7 @@ class _Passes:
             num_chunks=self.shape.num_chunks,
             num_microbatches=self.microbatches[0],
         )
-        split = bool(np.isfinite(self.seconds[2]).any())
+        split = bool(np.isfinite(self.seconds[_WEIGHT_GRADIENT]).any())
         lists = []
         for members in self.ranks[0]:
             chosen = (self.rank == min(members, default=-1)) & (
@@ -682,15 +682,15 @@ class Predictor:
         job = self.job
         assert job.layers is not None
         assert job.layer is not None
-        first, *_, last = rests = [
+        rests = [
             _minus(cost, job.layer.scaled(count))
             for cost, count in zip(self._healthy, job.layers, strict=True)
         ]
         stages = [job.layer.scaled(count) for count in layers]
         if len(layers) == len(rests):
             return tuple(stage + rest for stage, rest in zip(stages, rests, strict=True))
-        stages[0] += first
-        stages[-1] += last
+        stages[0] += rests[0]
+        stages[-1] += rests[-1]
         return tuple(stages)
 
     def _samples(self) -> list[list[Scales]]:

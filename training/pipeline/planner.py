@@ -116,7 +116,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """The plan that a policy makes, and the time it takes."""
+    """A plan, by a policy or by a rule, and the time it takes."""
 
     plan: Plan
     step_s: float
@@ -196,11 +196,12 @@ class _Game:
         forward, blocked, soon_s = self._forward_candidate(rank, now_s)
         backward, gradient_soon_s = self._backward_candidate(rank, now_s)
         weight = self._weight_candidate(rank) if self._splits else -1
-        turn = self._last_was_forward[rank]
-        if weight >= 0 and blocked and forward < 0 and not turn:
+        last_was_forward = self._last_was_forward[rank]
+        if weight >= 0 and blocked and forward < 0 and not last_was_forward:
             return ActionKind.WEIGHT_GRADIENT, weight
         style = self._policy.style
-        forward_first = style is Style.FORWARD_FIRST or (style is Style.ALTERNATE and not turn)
+        alternates = style is Style.ALTERNATE and not last_was_forward
+        forward_first = style is Style.FORWARD_FIRST or alternates
         if forward >= 0 and (forward_first or backward < 0):
             return ActionKind.FORWARD, forward
         if backward >= 0:
@@ -220,7 +221,7 @@ class _Game:
         """
         best, blocked, soon_s = -1, False, _NEVER
         room = self._limit - self._held[rank]
-        open_ = self._in_flight[rank] < self._policy.most_in_flight[rank]
+        may_begin = self._in_flight[rank] < self._policy.most_in_flight[rank]
         for stage in self._stages_of[rank]:
             microbatch = self._next_forward[stage]
             if microbatch == self._count:
@@ -228,7 +229,7 @@ class _Game:
             at_s = self._forward_at[stage][microbatch]
             if at_s > now_s + _NANOSECOND:
                 soon_s = min(soon_s, at_s)
-            elif not open_ or self._held_by[stage][microbatch] > room:
+            elif not may_begin or self._held_by[stage][microbatch] > room:
                 blocked = True
             elif best < 0 or self._policy.deepest_first:
                 best = stage
@@ -331,28 +332,25 @@ def search(problem: Problem) -> Found:
     best, tried = _best_by_rule(problem)
     for policy in _policies(problem):
         tried += 1
-        limit_s = best[1] if best else float("inf")
-        played = play(problem, policy, faster_than_s=limit_s - _ROUNDING)
-        if played:
-            best = played.plan, played.step_s
+        limit_s = _NEVER if best is None else best.step_s
+        best = play(problem, policy, faster_than_s=limit_s - _ROUNDING) or best
     if best is None:
         raise ConfigError(_none_fits(problem))
-    plan = best[0]
-    prediction = predict(plan, problem.table, problem.memory)
-    return Found(plan=plan, prediction=prediction, num_tried=tried)
+    prediction = predict(best.plan, problem.table, problem.memory)
+    return Found(plan=best.plan, prediction=prediction, num_tried=tried)
 
 
-def _best_by_rule(problem: Problem) -> tuple[tuple[Plan, float] | None, int]:
+def _best_by_rule(problem: Problem) -> tuple[Played | None, int]:
     """Return the fastest plan by rule that fits, with its time, and the number of plans tried."""
-    best: tuple[Plan, float] | None = None
+    best: Played | None = None
     tried = 0
     for plan in rule_plans(problem):
         tried += 1
         if max(peak_memory(plan, problem.memory)) > problem.memory_limit * (1 + _ROUNDING):
             continue
         step_s = predict(plan, problem.table).step_s
-        if best is None or step_s < best[1] - _ROUNDING:
-            best = plan, step_s
+        if best is None or step_s < best.step_s - _ROUNDING:
+            best = Played(plan=plan, step_s=step_s)
     return best, tried
 
 
@@ -445,7 +443,9 @@ def _peak_within(problem: Problem, limit: float) -> float | None:
     """
     limited = replace(problem, memory_limit=limit)
     for policy in _policies(limited):
-        played = play(limited, policy) if policy.patience_s == 0.0 else None
-        if played:
+        if policy.patience_s > 0.0:
+            continue
+        played = play(limited, policy)
+        if played is not None:
             return max(peak_memory(played.plan, problem.memory))
     return None

@@ -179,7 +179,7 @@ def _notes(model: Predictor, others: list[Remedy], helpers: HelperOffer | None) 
             "which they do not do now"
         )
     with_helper = min(
-        r.step_s for r in others if RemedyKind.HELPER is r.kind and r.is_disaggregated
+        r.step_s for r in others if r.kind is RemedyKind.HELPER and r.is_disaggregated
     )
     without = min(r.step_s for r in others if r.effort is not Effort.HARDWARE)
     if with_helper >= without:
@@ -313,10 +313,12 @@ class _Adviser:
             return
         half = tuple(count // 2 for count in job.layers)
         circumstances = Circumstances(layers=half + half)
-        even = len(set(half)) == 1
-        flags: tuple[str, ...] = ("--num-virtual-stages-per-pipeline-rank", "2")
-        if not even:
-            flags = ("--pipeline-model-parallel-layout", layout_text(half + half))
+        is_even = len(set(half)) == 1
+        flags = (
+            ("--num-virtual-stages-per-pipeline-rank", "2")
+            if is_even
+            else ("--pipeline-model-parallel-layout", layout_text(half + half))
+        )
         for schedule in self._schedules(circumstances):
             what = f"{schedule.name}, 2 chunks a rank"
             yield self._remedy(
@@ -432,6 +434,9 @@ class _Adviser:
                 splits_backward=splits,
             )
             how = ", backward split" if splits else ""
+            flags = ["--forward-backward-disaggregating", "--fbd-helpers", str(offer.num_helpers)]
+            if splits:
+                flags += ["--pipeline-schedule", "zb-h1"]
             yield Remedy(
                 kind=RemedyKind.HELPER,
                 what=f"{offer.num_helpers} helper(s) of speed {offer.speed_ratio:g} run "
@@ -439,10 +444,7 @@ class _Adviser:
                 effort=Effort.HARDWARE,
                 step_s=model.step_s(PredictedStep(pipeline_s=found.pipeline_s, peak=())),
                 peak=(float(MOST_AHEAD),) * job.shape.num_ranks,
-                flags=(
-                    *("--forward-backward-disaggregating", "--fbd-helpers", str(offer.num_helpers)),
-                    *(("--pipeline-schedule", "zb-h1") if splits else ()),
-                ),
+                flags=tuple(flags),
                 is_disaggregated=True,
             )
         yield self._one_rank_more(offer)
@@ -511,8 +513,8 @@ def balanced_microbatches(model: Predictor, make_plan: MakePlan) -> tuple[int, .
         giver = max(range(len(counts)), key=now.__getitem__)
         takers = [replica for replica in range(len(counts)) if replica != giver]
         taker = min(takers, key=lambda replica: times.at(replica, counts[replica] + 1))
-        worse = max(now[giver] - _LEAST_GAIN_S, 0.0)
-        if counts[giver] == 1 or times.at(taker, counts[taker] + 1) >= worse:
+        bound_s = max(now[giver] - _LEAST_GAIN_S, 0.0)
+        if counts[giver] == 1 or times.at(taker, counts[taker] + 1) >= bound_s:
             return tuple(counts)
         counts[giver] -= 1
         counts[taker] += 1
