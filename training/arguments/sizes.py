@@ -78,12 +78,11 @@ def _require_positive(settings: Settings) -> None:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             may_be_zero = entry.name in _MAY_BE_ZERO
+            option = option_of(type(group), entry.name)
             if not math.isfinite(value):
-                option = option_of(type(group), entry.name)
                 raise ConfigError(f"{option} is {value}, but must be a finite number")
             if value < 0 or (value == 0 and not may_be_zero):
                 bound = "0 or more" if may_be_zero else "more than 0"
-                option = option_of(type(group), entry.name)
                 raise ConfigError(f"{option} is {value}, but must be {bound}")
 
 
@@ -447,9 +446,7 @@ def _data_size(settings: Settings, world_size: int) -> int:
         ("pipeline", parallel.pipeline_model_parallel_size),
         ("context", parallel.context_parallel_size),
     )
-    product = 1
-    for _, size in axes:
-        product *= size
+    product = math.prod(size for _, size in axes)
     if world_size % product:
         spelled = " x ".join(f"{name} {size}" for name, size in axes if size > 1)
         raise ConfigError(
@@ -461,7 +458,9 @@ def _data_size(settings: Settings, world_size: int) -> int:
 
 def _default_ffn_size(hidden_size: int, swiglu: bool) -> int:
     """Return Megatron's default: 4 h, or with SwiGLU 8/3 h, as a multiple of 64."""
-    return int(4 * hidden_size * 2 / 3 / 64) * 64 or 64 if swiglu else 4 * hidden_size
+    if not swiglu:
+        return 4 * hidden_size
+    return max(64, int(4 * hidden_size * 2 / 3 / 64) * 64)
 
 
 def _virtual_pipeline_size(settings: Settings, num_layers: int) -> int | None:
@@ -620,7 +619,9 @@ _RULES = (
 def idle_flags(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Iterator[str]:
     """Yield a sentence for every flag that is given, differs from its default and has no effect."""
     for rule in _RULES:
-        for name in () if rule.used(given) else rule.names:
+        if rule.used(given):
+            continue
+        for name in rule.names:
             if getattr(given, name) != parser.get_default(name):
                 option = _SWITCHED_OFF.get(name) or "--" + name.replace("_", "-")
                 yield f"{option} has no effect without {rule.needed}"

@@ -135,7 +135,9 @@ def end_ids(folder: Path, config: Mapping[str, object]) -> tuple[int, ...]:
     if file.is_file():
         config = _read_table(file)
     declared = config.get("eos_token_id")
-    ids = declared if isinstance(declared, list) else [] if declared is None else [declared]
+    ids: list[object] = []
+    if declared is not None:
+        ids = declared if isinstance(declared, list) else [declared]
     if not all(type(one) is int for one in ids):
         raise InputError(
             f"{file.name if file.is_file() else 'config.json'} of {folder} has eos_token_id "
@@ -368,14 +370,23 @@ def _rotation(reader: ConfigReader, assumed_base: float) -> Values:
         base = reader.get("rope_theta", assumed_base)
     else:
         reader.raw("rope_theta")
-    kind = rotation.pop("rope_type", rotation.pop("type", "default"))
-    rotation.pop("type", None)
+    older_kind = rotation.pop("type", "default")
+    kind = rotation.pop("rope_type", older_kind)
     partial = rotation.pop("partial_rotary_factor", reader.raw("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
         reader.refuse("partial_rotary_factor", partial, "expected 1")
     if not _is_positive(base) or base != int(base):
         reader.refuse("rope_theta", base, "expected a whole number above 0")
-    values: Values = {"rotary_base": int(base), "rotary_percent": 1.0}
+    scaling = _rotation_scaling(reader, kind, rotation)
+    return {"rotary_base": int(base), "rotary_percent": 1.0, **scaling}
+
+
+def _rotation_scaling(reader: ConfigReader, kind: object, rotation: Values) -> Values:
+    """Return the values by which a kind of rotary embedding is scaled to longer texts.
+
+    `rotation` is what is left of the configuration's table; each of its keys must be known.
+    """
+    values: Values = {}
     if kind == "llama3":
         wrong = {
             name: rotation.get(name)
@@ -384,12 +395,13 @@ def _rotation(reader: ConfigReader, assumed_base: float) -> Values:
         }
         if wrong:
             reader.refuse("rope_parameters", wrong, f"only {_LLAMA_3_ROTATION} can be computed")
-        values |= {"use_rope_scaling": True, "rope_scaling_factor": _number(rotation, reader)}
+        factor = _number(rotation, reader)
+        values = {"use_rope_scaling": True, "rope_scaling_factor": factor}
     elif kind == "linear":
         factor = _number(rotation, reader)
         if factor != int(factor):
             reader.refuse("rope_parameters", factor, "expected a whole factor")
-        values["rotary_seq_len_interpolation_factor"] = int(factor)
+        values = {"rotary_seq_len_interpolation_factor": int(factor)}
     elif kind != "default":
         reader.refuse("rope_type", kind, "expected default, linear or llama3")
     known = {"default": set(), "linear": {"factor"}, "llama3": {"factor", *_LLAMA_3_ROTATION}}
@@ -615,9 +627,7 @@ def _write_rotation(model: Mapping[str, object]) -> dict[str, object] | None:
         return {
             "rope_type": "llama3",
             "factor": model["rope_scaling_factor"],
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
+            **_LLAMA_3_ROTATION,
         }
     return None if factor is None else {"rope_type": "linear", "factor": float(str(factor))}
 
