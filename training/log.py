@@ -144,7 +144,9 @@ class TrainingLog:
         self._sizes = sizes
         self._writes = rank == sizes.world_size - 1
         self._rank = rank
-        self._reports_memory = rank % (sizes.world_size // sizes.pipeline_size) < sizes.tensor_size
+        ranks_of_stage = sizes.world_size // sizes.pipeline_size
+        # The first replica's ranks of each stage: other replicas hold the same.
+        self._reports_memory = rank % ranks_of_stage < sizes.tensor_size
         padded_size = padded_vocab_size(settings, sizes, vocab_size)
         self._flops = iteration_flops(settings, sizes, padded_size)
         self._tensorboard = _open_tensorboard(settings) if self._writes else None

@@ -99,19 +99,15 @@ class Trainer:
             while progress.iteration < self._sizes.train_iters:
                 progress = self._iterate(progress)
                 progress = self._evaluate_if_due(progress)
-                if self._is_save_due(progress):
+                if _is_due(self._settings.checkpoint.save_interval, progress):
                     self._write_checkpoint(progress)
                     saved = progress
-                if self._exits_after(progress):
+                if _is_due(self._settings.batch.exit_interval, progress):
                     break
             if self._settings.checkpoint.save is not None and saved != progress:
                 self._write_checkpoint(progress)
         self._log.close()
         return progress
-
-    def _exits_after(self, progress: Progress) -> bool:
-        interval = self._settings.batch.exit_interval
-        return interval is not None and progress.iteration % interval == 0
 
     def _iterate(self, progress: Progress) -> Progress:
         iteration = progress.iteration + 1
@@ -188,14 +184,15 @@ class Trainer:
             chunk.train()
         return torch.stack(losses).mean() if losses else None
 
-    def _is_save_due(self, progress: Progress) -> bool:
-        interval = self._settings.checkpoint.save_interval
-        return interval is not None and progress.iteration % interval == 0
-
     def _write_checkpoint(self, progress: Progress) -> None:
         with self._callback.checkpoint(progress.iteration):
             self._save(progress)
         self._log.begin()
+
+
+def _is_due(interval: int | None, progress: Progress) -> bool:
+    """Return whether something is due that is done every `interval` iterations; None: never."""
+    return interval is not None and progress.iteration % interval == 0
 
 
 def _learning_rate(optimizer: MegatronOptimizer) -> float:

@@ -6,6 +6,7 @@ of local layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -141,7 +142,7 @@ def _build_chunks(
 def padded_vocab_size(settings: Settings, sizes: Sizes, vocab_size: int) -> int:
     """Round the vocabulary up, so that every tensor-parallel rank holds an equal share."""
     multiple = settings.model.make_vocab_size_divisible_by * sizes.tensor_size
-    return -(-vocab_size // multiple) * multiple
+    return math.ceil(vocab_size / multiple) * multiple
 
 
 def transformer_config(settings: Settings, sizes: Sizes, device: str) -> TransformerConfig:

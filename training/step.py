@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer
     from megatron.core.timers import Timers
 
+_T = TypeVar("_T")
 _PARTS = ("tokens", "labels", "loss_mask", "position_ids")
 
 
@@ -163,8 +164,9 @@ def build_timers(
     return timers
 
 
-def _one_or_all(calls: list[Callable[..., object]]) -> object:
-    return calls[0] if len(calls) == 1 else calls
+def _one_or_all(by_chunk: list[_T]) -> _T | list[_T]:
+    """Return what Megatron-Core's schedules take: a list only where there are several chunks."""
+    return by_chunk[0] if len(by_chunk) == 1 else by_chunk
 
 
 def run_schedule(
@@ -182,8 +184,8 @@ def run_schedule(
     """
     reports = forward_backward(
         forward_step_func=_forward_step,
-        data_iterator=streams if len(streams) > 1 else streams[0],
-        model=chunks if len(chunks) > 1 else chunks[0],
+        data_iterator=_one_or_all(streams),
+        model=_one_or_all(chunks),
         num_microbatches=num_microbatches,
         seq_length=sizes.seq_length,
         micro_batch_size=sizes.micro_batch_size,

@@ -362,7 +362,7 @@ class StreamBuilder:
                 num_samples=self._num_samples,
             ),
             tokenizer,
-            is_built_on_rank=lambda: self._loads and _has_data_stage(),
+            is_built_on_rank=lambda: self._loads and any(_chunks_with_data(sizes)),
         )
 
     def describe(self) -> str:
@@ -469,13 +469,6 @@ def _num_samples(settings: Settings, sizes: Sizes) -> tuple[int, int, int]:
     evaluations = sizes.train_iters // batch.eval_interval
     validation = evaluations * batch.eval_iters * sizes.global_batch_size
     return sizes.train_iters * sizes.global_batch_size, validation, 0
-
-
-def _has_data_stage() -> bool:
-    """Return whether this rank holds the first or the last pipeline stage."""
-    first = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
-    last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
-    return bool(first or last)
 
 
 def _chunks_with_data(sizes: Sizes) -> list[bool]:
