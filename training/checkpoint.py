@@ -353,7 +353,7 @@ def _save(contents: dict[str, object], folder: Path) -> None:
     at its first save: an interpreter with torch, which takes seconds to start and stays. Only saves
     in the background need it; here a queue of this process takes its place.
     """
-    if getattr(filesystem_async, "_results_queue", ...) is None:
+    if hasattr(filesystem_async, "_results_queue") and filesystem_async._results_queue is None:
         filesystem_async._results_queue = queue.Queue()
     dist_checkpointing.save(contents, str(folder), content_metadata=content_metadata())
 
@@ -380,8 +380,7 @@ def load_checkpoint(
     except DAMAGES as error:
         raise InputError(
             f"cannot load the checkpoint {folder} ({reason_of(error)}); take an earlier one by "
-            "writing "
-            f"its iteration into {folder.parent / LATEST_FILE}"
+            f"writing its iteration into {folder.parent / LATEST_FILE}"
         ) from error
 
 

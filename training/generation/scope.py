@@ -64,10 +64,13 @@ class Lent:
             )
             logprobs = logits.float().log_softmax(-1)
             best = logprobs.topk(most, dim=-1)
-            columns = [chosen[:, None], logprobs.gather(1, chosen[:, None]), best.indices]
-            table = torch.cat([*(one.double() for one in columns), best.values.double()], 1).cpu()
+            tokens_chosen = chosen[:, None]
+            columns = [
+                tokens_chosen, logprobs.gather(1, tokens_chosen), best.indices, best.values,
+            ]  # fmt: skip
+            table = torch.cat([column.double() for column in columns], dim=1).cpu()
             now = torch.tensor([[time.monotonic()]], dtype=torch.float64)
-            table = torch.cat([table, now], 1)
+            table = torch.cat([table, now], dim=1)
         row = engine.exchange.share_scores(table, 1, 3 + 2 * most)[0].tolist()
         token, log_probability, *alternatives, chosen_at_s = row
         tokens_of, scores_of = alternatives[:most], alternatives[most:]

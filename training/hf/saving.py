@@ -104,13 +104,15 @@ class _Export:
 
     def _check_counts(self) -> None:
         """Raise InputError where tensors have other numbers of layers or experts than settings."""
+        counts_of_part: dict[ModelPart, tuple[int, ...]] = {
+            ModelPart.LAYER: (self._num_layers,),
+            ModelPart.EXPERT: (self._num_layers, self._num_experts),
+        }
         for rule in self._rules:
-            counts = {
-                ModelPart.LAYER: (self._num_layers,),
-                ModelPart.EXPERT: (self._num_layers, self._num_experts),
-            }.get(rule.place, ())
-            key = _key(rule)
-            stored = self._tensors.shape(Wanted(key=key))[: len(counts)] if counts else ()
+            if rule.place not in counts_of_part:
+                continue
+            key, counts = _key(rule), counts_of_part[rule.place]
+            stored = self._tensors.shape(Wanted(key=key))[: len(counts)]
             if stored != counts:
                 raise InputError(
                     f"the checkpoint {self._saved.folder} has {key} for (layers, experts) {stored} "

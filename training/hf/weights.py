@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -231,14 +232,13 @@ class WeightWriter:
 
     def __init__(self, folder: Path, files: list[WeightFile]) -> None:
         self._folder = folder
-        self._left = [(file, name) for file in files for name in file.tensors]
-        self._left.reverse()
+        self._left = deque((file, name) for file in files for name in file.tensors)
         self._open: BinaryIO | None = None
         self._written: WeightFile | None = None
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Write the next tensor of the plan."""
-        file, expected = self._left.pop()
+        file, expected = self._left.popleft()
         planned = file.tensors[expected]
         if (name, tensor.shape, tensor.dtype) != (expected, planned.shape, planned.dtype):
             raise ValueError(

@@ -452,8 +452,10 @@ def proved_by(plan: Plan, rank: int) -> dict[Message, list[Message]]:
     shape = plan.shape
     found: dict[Message, list[Message]] = {}
     for other in range(shape.num_ranks):
+        if other == rank:
+            continue
         had: list[Message] = []
-        for action in plan.work_of(other) if other != rank else ():
+        for action in plan.work_of(other):
             needed, made = message_needed(shape, action), message_made(shape, action)
             if needed is not None and link_of(shape, needed).sender == rank:
                 had.append(needed)

@@ -189,7 +189,9 @@ class HelpedMail(Mail):
     def expect(self, plan: Plan) -> None:
         """Learn a step's messages from its plan."""
         super().expect(plan)
-        for link, feed in self._feeds.items() if self.is_helped else ():
+        if not self.is_helped:
+            return
+        for link, feed in self._feeds.items():
             feed.expect(self.step, plan.messages(link.sender, link.receiver, forward=True))
 
     def take(self, link: Link, message: Message) -> torch.Tensor:
