@@ -207,13 +207,13 @@ def encode_batch(settings: EncodingSettings, batch: LineBatch) -> EncodedBatch:
         if not line.strip():
             continue
         try:
-            for ids_of_key, ids in zip(
-                documents, _encode_line(settings, tokenizer, line), strict=True
-            ):
-                if ids:
-                    ids_of_key.append(ids)
+            ids_by_key = _encode_line(settings, tokenizer, line)
         except InputError as error:
             invalid.append(f"{batch.path}:{number}: {error}")
+            continue
+        for documents_of_key, ids in zip(documents, ids_by_key, strict=True):
+            if ids:
+                documents_of_key.append(ids)
     return EncodedBatch(
         by_key=tuple(_packed(ids) for ids in documents),
         num_lines=len(batch.lines),

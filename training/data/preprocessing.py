@@ -369,10 +369,11 @@ def _check_free(request: DataRequest) -> None:
     tokenizer = request.encoding.tokenizer
     named = (tokenizer.vocab_file, tokenizer.merge_file, tokenizer.tokenizer_model)
     read = [*request.paths, *(Path(name) for name in named if name is not None)]
-    for path in (path for prefix in request.prefixes for path in published_paths(prefix)):
-        check_not_read(path, read)
-        if path.exists() and not request.force:
-            raise OutputError(f"{path} exists: pass --force to replace it")
+    for prefix in request.prefixes:
+        for path in published_paths(prefix):
+            check_not_read(path, read)
+            if path.exists() and not request.force:
+                raise OutputError(f"{path} exists: pass --force to replace it")
 
 
 def _make(request: DataRequest, begin: Checkpoint, progress: ProgressListener) -> Checkpoint:

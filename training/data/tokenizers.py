@@ -224,12 +224,11 @@ class TokenizerSettings:
             "--tokenizer-model": self.tokenizer_model,
             "--vocab-size": self.vocab_size,
         }
-        return [
-            part
-            for flag, value in named.items()
-            if value is not None
-            for part in (flag, str(value))
-        ]
+        arguments: list[str] = []
+        for flag, value in named.items():
+            if value is not None:
+                arguments += [flag, str(value)]
+        return arguments
 
 
 def add_tokenizer_arguments(parser: argparse.ArgumentParser) -> None:
