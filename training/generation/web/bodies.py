@@ -15,7 +15,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -436,14 +436,7 @@ def choice_sampling(sampling: Sampling, choice: int) -> Sampling:
     if choice == 0:
         return sampling
     made = np.random.SeedSequence([sampling.seed, choice]).generate_state(1, np.uint64)
-    return Sampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        seed=int(made[0]) >> 1,
-    )
+    return replace(sampling, seed=int(made[0]) >> 1)
 
 
 def submit(model: ServedModel, requests: Sequence[Request]) -> Submission:

@@ -117,18 +117,18 @@ def _message(given: object, place: str) -> dict[str, str]:
 def _content(given: object, place: str) -> str:
     if isinstance(given, str):
         return given
-    if isinstance(given, list):
-        parts = [
-            one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None
-            for one in given
-        ]
-        texts = [part for part in parts if isinstance(part, str)]
-        if len(texts) == len(parts):
-            return "".join(texts)
+    if isinstance(given, list) and all(map(_is_text_part, given)):
+        return "".join(part["text"] for part in given)
     raise RequestError(
         f"{place}.content must be a string or an array of parts of type text",
         param=f"{place}.content",
     )
+
+
+def _is_text_part(part: object) -> bool:
+    if not isinstance(part, dict):
+        return False
+    return part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 async def _tokens_of(template: ChatTemplate, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
