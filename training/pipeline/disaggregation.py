@@ -172,13 +172,16 @@ class _Step:
         The only forward of a microbatch on a stage is F, also the forward with graph of a helped
         microbatch; a second forward is R.
         """
-        if name.what == "graph":
-            is_first = self._is_helped(name.microbatch) or self._is_last(name.stage)
-            kind = ActionKind.FORWARD if is_first else ActionKind.RECOMPUTE
-        else:
-            whole = ActionKind.INPUT_GRADIENT if self.splits_backward else ActionKind.BACKWARD
-            kinds = {"feed": ActionKind.FORWARD, "input": whole}
-            kind = kinds.get(name.what, ActionKind.WEIGHT_GRADIENT)
+        match name.what:
+            case "feed":
+                kind = ActionKind.FORWARD
+            case "graph":
+                is_first = self._is_helped(name.microbatch) or self._is_last(name.stage)
+                kind = ActionKind.FORWARD if is_first else ActionKind.RECOMPUTE
+            case "input":
+                kind = ActionKind.INPUT_GRADIENT if self.splits_backward else ActionKind.BACKWARD
+            case _:
+                kind = ActionKind.WEIGHT_GRADIENT
         return Action(kind, name.stage, name.microbatch)
 
     def _work(self) -> Iterator[tuple[_Name, _Work]]:

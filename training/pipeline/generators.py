@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 
 from megascan.errors import ConfigError
 from training.pipeline.plan import (
@@ -95,10 +95,8 @@ def zero_bubble_h1(shape: PipelineShape) -> Plan:
     waits.
     """
     _one_chunk(shape, "zb-h1")
-    rows = []
-    for rank in range(shape.num_ranks):
-        rows.append(tuple(_zero_bubble_row(shape, rank)))
-    return Plan(name="zb-h1", shape=shape, actions=tuple(rows))
+    rows = tuple(tuple(_zero_bubble_row(shape, rank)) for rank in range(shape.num_ranks))
+    return Plan(name="zb-h1", shape=shape, actions=rows)
 
 
 GENERATORS: dict[str, Callable[[PipelineShape], Plan]] = {
@@ -135,7 +133,7 @@ def _groups(shape: PipelineShape, group_size: int) -> list[range]:
     firsts = list(range(0, count, group_size))
     if len(firsts) > 1 and count - firsts[-1] < shape.num_ranks:
         firsts.pop()
-    return [range(*ends) for ends in zip(firsts, [*firsts[1:], count], strict=True)]
+    return [range(first, end) for first, end in pairwise([*firsts, count])]
 
 
 def _zero_bubble_row(shape: PipelineShape, rank: int) -> list[Action]:

@@ -103,7 +103,7 @@ class Pipeline:
         assert self.deal is not None
         fill = (self._sizes.pipeline_size - 1) / self._sizes.model_chunks
         if plan.splits_backward:
-            fill /= 3  # weight gradients take up most of the time in which ranks would wait
+            fill /= 3  # weight gradients fill the rest of the time in which ranks would wait
         exchange = partial(_largest_by_replica, device=device)
         return Rebalancer(self.deal, exchange, fill=fill)
 

@@ -172,8 +172,8 @@ def _check_complete(plan: Plan) -> None:
         raise ConfigError(f"plan {plan.name} has {twice} {counts[twice]} times, expected once")
     for stage in range(plan.shape.num_stages):
         for microbatch in range(plan.shape.num_microbatches):
-            kinds = {k for k in ActionKind if Action(k, stage, microbatch) in counts} - TRANSFERS
-            problem = _incomplete(kinds - {ActionKind.RECOMPUTE})
+            kinds = {kind for kind in ActionKind if Action(kind, stage, microbatch) in counts}
+            problem = _incomplete(kinds - TRANSFERS - {ActionKind.RECOMPUTE})
             if problem:
                 raise ConfigError(
                     f"plan {plan.name}: microbatch {microbatch} on stage {stage} {problem}"
