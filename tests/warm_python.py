@@ -15,8 +15,7 @@ client, so that what a launcher starts is forked, too. Only packages that are no
 before the fork. What a fork would run differently is run anew by the client (`Asked.differs`).
 
 What differs all the same: children of one server have one hash seed, the server is their parent,
-/proc/PID/cmdline names it, made-up data have fewer documents, and what was imported before the fork
-is not taken apart at the end.
+/proc/PID/cmdline names it, and what was imported before the fork is not taken apart at the end.
 Tests of such things start the real interpreter.
 """
 
@@ -78,9 +77,6 @@ TAKEN_APART = frozenset({*sys.stdlib_module_names, "__main__", "megatron"})
 so is torch.distributed: they may hold process groups."""
 JOINED = ("net", "uts", "mnt")
 """Namespaces that root's child takes over from its client: those of a machine in a test."""
-NUM_MADE_UP_DOCUMENTS = 1_000
-"""In place of Megatron-Core's 100,000, which every rank of a job on made-up data shuffles: an
-eighth of a CPU second each."""
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 ANEW = 1 << 16
 """The answer to a client that has to run the program itself."""
@@ -370,8 +366,6 @@ def preload(packages: Sequence[str]) -> None:
     for name in packages:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    if made_up := sys.modules.get("megatron.core.datasets.gpt_dataset"):
-        made_up.MockGPTLowLevelDataset.size = NUM_MADE_UP_DOCUMENTS
     for name, module in sys.modules.items():
         if name.partition(".")[0] not in TAKEN_APART and not name.startswith("torch.distributed"):
             spared[name] = module

@@ -40,6 +40,7 @@ from detect.causes.device import (
     mates_of,
     may_wait_for_launches,
     starvation,
+    waits_for_launches,
 )
 from detect.causes.finding import (
     Answer,
@@ -432,7 +433,7 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
     is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
     if cause == Cause.HOST:
         return _doubt_of_host(seen, burst, is_uneven)
-    launches = may_wait_for_launches(seen)
+    launches = may_wait_for_launches(seen) or waits_for_launches(seen, burst.row, burst.hits)
     reasons = {
         FEW_OTHERS: int(burst.others.sum()) < BURSTS.sure_others and not burst.is_one_speed,
         OTHERS_TOO: burst.is_noise,

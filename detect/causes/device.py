@@ -467,6 +467,7 @@ def starvation(
             f"{words}; but other TP groups have a starved rank too: the job is host-bound, "
             "whatever the node"
         )
+    words += _idle_text(seen, row, active)
     doubt = _doubt(seen, row, num_others=len(others)) or hardly_slower_host(
         seen, row, active, effect
     )
@@ -489,6 +490,24 @@ def may_wait_for_launches(seen: Observations) -> str:
     return (
         f"what is compared takes {milliseconds(typical_ns)}, about as long as launching it, and "
         "launches were not recorded: a host that is late shows the same"
+    )
+
+
+def waits_for_launches(seen: Observations, row: int, active: Flags) -> str:
+    """Say that a device waits for its host's launches half of the time and more, so that many short
+    kernels, or slow passes now and then, may show the host; empty where it does not.
+
+    Example: the optimizer step of an FSDP job, in which the rank whose host is the last by a little
+    never waits for others: 7.2 ms in place of 3.5, all of its kernels launched just in time.
+    """
+    if seen.starved_share is None:
+        return ""
+    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
+    if not own >= STARVATION.fed_share:
+        return ""
+    return (
+        f"{own:.0%} of its operations were launched only just in time (of its peers' "
+        f"{theirs:.0%}), so its host may be the reason as well as the device"
     )
 
 
@@ -557,12 +576,13 @@ def hardly_slower_host(
 
     So the host is to blame only where it launches slower than its peers' by a good part of `effect`
     (log), which is what its device loses. Empty, too, where the trace does not tell launches, where
-    the host stops now and then (`stands_still`), and where the device is not starved (less than
+    the host stops now and then (`stands_still`) or does something else for longer than all its
+    launching takes, and where the device is not starved (less than
     `least_starved` of its work comes just in time, by default `_least_starved`).
     """
     if seen.held_pace is None or seen.starved_share is None or not effect:
         return ""
-    if stands_still(seen, row, active):
+    if stands_still(seen, row, active) or _loses_more_than_launching(seen, row, active):
         return ""
     own, theirs = _just_in_time(seen, seen.starved_share, row, active)
     if not own >= (least_starved or _least_starved(theirs)):
@@ -623,6 +643,40 @@ def _stops_in_passes(seen: Observations, row: int, active: Flags) -> bool:
 
 def _is_noticeable(seen: Observations, time_ns: float, active: Flags) -> bool:
     return bool(time_ns >= PACE.least_share * float(np.median(seen.iteration_ns[active])))
+
+
+def _loses_more_than_launching(seen: Observations, row: int, active: Flags) -> bool:
+    """Return whether a device has nothing to do for so much longer than its peers' that launching
+    all passes, at twice the time of their hosts, would not explain it.
+
+    Example: 108 ms an iteration against 2, where launching its passes takes a host 14: batches that
+    come late, and that no span shows.
+    """
+    idle_ns, launching_ns = _idle_and_launching(seen, row, active)
+    return launching_ns > 0 and idle_ns >= PACE.held_up_ratio * launching_ns
+
+
+def _idle_and_launching(seen: Observations, row: int, active: Flags) -> tuple[float, float]:
+    """Return by how much longer than its peers' a device has nothing to do for its host, and how
+    long their hosts take to launch the passes, both ns an iteration; zeros where not known.
+    """
+    lost = seen.lost_ns.get(Cause.HOST)
+    if lost is None or seen.launching_ns is None:
+        return 0.0, 0.0
+    peers = _stage_peers(seen, row)
+    level = robust.median(lost[:, active], axis=1)
+    launching_ns = float(np.median(seen.launching_ns[peers][:, active]))
+    return float(level[row] - robust.median(level[peers])), launching_ns
+
+
+def _idle_text(seen: Observations, row: int, active: Flags) -> str:
+    if not _loses_more_than_launching(seen, row, active):
+        return ""
+    idle_ns, launching_ns = _idle_and_launching(seen, row, active)
+    return (
+        f"; it has nothing to do for {milliseconds(idle_ns)} an iteration longer than theirs, and "
+        f"launching all passes takes them {milliseconds(launching_ns)}"
+    )
 
 
 def _is_lost_to_its_host(seen: Observations, row: int, active: Flags, effect: float) -> bool:

@@ -53,8 +53,8 @@ IN_DOUBT_INSIDE = (
     "GPUs), or what they share is at fault; compare nvidia-smi topo -m with that of another host"
 )
 IN_DOUBT_LAUNCH = (
-    "an end's device waits for its host, and what is lost is so little that launches which come a "
-    "little late explain it"
+    "an end's device waits for its host, and what is lost is so little, or compared with so few "
+    "connections, that launches which come a little late explain it"
 )
 IN_DOUBT_TINY = (
     "so few bytes show how late the operation was launched, not how much the connection carries"
@@ -378,9 +378,13 @@ def _doubt(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> str:
 
 def _is_launched_late(seen: Observations, link: _SlowLink) -> bool:
     """Return whether the device of one of its ends waits for its host, and a transfer loses no more
-    than late launches take.
+    than late launches take, or is compared with one other connection only.
+
+    Example: of two pairs of replicas in a job bound by its hosts the pair with the last host takes
+    199 us, the other one 79.
     """
-    if seen.starved_share is None or link.actual_ns - link.normal_ns >= LINKS.late_launch_ns:
+    is_short = link.actual_ns - link.normal_ns < LINKS.late_launch_ns or link.num_peers < 2
+    if seen.starved_share is None or not is_short:
         return False
     rows = seen.members.rows_with(rank for ranks in link.units for rank in ranks)
     starved = robust.median(seen.starved_share[list(rows)], axis=1)

@@ -26,7 +26,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.causes.device import GPU_ADVICE, mates_of, over_others, stands_still
+from detect.causes.device import (
+    GPU_ADVICE,
+    HOST_ADVICE,
+    mates_of,
+    over_others,
+    stands_still,
+    waits_for_launches,
+)
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -147,6 +154,9 @@ def _suspects(
 def _doubt(inquiry: Inquiry, slow: _SlowStep) -> str:
     """Return why no node is at fault for sure, as a sentence; empty where one is."""
     seen = inquiry.seen
+    launches = waits_for_launches(seen, slow.row, slow.suspect.course.active)
+    if launches:
+        return launches
     if slow.num_peers == 1 and slow.suspect.course.effect < OPTIMIZER.pair_floor_log:
         return ONE_PEER
     # waiting for parameters that arrive beside passes is never waiting alone: so try both
@@ -166,9 +176,15 @@ def _computes_slowly(inquiry: Inquiry, slow: _SlowStep) -> bool:
     return bool(inquiry.slow[slow.row] and as_memory and not inquiry.slow[mates].any())
 
 
-def _has_slow_passes(inquiry: Inquiry, slow: _SlowStep) -> bool:
-    """Return whether the passes are slow as well, so that it may be the device as a whole."""
-    return slow.passes >= float(np.log(inquiry.settings.min_slowdown))
+def _advice(inquiry: Inquiry, slow: _SlowStep) -> tuple[str, ...]:
+    """Return what to look at: memory and PCIe, before them the host for whose launches the device
+    waits, or the device as a whole where passes are slow as well.
+    """
+    if waits_for_launches(inquiry.seen, slow.row, slow.suspect.course.active):
+        return (HOST_ADVICE[0], *ADVICE)
+    if slow.passes >= float(np.log(inquiry.settings.min_slowdown)):
+        return (GPU_ADVICE[0], *ADVICE)
+    return ADVICE
 
 
 def _is_awaited(slow: _SlowStep, waiting_ns: Floats) -> bool:
@@ -215,7 +231,7 @@ def _finding(inquiry: Inquiry, slow: _SlowStep) -> Finding:
                 or "they update as many parameters, no data lengthen that, and the other ranks "
                 "wait for it, or its passes are slow as well",
             ),
-            advice=(GPU_ADVICE[0], *ADVICE) if _has_slow_passes(inquiry, slow) else ADVICE,
+            advice=_advice(inquiry, slow),
         ),
     )
 

@@ -336,10 +336,17 @@ class _Layer:
 
 
 def _iterations(index: SpanIndex, start: Integers, end: Integers) -> tuple[Integers, Integers]:
-    """Return begin and end of each (rank, iteration), flat; begin = end if nothing was recorded."""
-    cell = (index.row * index.shape[1] + index.slot)[index.counts]
+    """Return begin and end of each (rank, iteration), flat; begin = end if nothing was recorded.
+
+    These are those of the iteration's own span: a host may load for an iteration seconds before its
+    device, which still waits in the iteration before. Where there is none, all its spans count.
+    """
+    cell = index.row * index.shape[1] + index.slot
     low = np.full(index.shape[0] * index.shape[1], np.iinfo(np.int64).max)
     high = np.zeros(len(low), dtype=np.int64)
-    np.minimum.at(low, cell, start[index.counts])
-    np.maximum.at(high, cell, end[index.counts])
+    own = equals(index.table, "kind", Kind.ITERATION) & index.counts
+    has_own = np.isin(cell, cell[own])
+    for spans in (own, index.counts & ~has_own):
+        np.minimum.at(low, cell[spans], start[spans])
+        np.maximum.at(high, cell[spans], end[spans])
     return np.minimum(low, high), high

@@ -22,7 +22,9 @@ from megascan.errors import InputError, MegaScanError
 from megascan.header import Json
 
 _HOURS_A_DAY = 24.0
-UNSEEN_WAITS = "host", "optimizer"
+GAP = "host"
+"""Type of the time between spans, in which a host does something else, or is late."""
+UNSEEN_WAITS = GAP, "optimizer"
 """Types of local work that may hold waiting for others."""
 
 
@@ -90,6 +92,7 @@ def saved_by_fixing(
     *,
     links: bool = False,
     hosts: bool = False,
+    gaps: bool = True,
     during: Flags | None = None,
 ) -> Saving:
     """Replay with the work of `ranks` brought to what their peers take, step by step.
@@ -97,6 +100,7 @@ def saved_by_fixing(
     For every operation type and step the rank's own times are scaled so that their sum is the
     median of its peers' sums; what is left is the rank's own scatter, as a healthy rank has it. A
     slow host's delays scatter far more: with `hosts` the scatter is that of peers in another step.
+    Without `gaps`, time that no span covers stays as it is: a slow device or link does not make it.
     With `links` the transfers that `ranks` take part in (between them, when there are several) are
     brought to those of the other lanes as well. Ranks whose work cannot be told apart from that of
     `ranks` are fixed with them. Only steps `during`, (step,), count, in which the ranks are slow
@@ -114,7 +118,7 @@ def saved_by_fixing(
     chosen = replay.with_shared_work(ranks)
     places = replay.mask(chosen)
     weights = replay.weights.copy()
-    compared_with = _fix_work(replay, places, weights, like_peers=hosts, late=links)
+    compared_with = _fix_work(replay, places, weights, like_peers=hosts, late=links, gaps=gaps)
     if links:
         _fix_links(replay, places, weights)
         _shorten_waits(replay, places, weights)
@@ -143,7 +147,7 @@ def _saving(
 
 
 def _fix_work(
-    replay: Replay, places: Flags, weights: Floats, *, like_peers: bool, late: bool
+    replay: Replay, places: Flags, weights: Floats, *, like_peers: bool, late: bool, gaps: bool
 ) -> str:
     """Bring the work of ranks to that of their peers, and return who the peers are.
 
@@ -156,7 +160,7 @@ def _fix_work(
     if not have_peers and len(stages) == graph.num_stages:
         return "nobody"
     types = np.array([node.optype for node in graph.nodes])
-    for optype in np.unique(types[graph.is_local]):
+    for optype in np.unique(types[graph.is_local & (gaps | (types != GAP))]):
         sums = _sums(replay, types == optype)  # (stage, lane, step)
         for stage in stages:
             nodes = np.flatnonzero((types == optype) & (graph.stage == stage))
@@ -322,8 +326,11 @@ class ReplayedCosts:
             return None
         replay, during = known
         links, hosts = Cause.LINK in causes, Cause.HOST in causes
+        gaps = not set(causes) <= {Cause.COMPUTE, Cause.LINK}
         try:
-            saving = saved_by_fixing(replay, ranks, links=links, hosts=hosts, during=during)
+            saving = saved_by_fixing(
+                replay, ranks, links=links, hosts=hosts, gaps=gaps, during=during
+            )
         except MegaScanError:
             return None
         # stages differ in their work: what other stages take may be no gain
@@ -372,7 +379,7 @@ def _hidden_wait(replay: Replay, ranks: tuple[int, ...], during: Flags) -> float
     rank alone may have gaps for reasons of its own.
     """
     stage = replay.graph.stage
-    gaps = np.array([node.optype == "host" for node in replay.graph.nodes])
+    gaps = np.array([node.optype == GAP for node in replay.graph.nodes])
     others = ~np.isin(replay.ranks, ranks)  # (stage, lane)
     steps = ordinary(replay.traced_s, during)
     step_s = float(replay.traced_s[steps].mean())
