@@ -47,7 +47,12 @@ class Job:
         budget_ratio=0.01,
     ):
         self.config = TraceConfig(
-            enabled=True, interval=5, window=1, granularity=granularity, budget_ratio=budget_ratio
+            enabled=True,
+            interval=5,
+            window=1,
+            granularity=granularity,
+            layer_stride=1,
+            budget_ratio=budget_ratio,
         )
         self.rng = random.Random(seed)
         self.noise = noise

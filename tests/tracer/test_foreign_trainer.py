@@ -39,6 +39,7 @@ def train(num_ranks: int, folder: Path) -> None:
         (folder / name).mkdir()
         common = [*LAYOUTS[name][1], "--losses"]
         trace = ["--trace", "--trace-dir", str(folder / name / "trace")]
+        trace += ["--trace-layer-stride", "1"]
         plan.append([*common, str(folder / name / "plain")])
         plan.append([*common, str(folder / name / "traced"), *trace])
     (folder / "plan").write_text("\n".join(" ".join(words) for words in plan))
