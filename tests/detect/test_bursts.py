@@ -109,6 +109,20 @@ def test_short_throttling_is_found_by_what_its_hits_show(job):
     assert [(one.cause, one.ranks) for one in findings] == [(Cause.COMPUTE, (5,))]
 
 
+def test_passes_slow_now_and_then_on_a_device_that_waits_for_launches_may_show_its_host(job):
+    """Half of them are launched just in time on all ranks; fewer on none."""
+
+    def throttled(slot):
+        hit = slot.iteration in (4, 7, 11, 13) and slot.microbatch in (2, 5)
+        return 1.25 if slot.rank == 5 and hit else 1.0
+
+    seen = observe(job(layout=Layout(dp=16), iterations=14, work=throttled).timeline())
+    for share, owner in ((0.3, Owner.NODE), (0.6, Owner.UNDECIDED)):
+        told = replace(seen, starved_share=np.full(seen.busy_ns.shape, share))
+        (finding,) = judge(told, DetectorSettings()).findings
+        assert (finding.ranks, finding.owner) == ((5,), owner)
+
+
 def test_experts_may_get_more_tokens_now_and_then(job):
     def throttled(slot):
         return 1.3 if slot.rank == 5 and slot.iteration in (4, 7, 11) else 1.0

@@ -311,6 +311,23 @@ def test_a_starved_rank_whose_host_is_hardly_slower_is_undecided(job):
     assert starvation(replace(seen, held_pace=None), 3, active, effect)[0] is Owner.NODE
 
 
+@pytest.mark.parametrize(
+    ("idle_ms", "owner"), [(8.0, Owner.UNDECIDED), (100.0, Owner.NODE)], ids=["little", "much"]
+)
+def test_a_device_idle_for_longer_than_all_launching_takes_is_its_hosts(job, idle_ms, owner):
+    """Its host launches as quickly as those of its peers, in 14 ms, and does something else."""
+    seen, active = observe(job(layout=Layout(dp=4)).timeline()), np.ones(20, dtype=bool)
+    starved = np.where(np.arange(4) == 3, 0.9, 0.0)[:, None] * np.ones(20)
+    lost = np.full((4, 20), 2e6)
+    lost[3] += idle_ms * 1e6
+    told = replace(seen, starved_share=starved, held_pace=np.zeros((4, 20)),
+                   launching_ns=np.full((4, 20), 14e6),
+                   lost_ns={**seen.lost_ns, Cause.HOST: lost})  # fmt: skip
+    found, why = starvation(told, 3, active, np.log(1.15))
+    assert found is owner
+    assert ("100 ms an iteration longer than theirs" in why) == (owner is Owner.NODE)
+
+
 def stopping(job, own_ms, theirs_ms=0.0, *, stopping_ranks=(3,), lost_ms=40.0, **changes):
     """Observe a job of four replicas whose hosts stop so long an iteration while devices wait."""
     seen = observe(job(layout=Layout(dp=4), **changes).timeline())

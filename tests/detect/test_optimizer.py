@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.device import GPU_ADVICE
+from detect.causes.device import GPU_ADVICE, HOST_ADVICE
 from detect.causes.optimizer import ADVICE, NOBODY_WAITS, ONE_PEER
 from detect.detector import judge
 from detect.observe.extract import observe
@@ -54,6 +54,17 @@ def test_one_that_begins_inside_the_trace_has_an_onset(job):
     (finding,) = report_of(made, [15.0, 0.0, 15.0, 15.0]).findings
     assert (finding.ranks, finding.first_iteration) == ((1,), 12)
     assert finding.onset_in_trace
+
+
+@pytest.mark.parametrize(("share", "owner"), [(0.3, Owner.NODE), (0.8, Owner.UNDECIDED)])
+def test_a_step_of_kernels_launched_just_in_time_may_show_the_host(job, share, owner):
+    made = job(layout=Layout(dp=4), work=slow_step(2, 3.0))
+    starved = np.where(np.arange(4) == 2, share, 0.0)[:, None] * np.ones(20)
+    (finding,) = report_of(made, [9.0, 9.0, 0.0, 9.0], starved_share=starved).findings
+    assert (finding.ranks, finding.owner) == ((2,), owner)
+    if owner == Owner.UNDECIDED:
+        assert "80% of its operations were launched only just in time" in finding.evidence[-1]
+        assert finding.next_steps == (HOST_ADVICE[0], *ADVICE)
 
 
 def test_a_step_that_nobody_waits_for_may_itself_wait(job):

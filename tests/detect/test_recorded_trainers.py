@@ -98,3 +98,38 @@ def test_a_stage_on_a_shared_gpu_has_no_slow_link_besides(report_of):
     report = report_of("h100-megatron-pp2-rank-0-shared")
     assert not named(report)
     assert [(one.cause, one.ranks) for one in report.findings] == [(Cause.STAGE_IMBALANCE, (0,))]
+
+
+def test_a_slow_device_costs_what_its_passes_cost_beside_checkpoints_too(report_of):
+    """Rank 0 saves for three seconds in two iterations of ten, and computes 1.24 times slower.
+
+    The others wait in the device's queue, while their hosts load for the next iteration already: no
+    wait of that one. Steps take 1.26 times as long as healthy ones.
+    """
+    (finding,) = report_of("h100-hybrid-of-4-rank-0-fewer-sms").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((0,), Cause.COMPUTE, Owner.NODE)
+    assert 1.1 < finding.step_time_cost_ratio < 1.4
+
+
+def test_the_rank_whose_host_comes_last_has_no_slow_optimizer(report_of):
+    """FSDP2: rank 2 waits for nobody in its gathers, so its device waits for its launches."""
+    report = report_of("h100-fsdp-of-4-healthy")
+    assert not named(report)
+    assert [one.ranks for one in report.findings] == [(2,)]
+
+
+def test_forwards_launched_just_in_time_are_no_throttling(report_of):
+    assert not named(report_of("h100-transformers-of-4-healthy"))
+
+
+def test_batches_that_come_late_between_spans_are_the_hosts(report_of):
+    """108 ms of 170 in which the device has nothing to do; launching all passes takes 14."""
+    report = report_of("h100-ddp-of-4-rank-1-late-batches")
+    assert named(report) == [((1,), Cause.HOST)]
+
+
+def test_a_core_shared_under_layers_in_turns_is_named_for_its_host_not_its_loader(report_of):
+    report = report_of("h100-megatron-dp4-rank-3-busy-core")
+    assert named(report) == [((3,), Cause.HOST)]
+    (loader,) = [one for one in report.findings if one.cause is Cause.LOADER]
+    assert loader.owner is Owner.UNDECIDED
