@@ -36,8 +36,9 @@ class Run:
         """All flags."""
         if self.trace_dir is None:
             return self.flags
-        every = ["--trace-interval", "2", "--continuous-trace-iterations", "2"]
-        return [*self.flags, "--trace", "--trace-dir", self.trace_dir, *every]
+        everything = ["--trace-interval", "2", "--continuous-trace-iterations", "2"]
+        everything += ["--trace-layer-stride", "1"]
+        return [*self.flags, "--trace", "--trace-dir", self.trace_dir, *everything]
 
 
 def write_plan(runs: Sequence[Run], path: Path) -> None:

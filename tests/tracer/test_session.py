@@ -146,7 +146,7 @@ def test_the_header_describes_the_job(one_rank, tmp_path, read_rank_file):
         "window": 3,
         "compress": False,
         "max_bytes": 0,
-        "layer_stride": 1,
+        "layer_stride": 4,
         "budget_ratio": 0.0,
     }
     # what pip calls it; the module adds the build ("+cu130")
