@@ -41,7 +41,7 @@ on the 12 others (spread 0.4 %), the iteration 400 ms: log ratio 0.84 at s = 0.0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -144,7 +144,7 @@ class SlowHost:
 class _Change:
     """Since when a host is slower than before, and in which channel."""
 
-    name: str
+    channel: str
     test: HostTest
     course: Course
 
@@ -158,20 +158,31 @@ def slow_hosts(inquiry: Inquiry) -> list[SlowHost]:
     found: list[SlowHost] = []
     excluded = np.zeros(len(host), dtype=bool)
     for _ in large:
-        channels = Channels(inquiry.seen, ~excluded)
-        judged: list[SlowHost] = []
-        for own in (host == one for one in large):
-            control = ~own & ~excluded
-            if excluded[own].any() or int(control.sum()) < HOSTS.min_ranks:
-                continue
-            sides = Sides(seen=inquiry.seen, host=host, own=own, control=control, channels=channels)
-            slow = _judge(inquiry, sides, len(large))
-            judged += [slow] if slow else []
-        if not judged:
+        slow = list(_slow_beside_the_rest(inquiry, host, large, excluded))
+        if not slow:
             break
-        found.append(min(judged, key=lambda one: one.q_value))
-        excluded[found[-1].rows] = True
+        clearest = min(slow, key=lambda one: one.q_value)
+        found.append(clearest)
+        excluded[clearest.rows] = True
     return found
+
+
+def _slow_beside_the_rest(
+    inquiry: Inquiry, host: Integers, large: list[int], excluded: Flags
+) -> Iterator[SlowHost]:
+    """Yield the `large` hosts, by number, that are slower than all that are not `excluded`, (row,):
+    hosts found so far.
+    """
+    channels = Channels(inquiry.seen, ~excluded)
+    for number in large:
+        own = host == number
+        control = ~own & ~excluded
+        if excluded[own].any() or int(control.sum()) < HOSTS.min_ranks:
+            continue
+        sides = Sides(seen=inquiry.seen, host=host, own=own, control=control, channels=channels)
+        slow = _judge(inquiry, sides, len(large))
+        if slow is not None:
+            yield slow
 
 
 def _judge(inquiry: Inquiry, sides: Sides, num_hosts: int) -> SlowHost | None:
@@ -208,25 +219,27 @@ def _by_launching(
     late = _launches_slowly(sides, sure)
     if late is None:
         return None
-    doubt = "" if _lasts(sides) else WANDERS
     return _Reason(
-        cause=Cause.HOST, test=late, tests=tests, excess_ns=_late_ns(sides, tests), doubt=doubt
+        cause=Cause.HOST,
+        test=late,
+        tests=tests,
+        excess_ns=_late_ns(sides, tests),
+        doubt="" if _keeps_its_pace(sides) else WANDERS,
     )
 
 
 def _by_level(
     inquiry: Inquiry, sides: Sides, tests: Mapping[str, HostTest], sure: Mapping[str, HostTest]
 ) -> _Reason | None:
-    named = _named(inquiry, sides, sure)
+    named = _cause_of_level(inquiry, sides, sure)
     if named is None:
         return None
     cause, test = named
-    is_shown = not _of_its_stage(sides, cause, test)
+    is_shown = True
     if cause in LOST.values():
-        slower = COMPUTE in sure and sure[COMPUTE].effect >= np.log(inquiry.settings.min_slowdown)
-        slower = slower or bool(inquiry.slow[sides.own].any() and not sides.seen.tells_passes)
-        # in one TP group all wait for one rank, between passes and inside them
-        is_shown = is_shown and not (slower and sides.is_one_group() and not _is_starved(sides))
+        is_shown = not (
+            _may_be_of_its_stage(sides, cause, test) or _may_wait_for_a_mate(inquiry, sides, sure)
+        )
     by_compute = cause == Cause.COMPUTE or test is tests.get(COMPUTE)
     return _Reason(
         cause=cause,
@@ -248,14 +261,14 @@ def _doubt_of_level(
 
 
 def _by_change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Reason | None:
-    change = _change(inquiry, sides, num_tests)
+    change = _clearest_change(inquiry, sides, num_tests)
     if change is None:
         return None
-    cause = LOST.get(change.name, Cause.COMPUTE)
+    cause = LOST.get(change.channel, Cause.COMPUTE)
     return _Reason(
         cause=cause,
         test=change.test,
-        tests={change.name: change.test},
+        tests={change.channel: change.test},
         excess_ns=_excess_ns(sides, change.test, by_compute=cause == Cause.COMPUTE),
         course=change.course,
     )
@@ -264,12 +277,17 @@ def _by_change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Reason | None
 def _by_its_ranks(
     inquiry: Inquiry, sides: Sides, tests: Mapping[str, HostTest], sure: Mapping[str, HostTest]
 ) -> _Reason | None:
-    compute = sure.get(COMPUTE)
-    if compute is None or not _all_suspected(inquiry, sides, compute):
+    """Report a host of which most ranks were found slow one by one: they are one finding."""
+    compute = _slower_passes(inquiry, sure)
+    share_found = float(np.mean(inquiry.slow[sides.own]))
+    if compute is None or not share_found >= HOSTS.most_of_host_share:
         return None
-    excess_ns = _excess_ns(sides, compute, by_compute=True)
     return _Reason(
-        cause=Cause.COMPUTE, test=compute, tests=tests, excess_ns=excess_ns, doubt=NOT_SHOWN
+        cause=Cause.COMPUTE,
+        test=compute,
+        tests=tests,
+        excess_ns=_excess_ns(sides, compute, by_compute=True),
+        doubt=NOT_SHOWN,
     )
 
 
@@ -302,7 +320,7 @@ def _others_load_as_long(sides: Sides) -> bool:
     return load_as_long(own, np.nan_to_num(loading[~sides.own]))
 
 
-def _change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Change | None:
+def _clearest_change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Change | None:
     """Return the clearest lasting change of the host inside the window, None where there is none.
 
     The floors are those of levels; for lost time it is the higher `HOSTS.least_doubtful_share`.
@@ -316,13 +334,13 @@ def _change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Change | None:
     if int(sides.control.sum()) >= HOSTS.min_control:
         floors[COMPUTE] = float(np.log(inquiry.settings.min_slowdown))
     rate, lasts = inquiry.settings.false_discovery_rate, inquiry.settings.min_iterations
-    found = [
-        one
-        for name, least in floors.items()
-        if (one := _split_in_time(sides, name, over[name], lasts)) is not None
-        and one.test.effect >= least
-        and one.test.p_value * num_tests <= rate
-    ]
+    found: list[_Change] = []
+    for name, least in floors.items():
+        change = _split_in_time(sides, name, over[name], lasts)
+        if change is None:
+            continue
+        if change.test.effect >= least and change.test.p_value * num_tests <= rate:
+            found.append(change)
     return max(found, key=lambda one: one.test.effect, default=None)
 
 
@@ -349,13 +367,13 @@ def _split_in_time(sides: Sides, name: str, over: Floats, lasts: int) -> _Change
     if not (_rise(over, first)[sides.own] >= HOSTS.least_rise_share * rise).all():
         return None
     # where a fault of other hosts has ended, a sound host looks slower than before next to them
-    as_recorded = float(np.median(_rise(_recorded(sides, name), first)))
-    if not as_recorded >= HOSTS.least_rise_share * rise:
+    of_itself = float(np.median(_rise(_as_recorded(sides, name), first)))
+    if not of_itself >= HOSTS.least_rise_share * rise:
         return None
     p_value = float(special.stdtr(length - 2.0, -rise / error)) * len(parts)
     active = np.arange(length) >= first
     course = Course(active, rise, error, 1.0, ((first, length - 1),))
-    return _Change(name=name, test=HostTest(rise, error, p_value), course=course)
+    return _Change(channel=name, test=HostTest(rise, error, p_value), course=course)
 
 
 def _passes_over(sides: Sides) -> Floats:
@@ -378,7 +396,7 @@ def _rise(values: Floats, first: int) -> Floats:
     )
 
 
-def _recorded(sides: Sides, name: str) -> Floats:
+def _as_recorded(sides: Sides, name: str) -> Floats:
     """Return a channel as the host's ranks recorded it, without comparison, (row, iteration)."""
     seen = sides.seen
     if name == COMPUTE:
@@ -386,15 +404,15 @@ def _recorded(sides: Sides, name: str) -> Floats:
     return np.asarray(seen.lost(LOST[name])[sides.own] / float(np.median(seen.iteration_ns)))
 
 
-def _of_its_stage(sides: Sides, cause: Cause, test: HostTest) -> bool:
-    """Return whether the host's ranks may lose the time to their place in the pipeline.
+def _may_be_of_its_stage(sides: Sides, cause: Cause, test: HostTest) -> bool:
+    """Return whether the host's ranks may lose time to their place in the pipeline.
 
     Where all devices wait for their hosts, gaps show what a stage has to launch. Elsewhere every
     stage has gaps of its own, some more than others, but no stage has many where the others have
     next to none. Loading is different: a stage that computes little may be the only one to wait for
     its data, and the first stage may wait for any time, since others load while they wait for it.
     """
-    if cause not in LOST.values() or not sides.lacks_peers(sides.own):
+    if not sides.lacks_peers(sides.own):
         return False
     if is_host_bound(sides.seen):
         return True
@@ -409,43 +427,92 @@ def _of_its_stage(sides: Sides, cause: Cause, test: HostTest) -> bool:
     return test.effect < HOSTS.unlike_share and own < HOSTS.unlike_ratio * largest
 
 
-def _all_suspected(inquiry: Inquiry, sides: Sides, compute: HostTest) -> bool:
-    """Return whether most of the host's ranks were found slow one by one: they are one finding."""
-    slow = float(np.mean(inquiry.slow[sides.own]))
-    floor = float(np.log(inquiry.settings.min_slowdown))
-    return slow >= HOSTS.most_of_host_share and compute.effect >= floor
+def _may_wait_for_a_mate(inquiry: Inquiry, sides: Sides, sure: Mapping[str, HostTest]) -> bool:
+    """Return whether the host's ranks may lose time to one slow rank among them: in one TP group
+    all wait for one rank, between passes and inside them.
+    """
+    if not sides.is_one_group() or _is_starved(sides):
+        return False
+    if _slower_passes(inquiry, sure) is not None:
+        return True
+    return bool(inquiry.slow[sides.own].any() and not sides.seen.tells_passes)
 
 
-def _named(
+def _slower_passes(inquiry: Inquiry, sure: Mapping[str, HostTest]) -> HostTest | None:
+    """Return the test of the host's passes, if they are slower by as much as a finding needs."""
+    compute = sure.get(COMPUTE)
+    if compute is None or not compute.effect >= np.log(inquiry.settings.min_slowdown):
+        return None
+    return compute
+
+
+def _cause_of_level(
     inquiry: Inquiry, sides: Sides, sure: Mapping[str, HostTest]
 ) -> tuple[Cause, HostTest] | None:
     """Return why the host is slow by its level, and the test that shows it; None if it is not."""
-    compute, optimizer = sure.get(COMPUTE), sure.get(OPTIMIZER)
-    if compute and compute.effect >= np.log(inquiry.settings.min_slowdown):
-        least = HOSTS.device_share * compute.effect
-        is_device = optimizer is not None and optimizer.effect >= least
-        is_device = is_device or bool(_slow_clocks(sides.seen, sides.own, compute.effect))
-        is_data = sides.holds_whole_units() or _share_their_data(sides, compute)
-        is_data = is_data or _in_one_pass(sides)
-        # where all devices wait for their hosts, a pass takes as long as its launches
-        if is_device or not (is_data or is_host_bound(sides.seen)):
-            return Cause.COMPUTE, compute
-        if _is_starved(sides):
-            return Cause.HOST, compute
     is_doubtful = sides.lacks_peers(sides.own) or _named_elsewhere(inquiry, sides)
-    least = HOSTS.least_doubtful_share if is_doubtful else HOSTS.least_share
-    heavy = [name for name in LOST if name in sure and sure[name].effect >= least]
-    if heavy:
-        name = max(heavy, key=lambda one: sure[one].effect)
-        return LOST[name], sure[name]
+    least_share = HOSTS.least_doubtful_share if is_doubtful else HOSTS.least_share
+    return (
+        _cause_of_passes(inquiry, sides, sure)
+        or _heaviest_loss(sure, least_share)
+        or _cause_of_optimizer(sides, sure, least_share)
+    )
+
+
+def _cause_of_passes(
+    inquiry: Inquiry, sides: Sides, sure: Mapping[str, HostTest]
+) -> tuple[Cause, HostTest] | None:
+    """Blame slower passes on the devices or on starving; None where data may be the reason."""
+    compute = _slower_passes(inquiry, sure)
+    if compute is None:
+        return None
+    if _shows_in_devices(sides, compute, sure.get(OPTIMIZER)):
+        return Cause.COMPUTE, compute
+    # where all devices wait for their hosts, a pass takes as long as its launches
+    if not (_may_be_its_data(sides, compute) or is_host_bound(sides.seen)):
+        return Cause.COMPUTE, compute
+    return (Cause.HOST, compute) if _is_starved(sides) else None
+
+
+def _shows_in_devices(sides: Sides, compute: HostTest, optimizer: HostTest | None) -> bool:
+    """Return whether the optimizer, or the clocks of all devices, are as slow as the passes."""
+    least = HOSTS.device_share * compute.effect
+    if optimizer is not None and optimizer.effect >= least:
+        return True
+    return bool(_slow_clocks(sides.seen, sides.own, compute.effect))
+
+
+def _may_be_its_data(sides: Sides, compute: HostTest) -> bool:
+    """Return whether a replica's data, or a stage's layers, may lengthen the host's passes."""
+    return sides.holds_whole_units() or _share_their_data(sides, compute) or _in_one_pass(sides)
+
+
+def _heaviest_loss(
+    sure: Mapping[str, HostTest], least_share: float
+) -> tuple[Cause, HostTest] | None:
+    """Return the kind of lost time that the host loses most of, if at least `least_share`."""
+    heavy = [name for name in LOST if name in sure and sure[name].effect >= least_share]
+    if not heavy:
+        return None
+    heaviest = max(heavy, key=lambda name: sure[name].effect)
+    return LOST[heaviest], sure[heaviest]
+
+
+def _cause_of_optimizer(
+    sides: Sides, sure: Mapping[str, HostTest], least_share: float
+) -> tuple[Cause, HostTest] | None:
+    """Blame the host for far slower optimizer steps next to passes that are as quick as others', if
+    with other lost time they cost at least `least_share` of the iteration.
+    """
+    optimizer = sure.get(OPTIMIZER)
     computes_slowly = COMPUTE in sure and sure[COMPUTE].effect > 0
-    if optimizer and optimizer.effect >= HOSTS.starving_log and not computes_slowly:
-        seen, own = sides.seen, sides.own
-        slower_ns = float(np.nanmean(seen.optimizer_ns[own])) * (1 - np.exp(-optimizer.effect))
-        lost_ns = np.nan_to_num(seen.lost(Cause.HOST)[own]).mean(axis=1).max()
-        if slower_ns + float(lost_ns) >= least * float(np.median(seen.iteration_ns)):
-            return Cause.HOST, optimizer
-    return None
+    if optimizer is None or computes_slowly or not optimizer.effect >= HOSTS.starving_log:
+        return None
+    seen, own = sides.seen, sides.own
+    slower_ns = float(np.nanmean(seen.optimizer_ns[own])) * (1 - np.exp(-optimizer.effect))
+    lost_ns = np.nan_to_num(seen.lost(Cause.HOST)[own]).mean(axis=1).max()
+    is_heavy = slower_ns + float(lost_ns) >= least_share * float(np.median(seen.iteration_ns))
+    return (Cause.HOST, optimizer) if is_heavy else None
 
 
 def _slow_clocks(seen: Observations, own: Flags, effect: float) -> str:
@@ -528,7 +595,7 @@ def _lost_inside(sides: Sides) -> float:
     each, with every operation launched just in time, on other hosts 2.75 ms: 10 of 65 ms are lost.
     """
     seen, own, control = sides.seen, sides.own, sides.control
-    if seen.starved_share is None or not _is_steady(_lead(sides)):
+    if seen.starved_share is None or not _is_steady(_pace_lead(sides)):
         return 0.0
     starved = np.nan_to_num(robust.median(seen.starved_share, axis=1))
     if starved[control].max() >= STARVATION.fed_share and not _follows_launching(sides):
@@ -560,28 +627,29 @@ def _follows_launching(sides: Sides) -> bool:
     over = sides.over.get(COMPUTE)
     if over is None or sides.seen.members.layout.ep > 1:
         return False
-    pace, longer = float(np.median(_lead(sides))), over.level[sides.own]
+    pace, longer = float(np.median(_pace_lead(sides))), over.level[sides.own]
     least = SLOW_PACE.follows_share
     return bool((longer >= least * pace).all() and (least * longer <= pace).all())
 
 
-def _lasts(sides: Sides) -> bool:
+def _keeps_its_pace(sides: Sides) -> bool:
     """Return whether the host launches slowly by about the same lead in all iterations, or since an
     iteration before which it had next to no lead. Load from other processes comes and goes.
 
     Example: 0.8, 1.1, 0.9, 1.0 varies by an eighth of its median; 0.7, 0.3, 0.1, 1.0, 0.9, 0.0 by
     two thirds.
     """
-    lead = _lead(sides)
-    since = range(1, len(lead) - PERSISTENCE.min_normal + 1)
-    return _is_steady(lead) or any(
-        _is_steady(lead[first:])
-        and lead[:first].mean() <= SLOW_PACE.wander_share * np.median(lead[first:])
-        for first in since
-    )
+    lead = _pace_lead(sides)
+    if _is_steady(lead):
+        return True
+    for first in range(1, len(lead) - PERSISTENCE.min_normal + 1):
+        before, since = lead[:first], lead[first:]
+        if _is_steady(since) and before.mean() <= SLOW_PACE.wander_share * np.median(since):
+            return True
+    return False
 
 
-def _lead(sides: Sides) -> Floats:
+def _pace_lead(sides: Sides) -> Floats:
     """Return the host's log time from launch to launch less that of the others, (iteration,)."""
     pace = sides.over[PACE].value
     return np.asarray(
@@ -685,30 +753,29 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
 
 
 def _measured(tests: Mapping[str, HostTest]) -> str:
-    words = [
-        f"time lost to the {name} {test.effect:+.1%} of the iteration"
-        if name in LOST
-        else f"time from launch to launch {times(float(np.exp(test.effect)))}"
-        if name == PACE
-        else f"{name} {times(float(np.exp(test.effect)))}"
-        for name, test in tests.items()
-    ]
-    return ", ".join(words)
+    return ", ".join(_in_words(name, test.effect) for name, test in tests.items())
+
+
+def _in_words(channel: str, effect: float) -> str:
+    if channel in LOST:
+        return f"time lost to the {channel} {effect:+.1%} of the iteration"
+    what = "time from launch to launch" if channel == PACE else channel
+    return f"{what} {times(float(np.exp(effect)))}"
 
 
 def _search(inquiry: Inquiry) -> Answer:
     found = slow_hosts(inquiry)
     workers = inquiry.seen.members.workers
-    ranks, doubtful = (
-        {rank for one in found if one.is_shown == is_shown for row in one.rows
-         for rank in workers[int(row)]}
-        for is_shown in (True, False)
-    )  # fmt: skip
+
+    def ranks_on(hosts: list[SlowHost]) -> set[int]:
+        return {rank for one in hosts for row in one.rows for rank in workers[int(row)]}
+
+    ranks, ranks_at_fault = ranks_on(found), ranks_on([one for one in found if one.is_shown])
 
     def explains(finding: Finding) -> bool:
         if finding.owner != Owner.NODE and finding.cause in (Cause.COMPUTE, Cause.UNKNOWN):
-            return set(finding.ranks) <= ranks | doubtful
-        return finding.cause != Cause.LINK and set(finding.ranks) <= ranks
+            return set(finding.ranks) <= ranks
+        return finding.cause != Cause.LINK and set(finding.ranks) <= ranks_at_fault
 
     # flag the host's rows as slow, so that no later search takes its stage for a heavy one
     lengthens = [one.rows for one in found if one.reason.cause in (Cause.COMPUTE, Cause.HOST)]
