@@ -1,7 +1,8 @@
 """Ranks whose computation is slow: whose fault it is, and the words.
 
     search_compute   who is slower than its peers (`searches.py`)
-    _judge           starved by its host? one pass only? ordinary, or one of a pair (`ordinary.py`)?
+    _judge           starved by its host? one pass only? otherwise `_decide`, rule by rule
+    _decide          ordinary, or one of a pair (`ordinary.py`)? what do its clock and peers show?
     _victims         slow because they wait for a mate
 
 A rank is slow where its passes take longer than those of the ranks that do the same work. The node
@@ -11,7 +12,8 @@ is longer, nor what sound chips differ by, nor data that nobody else has.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,7 +47,7 @@ from detect.causes.ordinary import (
     even_data,
     ordinary_difference,
 )
-from detect.causes.power import limits, planted_power, slowest
+from detect.causes.power import Power, limits, planted_power, slowest
 from detect.causes.searches import (
     ComputeSearch,
     SlowRow,
@@ -93,6 +95,10 @@ BOUND = (
 GATHERED = (
     "parameters are gathered beside the passes, which wait for the slowest rank in it, and no "
     "layers were recorded that would tell how long (granularity full, a model that is not compiled)"
+)
+NOT_ALIKE = (
+    "its passes are not slow alike; a slow device slows both, so this is rather a difference of "
+    "the work: compare the two ranks' modules at granularity full"
 )
 ON_THE_MEAN = (
     "its typical pass is as quick as its peers': a device that is held down for a part of each "
@@ -284,53 +290,80 @@ def _judge(
     course = slow.suspect.course
     starved = starvation(seen, slow.suspect.row, course.active, course.effect)
     if starved is not None:
-        return Cause.HOST, starved[0], (starved[1],)
-    clock = clock_of_slow(seen, found, slow)
-    if (_one_sided(slow) or _is_estimated_in_one(seen, slow)) and clock is None:
-        return (
-            Cause.UNKNOWN,
-            Owner.UNDECIDED,
-            (
-                "its passes are not slow alike; a slow device slows both, so this is rather a "
-                "difference of the work: compare the two ranks' modules at granularity full",
-            ),
-        )
-    ordinary = (
+        owner, because = starved
+        return Cause.HOST, owner, (because,)
+    has_low_clock = clock_of_slow(seen, found, slow) is not None
+    if not has_low_clock and (_one_sided(slow) or _is_estimated_in_one(seen, slow)):
+        return Cause.UNKNOWN, Owner.UNDECIDED, (NOT_ALIKE,)
+    decision = _decide(inquiry, found, slow)
+    is_group = len(seen.members.workers[slow.suspect.row]) > 1
+    if decision.decided and is_group and not has_low_clock:
+        decision = _one_of_group(seen, slow)
+    owner = Owner.NODE if decision.decided else Owner.UNDECIDED
+    return Cause.COMPUTE, owner, (decision.because,) if decision.because else ()
+
+
+def _decide(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision:
+    """Return whether a slow row's node is at fault: what the first rule says that applies."""
+    rules = (
+        _by_what_is_ordinary, _by_clock, _by_when, _by_worker, _by_other_stages, _by_one_peer
+    )  # fmt: skip
+    for rule in rules:
+        decision = rule(inquiry, found, slow)
+        if decision is not None:
+            return decision
+    return _by_its_peers(inquiry, found, slow)
+
+
+def _by_what_is_ordinary(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
+    seen, row = inquiry.seen, slow.suspect.row
+    doubt = (
         _shared_core(seen, slow)
         or ordinary_difference(inquiry, found, slow)
-        or half_starved(seen, slow.suspect.row, course.active)
+        or half_starved(seen, row, slow.suspect.course.active)
         or _perhaps_not_slow(slow)
         or _waits_beside(seen, slow)
         or ("" if _optimizer_agrees(slow) else may_wait_for_launches(seen))
     )
-    if ordinary:
-        decision = Decision(False, ordinary)
-    elif clock is not None:
-        decision = Decision(True, clock[1])
-    elif slow.is_mean or _warms_up(inquiry, slow):
-        decision = Decision(False, ON_THE_MEAN if slow.is_mean else WARMING_UP)
-    elif _named_worker(seen, slow) is not None:
-        decision = _one_of_group(seen, slow)
-    elif slow.across_stages:
-        decision = _alone_on_its_stage(seen, slow)
-    elif slow.num_peers == 1:
-        decision = decide_pair(seen, found, slow)
-    else:
-        doubt = not_shown(
-            seen,
-            found.optimizer[:, slow.suspect.course.active],
-            effects_beside(seen, found, slow),
-            slow.suspect.row,
-        )
-        decision = Decision(doubt is None, doubt or "")
-        if doubt is not None and _changed_on_even_data(seen, found, slow):
-            decision = Decision(True, CHANGED)
-        elif doubt is not None and (even := even_data(seen, found, slow)) is not None:
-            decision = Decision(True, even)
-    if decision.decided and clock is None and len(seen.members.workers[slow.suspect.row]) > 1:
-        decision = _one_of_group(seen, slow)
-    owner = Owner.NODE if decision.decided else Owner.UNDECIDED
-    return Cause.COMPUTE, owner, (decision.because,) if decision.because else ()
+    return Decision(False, doubt) if doubt else None
+
+
+def _by_clock(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
+    clock = clock_of_slow(inquiry.seen, found, slow)
+    return None if clock is None else Decision(True, clock[1])
+
+
+def _by_when(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
+    """Doubt what is slow in some passes only, or while the run warms up."""
+    if slow.is_mean:
+        return Decision(False, ON_THE_MEAN)
+    return Decision(False, WARMING_UP) if _warms_up(inquiry, slow) else None
+
+
+def _by_worker(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
+    is_named = _named_worker(inquiry.seen, slow) is not None
+    return _one_of_group(inquiry.seen, slow) if is_named else None
+
+
+def _by_other_stages(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
+    return _alone_on_its_stage(inquiry.seen, slow) if slow.across_stages else None
+
+
+def _by_one_peer(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
+    return decide_pair(inquiry.seen, found, slow) if slow.num_peers == 1 else None
+
+
+def _by_its_peers(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision:
+    """Blame the node where the other ranks show it, or where longer data are not the reason."""
+    seen, row = inquiry.seen, slow.suspect.row
+    optimizer = found.optimizer[:, slow.suspect.course.active]
+    doubt = not_shown(seen, optimizer, effects_beside(seen, found, slow), row)
+    if doubt is None:
+        return Decision(True, "")
+    if _changed_on_even_data(seen, found, slow):
+        return Decision(True, CHANGED)
+    even = even_data(seen, found, slow)
+    return Decision(False, doubt) if even is None else Decision(True, even)
 
 
 def _one_of_group(seen: Observations, slow: SlowRow) -> Decision:
@@ -473,23 +506,19 @@ def _advice(cause: Cause, owner: Owner, *, has_gpu: bool, is_group: bool) -> tup
 def _search(inquiry: Inquiry) -> Answer:
     seen = inquiry.seen
     found = search_compute(inquiry)
-    least: float | None = None
-    named: float | None = None
-    doubts: tuple[str, ...] = ()
-    unseen: tuple[int, ...] = ()
-    if found.num_compared:
-        least, named, doubts, unseen = _power(inquiry, found)
-    is_blind = least is not None and (least >= POWER.healthy_ratio or bool(unseen))
+    reach = _reach(inquiry, found) if found.num_compared else _Reach()
+    least = reach.least
+    is_blind = least is not None and (least >= POWER.healthy_ratio or bool(reach.unseen))
     floor = least_slowdown(seen, inquiry.settings)
     return Answer(
         findings=tuple(_finding(inquiry, found, one) for one in _reported(seen, found)),
         least_slowdown=least,
-        least_named=named,
+        least_named=reach.named,
         least_because=_why_no_less(inquiry, found, least),
-        unseen=unseen,
+        unseen=reach.unseen,
         slow=found.slow_rows,
         notes=(
-            *doubts,
+            *reach.notes,
             *(slowest(seen, found.residuals, floor) if is_blind and not found.slow else ()),
             *limits(seen, found.residuals),
         ),
@@ -502,43 +531,61 @@ def _reported(seen: Observations, found: ComputeSearch) -> list[SlowRow]:
     return [one for one in found.slow if one.suspect.row not in victims and _worth_saying(one)]
 
 
-def _power(
-    inquiry: Inquiry, found: ComputeSearch
-) -> tuple[float, float | None, tuple[str, ...], tuple[int, ...]]:
-    """Return the smallest slowdown that is found, the smallest for which a node is named, notes
-    where the two differ, and the ranks that would not be found at all.
-    """
+@dataclass(frozen=True)
+class _Reach:
+    """Which slowdowns this trace would have shown; the defaults are those of nothing compared."""
+
+    least: float | None = None
+    """The smallest that is found."""
+    named: float | None = None
+    """The smallest for which a node is named."""
+    unseen: tuple[int, ...] = ()
+    """Ranks that would not be found at all."""
+
+    notes: tuple[str, ...] = ()
+    """Where a slow rank is found and its node not named, or where it is not found at all."""
+
+
+def _reach(inquiry: Inquiry, found: ComputeSearch) -> _Reach:
+    """Try slowdowns on the ranks of this trace, where its noise and its waits let any be seen."""
     effect = inquiry.detectable_effect(found.noise)
     effect = max(float(np.log(least_slowdown(inquiry.seen, inquiry.settings))), effect)
     if effect >= np.log(POWER.blind_ratio):
-        return float(np.exp(effect)), None, (), ()
+        return _Reach(float(np.exp(effect)))
     if is_host_bound(inquiry.seen) or inquiry.seen.hides_waiting:
-        return POWER.blind_ratio, None, (), ()
+        return _Reach(POWER.blind_ratio)
     power = planted_power(inquiry, effect, found.slow_rows, _owner_of)
     if not np.isfinite(power.found):
-        return POWER.blind_ratio, None, (), ()
-    least = float(np.exp(power.found))
-    notes: tuple[str, ...] = ()
+        return _Reach(POWER.blind_ratio)
+    unseen = inquiry.seen.members.ranks_of(power.unseen)
+    return _Reach(
+        least=float(np.exp(power.found)),
+        named=float(np.exp(power.named)) if np.isfinite(power.named) else None,
+        unseen=unseen,
+        notes=tuple(_notes_on(power, unseen)),
+    )
+
+
+def _notes_on(power: Power, unseen: tuple[int, ...]) -> Iterator[str]:
+    """Say where a slow rank is found and its node not named, or where it is not found at all."""
+    least = times(float(np.exp(power.found)))
     if not np.isfinite(power.named):
-        notes = (
-            f"a rank that computes {times(least)} slower would be found, but not said to be its "
-            "node's fault: ranks of this trace that were slowed by up to a factor of "
-            f"{POWER.blind_ratio:.0f} stayed undecided",
+        yield (
+            f"a rank that computes {least} slower would be found, but not said to be its node's "
+            "fault: ranks of this trace that were slowed by up to a factor of "
+            f"{POWER.blind_ratio:.0f} stayed undecided"
         )
     elif power.named > power.found:
-        notes = (
-            f"a rank that computes {times(least)} slower is found, but its node is named only from "
+        yield (
+            f"a rank that computes {least} slower is found, but its node is named only from "
             f"{times(float(np.exp(power.named)))} on: ranks of this trace that were slowed by less "
-            "stayed undecided",
+            "stayed undecided"
         )
-    unseen = inquiry.seen.members.ranks_of(power.unseen)
     if unseen:
-        notes += (
-            f"{ranks_text(unseen)}: {POWER.blind_ratio:.0f} times slower would not be found "
-            "there (few iterations, or no peer)",
+        yield (
+            f"{ranks_text(unseen)}: {POWER.blind_ratio:.0f} times slower would not be found there "
+            "(few iterations, or no peer)"
         )
-    named = float(np.exp(power.named)) if np.isfinite(power.named) else None
-    return least, named, notes, unseen
 
 
 def _why_no_less(inquiry: Inquiry, found: ComputeSearch, least: float | None) -> str:
