@@ -56,10 +56,12 @@ from detect.causes.searches import (
     FEW,
     OF_FIRST,
     Burst,
+    Tally,
     averaged,
     chance,
     course_of,
     half_width,
+    heaviest_first,
     interval_of,
     load_as_long,
     lost_share,
@@ -131,23 +133,20 @@ def lone_pause(excess: Floats, margin: float, rate: float) -> Burst | None:
     """
     hits = excess > margin
     lost = np.where(hits, excess, 0.0)
-    row, (num_rows, num_iterations) = int(np.argmax(lost.mean(axis=1))), excess.shape
+    num_rows, row = len(lost), int(np.argmax(lost.mean(axis=1)))
     others = np.arange(num_rows) != row
-    num_hits, other_hits = int(hits[row].sum()), int(hits[others].sum())
-    num_others = int(others.sum()) * num_iterations
-    is_heavy = lost[row].mean() >= OCCUPANCY.least_share
-    alone = other_hits * num_iterations <= BURSTS.others_share * num_hits * num_others
-    if not alone or not is_heavy:
+    tally = Tally.of(hits, row, others)
+    if not tally.is_alone or not lost[row].mean() >= OCCUPANCY.least_share:
         return None
-    q_value = min(1.0, chance(num_hits, num_iterations, other_hits, num_others) * num_rows)
+    q_value = min(1.0, tally.by_chance * num_rows)
     return Burst(
         row=row,
         hits=hits[row],
         excess=lost[row],
         q_value=q_value,
         others=others,
-        other_hits=other_hits,
-        is_sure=q_value <= rate and num_hits >= BURSTS.min_hits,
+        other_hits=tally.other_hits,
+        is_sure=q_value <= rate and tally.num_hits >= BURSTS.min_hits,
     )
 
 
@@ -198,29 +197,28 @@ def bursts(
     counts, share = hits.sum(axis=1), lost.mean(axis=1)
     is_burst = (counts >= BURSTS.min_hits) & (counts <= BURSTS.max_hit_share * num_iterations)
     is_small = (share < least_share) | (lost.sum(axis=1) < least_hit * counts)
-    candidates = np.flatnonzero(is_burst & ~is_small & ~known)
-    found: list[Burst] = []
-    excluded = known.copy()
-    hits_left = int(counts[~known].sum())
-    for row in candidates[np.argsort(-share[candidates], kind="stable")].tolist():
-        num_hits = int(counts[row])
-        other_hits = hits_left - num_hits
+    left, found = ~known, list[Burst]()
+    for row in heaviest_first(share, is_burst & ~is_small & ~known):
+        others = left & (np.arange(num_rows) != row)
+        counted_hits = hits.copy()
         if group is not None:
-            mates = (group == group[row]) & ~excluded
-            other_hits -= int((hits[mates] & hits[row] & (lost[mates] < lost[row])).sum())
-        num_others = int((~excluded).sum() - 1) * num_iterations
-        q_value = chance(num_hits, num_iterations, other_hits, num_others)
-        q_value *= (num_tests or num_rows) / (len(found) + 1)
-        alone = other_hits * num_iterations <= BURSTS.others_share * num_hits * num_others
-        if q_value <= rate and alone:
-            excluded[row], hits_left = True, hits_left - num_hits
-            others = ~excluded
-            found.append(
-                Burst(
-                    row=row, hits=hits[row], excess=lost[row], q_value=min(1.0, q_value),
-                    others=others, other_hits=other_hits,
-                )
-            )  # fmt: skip
+            mates = others & (group == group[row])
+            counted_hits[mates] &= ~(hits[row] & (lost[mates] < lost[row]))
+        tally = Tally.of(counted_hits, row, others)
+        q_value = tally.by_chance * ((num_tests or num_rows) / (len(found) + 1))
+        if q_value > rate or not tally.is_alone:
+            continue
+        left = others
+        found.append(
+            Burst(
+                row=row,
+                hits=hits[row],
+                excess=lost[row],
+                q_value=min(1.0, q_value),
+                others=others,
+                other_hits=tally.other_hits,
+            )
+        )
     return found
 
 
@@ -242,35 +240,36 @@ def pair_burst(log_ns: Floats, rate: float, least_share: float) -> Burst | None:
     to 17 % longer than those of row 1, none the other way round: p = 2^-16. Three bursts may be
     chance: the row is then returned as not sure.
     """
-    gap = log_ns[0] - log_ns[1]
-    over, sigma = _off_quiet(gap)
-    margin = max(BURSTS.margin_share, BURSTS.margin_sigmas * sigma)
-    ways = np.stack([over > margin, over < -margin])
-    num_bursts = [num_runs(one) for one in ways]
+    gap, longer = _apart(log_ns[0] - log_ns[1])
+    num_bursts = [num_runs(one) for one in longer]
     row = int(num_bursts[1] > num_bursts[0])
-    hits = ways[row].any(axis=1)
-    if num_bursts[row] < BURSTS.min_hits or ways[row].mean() > BURSTS.max_pair_share:
+    slow, num_own, num_other = longer[row], num_bursts[row], num_bursts[1 - row]
+    if num_own < BURSTS.min_hits or slow.mean() > BURSTS.max_pair_share:
         return None
-    own, other = (
-        float(robust.median(_off_quiet(one)[0][ways[row]]))
-        for one in (log_ns[row], log_ns[1 - row])
-    )
-    size = float(np.median(np.abs(over)[ways[row]]))
-    agrees = own > PAIRS.agrees_share * size > abs(other)
-    q_value = 2 * float(special.bdtrc(num_bursts[row] - 1, sum(num_bursts), 0.5))
-    is_one_speed = half_width(np.abs(over)[ways[row]])[0] <= BURSTS.one_speed_share * size
-    other_hits = int(ways[1 - row].any(axis=1).sum())
+    size = float(np.median(gap[slow]))
+    if not _only_one_rose(log_ns, row, slow, PAIRS.agrees_share * size):
+        return None
+    hits, other_hits = slow.any(axis=1), int(longer[1 - row].any(axis=1).sum())
+    is_one_speed = half_width(gap[slow])[0] <= BURSTS.one_speed_share * size
+    q_value = _chance_of_one_way(num_own, num_other)
     if is_one_speed:  # noise, of which one row may have more, does not keep to one speed
         length = len(hits)
         q_value = min(q_value, 2 * chance(int(hits.sum()), length, other_hits, length))
-    excess = np.where(ways[row], np.expm1(np.abs(over)), 0.0).mean(axis=1)
-    is_sure, alone = q_value <= rate, num_bursts[row] >= BURSTS.min_pair and not num_bursts[1 - row]
-    if not agrees or not (is_sure or alone) or excess.mean() < least_share:
+    excess = np.where(slow, np.expm1(gap), 0.0).mean(axis=1)
+    is_sure = q_value <= rate
+    is_alone = num_own >= BURSTS.min_pair and not num_other
+    if not (is_sure or is_alone) or excess.mean() < least_share:
         return None
     return Burst(
-        row=row, hits=hits, excess=excess, q_value=min(1.0, q_value), is_sure=is_sure,
-        others=np.arange(2) != row, other_hits=other_hits, is_one_speed=is_one_speed,
-    )  # fmt: skip
+        row=row,
+        hits=hits,
+        excess=excess,
+        q_value=min(1.0, q_value),
+        others=np.arange(2) != row,
+        other_hits=other_hits,
+        is_sure=is_sure,
+        is_one_speed=is_one_speed,
+    )
 
 
 def pair_pause(seen: Observations, rate: float) -> Burst | None:
@@ -281,26 +280,52 @@ def pair_pause(seen: Observations, rate: float) -> Burst | None:
     iterations, the other in none, and waits for as long in each: p = 2^-25.
     """
     value = lost_share(seen, (Cause.GC, Cause.HOST))
-    over, sigma = _off_quiet(value[0] - value[1])
-    margin = max(BURSTS.margin_share, BURSTS.margin_sigmas * sigma)
-    ways = np.stack([over > margin, over < -margin])
-    row = int(ways[1].sum() > ways[0].sum())
-    excess = np.where(ways[row], np.abs(over), 0.0)
-    hits = _waits_as_long(seen, 1 - row, excess)
-    num_hits, other_hits = int(hits.sum()), int(ways[1 - row].sum())
-    excess = np.where(hits, excess, 0.0)
+    gap, longer = _apart(value[0] - value[1])
+    row = int(longer[1].sum() > longer[0].sum())
+    pauses = longer[row]
+    hits = _waits_as_long(seen, 1 - row, np.where(pauses, gap, 0.0))
+    num_hits, other_hits = int(hits.sum()), int(longer[1 - row].sum())
     if num_hits < BURSTS.min_pair or hits.mean() > BURSTS.max_hit_share:
         return None
-    if num_hits < OCCUPANCY.mostly_share * ways[row].sum() or excess.mean() < BURSTS.least_share:
+    excess = np.where(hits, gap, 0.0)
+    is_awaited = num_hits >= OCCUPANCY.mostly_share * pauses.sum()
+    if not is_awaited or excess.mean() < BURSTS.least_share:
         return None
-    q_value = 2 * float(special.bdtrc(num_hits - 1, num_hits + other_hits, 0.5))
+    q_value = _chance_of_one_way(num_hits, other_hits)
     is_sure = q_value <= rate
     if not is_sure and other_hits:
         return None
     return Burst(
-        row=row, hits=hits, excess=excess, q_value=min(1.0, q_value), is_sure=is_sure,
-        others=np.arange(2) != row, other_hits=other_hits,
-    )  # fmt: skip
+        row=row,
+        hits=hits,
+        excess=excess,
+        q_value=min(1.0, q_value),
+        others=np.arange(2) != row,
+        other_hits=other_hits,
+        is_sure=is_sure,
+    )
+
+
+def _apart(difference: Floats) -> tuple[Floats, Flags]:
+    """Return how far two rows are apart beyond their `difference` in quiet times, and where the
+    first takes longer, and where the second, by more than noise, stacked.
+    """
+    over, sigma = _off_quiet(difference)
+    margin = max(BURSTS.margin_share, BURSTS.margin_sigmas * sigma)
+    return np.abs(over), np.stack([over > margin, over < -margin])
+
+
+def _chance_of_one_way(num_hits: int, other_hits: int) -> float:
+    """Return the probability that two rows' hits are of one row by so much, whichever it is."""
+    return 2 * float(special.bdtrc(num_hits - 1, num_hits + other_hits, 0.5))
+
+
+def _only_one_rose(log_ns: Floats, row: int, slow: Flags, least: float) -> bool:
+    """Return whether the own times of one row of two rise by more than `least` where it is slow,
+    (iteration, operation), and those of the other do not.
+    """
+    own, other = (float(robust.median(_off_quiet(log_ns[one])[0][slow])) for one in (row, 1 - row))
+    return own > least > abs(other)
 
 
 def _waits_as_long(seen: Observations, row: int, excess: Floats) -> Flags:

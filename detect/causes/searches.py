@@ -626,6 +626,46 @@ def chance(num_hits: int, num_iterations: int, other_hits: int, num_others: int)
     return float(np.exp(log_ways + log_odds - special.betaln(hits, misses)).sum())
 
 
+@dataclass(frozen=True)
+class Tally:
+    """How many hits a row has in how many iterations (or passes), and how many the others have."""
+
+    num_hits: int
+    num_iterations: int
+    other_hits: int
+    num_others: int
+    """Iterations of all other rows together."""
+
+    @classmethod
+    def of(cls, hits: Flags, row: int, others: Flags) -> Tally:
+        """Count the hits, (row, iteration), of a row and those of the `others`, (row,)."""
+        num_iterations = hits.shape[1]
+        return cls(
+            num_hits=int(hits[row].sum()),
+            num_iterations=num_iterations,
+            other_hits=int(hits[others].sum()),
+            num_others=int(others.sum()) * num_iterations,
+        )
+
+    @property
+    def by_chance(self) -> float:
+        """Return the probability of so many hits at the rate of the others."""
+        return chance(self.num_hits, self.num_iterations, self.other_hits, self.num_others)
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether the others have hits at a far lower rate, if any."""
+        most = BURSTS.others_share * self.num_hits * self.num_others
+        return self.other_hits * self.num_iterations <= most
+
+
+def heaviest_first(share: Floats, candidates: Flags) -> list[int]:
+    """Return the flagged rows, (row,), those that lose the largest `share` first."""
+    rows = np.flatnonzero(candidates)
+    ordered: list[int] = rows[np.argsort(-share[rows], kind="stable")].tolist()
+    return ordered
+
+
 def course_of(burst: Burst, effect: float) -> Course:
     """Return the course of a burst: each hit is an episode of its own."""
     slots, num_hits = np.flatnonzero(burst.hits), int(burst.hits.sum())
@@ -665,30 +705,43 @@ class _Passes:
         order = np.argsort(seen.work.microbatch, kind="stable")
         phase = seen.work.phase[order]
         residual, _ = pass_residuals(seen.work, seen.members, groups, known)
-        over, sigma = residual[:, :, order], np.zeros((len(known), len(phase)))
-        for one in (FORWARD, BACKWARD):
-            ops = np.flatnonzero(phase == one)
-            for row in range(len(over)):
-                width, level = half_width(over[row][:, ops])
-                over[row][:, ops] -= level
-                sigma[row, ops] = width / 2 / BURSTS.half_sigmas
+        beside_peers = residual[:, :, order]
+        level, sigma = _quiet_level(beside_peers, phase)
+        over = np.nan_to_num(beside_peers - level[:, None, :])
         usual = robust.median(sigma[~known], axis=0)
         margin = np.maximum(BURSTS.margin_share, BURSTS.margin_sigmas * np.fmax(sigma, usual))
-        num_known = np.isfinite(over).sum(axis=(1, 2))
-        over = np.nan_to_num(over)
         hits = over > margin[:, None, :]
         if seen.starved_share is not None:
             hits &= ~(seen.starved_share > STARVATION.fed_share)[:, :, None]
-        log_ns = seen.work.log_ns[:, :, order]
-        low = int(BURSTS.quiet_share * (log_ns.shape[1] - 1))
-        own = log_ns - np.sort(log_ns, axis=1)[:, low : low + 1]
-        return cls(over, hits, phase, np.nan_to_num(own), num_known)
+        return cls(
+            over=over,
+            hits=hits,
+            phase=phase,
+            own=np.nan_to_num(_over_quiet_quarter(seen.work.log_ns[:, :, order])),
+            num_known=np.isfinite(beside_peers).sum(axis=(1, 2)),
+        )
 
     def excess(self) -> Floats:
         """Return what the hits lose, as a share of the passes, (row, iteration)."""
         lost = np.where(self.hits, np.expm1(self.over), 0.0)
         kinds = [lost[:, :, self.phase == one] for one in (FORWARD, BACKWARD)]
         return np.asarray(np.mean([one.mean(axis=2) for one in kinds if one.shape[2]], axis=0))
+
+    def may_burst(self, floor: float) -> Flags:
+        """Flag the rows of which few passes are slow, by `floor` on the mean, (row,)."""
+        sizes = np.where(self.hits, np.expm1(self.over), 0.0).sum(axis=(1, 2))
+        is_large = sizes >= floor * self.hits.sum(axis=(1, 2))
+        return np.asarray(is_large & ~(self.hits.mean(axis=(1, 2)) > BURSTS.max_pair_share))
+
+    def tally(self, hits: Flags, row: int, others: Flags, *, by_pass: bool) -> Tally:
+        """Count `hits`, (row, iteration, operation), pass by pass, or consecutive ones as one."""
+        counts = hits.sum(axis=(1, 2)) if by_pass else np.array([num_runs(one) for one in hits])
+        return Tally(
+            num_hits=int(counts[row]),
+            num_iterations=int(self.num_known[row]),
+            other_hits=int(counts[others].sum()),
+            num_others=int(self.num_known[others].sum()),
+        )
 
     def counted(self, row: int, mates: Integers) -> Flags:
         """Return the hits of all rows that count when `row` is judged, (row, iteration, operation).
@@ -744,6 +797,25 @@ class _Passes:
         return is_isolated(seen.members, passes, row)
 
 
+def _quiet_level(beside_peers: Floats, phase: Integers) -> tuple[Floats, Floats]:
+    """Return each row's level in quiet times, and the noise around it, both (row, operation), and
+    the same for all operations of a phase.
+    """
+    level, sigma = np.zeros((2, len(beside_peers), len(phase)))
+    for one in (FORWARD, BACKWARD):
+        operations = np.flatnonzero(phase == one)
+        for row, of_row in enumerate(beside_peers):
+            width, level[row, operations] = half_width(of_row[:, operations])
+            sigma[row, operations] = width / 2 / BURSTS.half_sigmas
+    return level, sigma
+
+
+def _over_quiet_quarter(log_ns: Floats) -> Floats:
+    """Return what `log_ns`, (row, iteration, operation), exceeds its row's quietest quarter by."""
+    quiet = int(BURSTS.quiet_share * (log_ns.shape[1] - 1))
+    return np.asarray(log_ns - np.sort(log_ns, axis=1)[:, quiet : quiet + 1])
+
+
 def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> list[Burst]:
     """Return the bursts of rows of which single passes are slow, the heaviest first.
 
@@ -753,34 +825,34 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
     passes = _Passes.of(seen, known)
     if passes is None or int((~known).sum()) < BURSTS.min_rows:
         return []
-    excess, num_rows = passes.excess(), len(known)
+    excess, num_rows, stage = passes.excess(), len(known), seen.members.stage
     share = excess.mean(axis=1)
-    sizes = np.where(passes.hits, np.expm1(passes.over), 0.0).sum(axis=(1, 2))
-    is_large = sizes >= floor * passes.hits.sum(axis=(1, 2))
-    often = passes.hits.mean(axis=(1, 2)) > BURSTS.max_pair_share
-    candidates = np.flatnonzero(~known & ~often & (share >= BURSTS.least_share) & is_large)
+    candidates = ~known & passes.may_burst(floor) & (share >= BURSTS.least_share)
     left, found = ~known, list[Burst]()
-    for row in candidates[np.argsort(-share[candidates], kind="stable")].tolist():
-        hits = passes.counted(row, mates_of(seen.members, row))
+    for row in heaviest_first(share, candidates):
         others = left & (np.arange(num_rows) != row)
+        hits = passes.counted(row, mates_of(seen.members, row))
+        by_iteration: Flags = np.asarray(hits.any(axis=2))
+        if min(num_runs(hits[row]), int(by_iteration[row].sum())) < BURSTS.min_hits:
+            continue
         is_one_speed = passes.is_one_speed(row) and not passes.is_of_others(row, others)
-        count = hits.sum(axis=(1, 2)) if is_one_speed else np.array([num_runs(one) for one in hits])
-        num_own, num_others = int(passes.num_known[row]), int(passes.num_known[others].sum())
-        own, theirs = int(count[row]), int(count[others].sum())
-        q_value = chance(own, num_own, theirs, num_others) * num_rows / (len(found) + 1)
-        alone = theirs * num_own <= BURSTS.others_share * own * num_others
-        num_events = min(num_runs(hits[row]), int(hits[row].any(axis=1).sum()))
-        if num_events < BURSTS.min_hits or q_value > rate or not alone or not passes.rose(row):
+        tally = passes.tally(hits, row, others, by_pass=is_one_speed)
+        q_value = tally.by_chance * num_rows / (len(found) + 1)
+        if q_value > rate or not tally.is_alone or not passes.rose(row):
             continue
         left = others
-        of_row = hits[row].any(axis=1)
+        is_noise = not is_one_speed and passes.is_noise(row, others, stage == stage[row])
         found.append(
             Burst(
-                row=row, hits=of_row, excess=excess[row], q_value=min(1.0, q_value),
-                others=others, other_hits=int(hits[others].any(axis=2).sum()),
-                is_one_speed=is_one_speed, stands_out=passes.stands_out(seen, row),
-                is_noise=not is_one_speed
-                and passes.is_noise(row, others, seen.members.stage == seen.members.stage[row]),
+                row=row,
+                hits=by_iteration[row],
+                excess=excess[row],
+                q_value=min(1.0, q_value),
+                others=others,
+                other_hits=int(by_iteration[others].sum()),
+                is_one_speed=is_one_speed,
+                stands_out=passes.stands_out(seen, row),
+                is_noise=is_noise,
             )
-        )  # fmt: skip
+        )
     return found
