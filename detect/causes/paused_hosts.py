@@ -44,7 +44,7 @@ from detect.causes.searches import (
     lost_share,
     over_own_level,
 )
-from detect.observe.observations import BACKWARD, Observations, Work, cut
+from detect.observe.observations import BACKWARD, Members, Observations, Work, cut
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import counted, milliseconds
@@ -97,7 +97,7 @@ def _paused_host(seen: Observations, known: Flags, rate: float) -> PausedHost | 
         return None
     if Cause.HOST in seen.lost_ns and not known.any():
         over = over_own_level(lost_share(seen, (Cause.HOST,)), known)
-        paused = _pausing(over, names, host, rate)
+        paused = _pausing_host(over, names, host, rate)
         if paused is not None and _by_themselves(seen, paused):
             return paused
     paused = _pausing_inside(seen, seen.work, names, host, rate)
@@ -120,7 +120,7 @@ def _pausing_inside(
     lost_ns = (over / (1.0 + over) * work_ns).sum(axis=2)
     has_passes = Cause.HOST in seen.lost_ns
     whole_ns = np.median(seen.iteration_ns if has_passes else work_ns.sum(axis=2))
-    paused = _pausing(lost_ns / max(float(whole_ns), 1.0), names, host, rate)
+    paused = _pausing_host(lost_ns / max(float(whole_ns), 1.0), names, host, rate)
     return paused if paused is not None and _leads_change(over, paused.rows) else None
 
 
@@ -132,51 +132,64 @@ def _by_themselves(seen: Observations, paused: PausedHost) -> bool:
     return len(groups) > 1 or in_turn(paused.lost)
 
 
-def _pausing(over: Floats, names: Sequence[str], host: Integers, rate: float) -> PausedHost | None:
+def _pausing_host(
+    over: Floats, names: Sequence[str], host: Integers, rate: float
+) -> PausedHost | None:
     """Return the host that loses most of `over`, (row, iteration), if most of its ranks do and
     those of the other hosts, numbered by `host` (row,), do not.
     """
     usual = float(np.quantile(robust.spread(over, axis=1), BURSTS.quiet_share))
     hits = over > max(BURSTS.margin_share, BURSTS.margin_sigmas * usual)
-    lost = np.zeros((len(names), over.shape[1]))
-    np.maximum.at(lost, host, np.where(hits, over, 0.0))
-    row = int(np.argmax(lost.mean(axis=1)))
-    rows = np.flatnonzero(host == row)
-    if hits[rows].any(axis=1).mean() < BURSTS.most_of_host_share:
+    lost = np.where(hits, over, 0.0)
+    lost_by_host = np.zeros((len(names), over.shape[1]))
+    np.maximum.at(lost_by_host, host, lost)
+    number = int(np.argmax(lost_by_host.mean(axis=1)))
+    own, excess = host == number, lost_by_host[number]
+    if excess.mean() < BURSTS.least_host_share or not _most_pause(lost[own]):
         return None
-    if lost[row].mean() < BURSTS.least_host_share:
+    others, counts = np.arange(len(names)) != number, (lost_by_host > 0).sum(axis=1)
+    num_hits, num_iterations = int(counts[number]), len(excess)
+    other_hits, num_others = int(counts[others].sum()), int(others.sum()) * num_iterations
+    if other_hits * num_iterations > BURSTS.others_share * num_hits * num_others:
         return None
-    lost_by_rank = np.where(hits, over, 0.0)[rows]
-    by_rank = lost_by_rank.sum(axis=1)
-    if by_rank.max() > BURSTS.one_rank_share * by_rank.sum():  # a rank's own doing
-        return None
-    others, counts = np.arange(len(names)) != row, (lost > 0).sum(axis=1)
-    num_iterations, other_hits = lost.shape[1], int(counts[others].sum())
-    num_others = int(others.sum()) * num_iterations
-    if other_hits * num_iterations > BURSTS.others_share * int(counts[row]) * num_others:
-        return None
-    by_chance = chance(int(counts[row]), num_iterations, other_hits, num_others)
-    if lost[row].mean() >= BURSTS.sure_host_share:
-        by_chance = min(by_chance, _chance_of_ranks(hits, host == row))
+    by_chance = chance(num_hits, num_iterations, other_hits, num_others)
+    if excess.mean() >= BURSTS.sure_host_share:
+        by_chance = min(by_chance, _chance_of_ranks(hits, own))
     q_value = min(1.0, by_chance * len(names))
-    rest = (host == row) & (np.arange(len(host)) != rows[by_rank.argmax()])
-    num_rest = int(hits[rest].any(axis=0).sum())
-    left = rest | (host != row)
-    without_one = min(
-        chance(num_rest, num_iterations, other_hits, num_others),
-        _chance_of_ranks(hits[left], rest[left]),
+    rest = _without_heaviest(own, lost)
+    compared = rest | ~own
+    rest_by_chance = min(
+        chance(int(hits[rest].any(axis=0).sum()), num_iterations, other_hits, num_others),
+        _chance_of_ranks(hits[compared], rest[compared]),
     )
     burst = Burst(
-        row=row, hits=lost[row] > 0, excess=lost[row], q_value=q_value, others=others,
+        row=number, hits=excess > 0, excess=excess, q_value=q_value, others=others,
         other_hits=other_hits, is_sure=q_value <= rate,
     )  # fmt: skip
     return PausedHost(
-        name=names[row],
-        rows=rows,
+        name=names[number],
+        rows=np.flatnonzero(own),
         burst=burst,
-        lost=lost_by_rank,
-        is_of_one=without_one * len(names) > BURSTS.without_one_q,
+        lost=lost[own],
+        is_of_one=rest_by_chance * len(names) > BURSTS.without_one_q,
     )
+
+
+def _most_pause(lost: Floats) -> bool:
+    """Return whether most ranks of a host pause, and none has nearly all that it loses in pauses,
+    (rank, iteration), which would be that rank's own doing.
+    """
+    by_rank = lost.sum(axis=1)
+    share_pausing = np.mean((lost > 0).any(axis=1))
+    is_of_one = by_rank.max() > BURSTS.one_rank_share * by_rank.sum()
+    return bool(share_pausing >= BURSTS.most_of_host_share and not is_of_one)
+
+
+def _without_heaviest(own: Flags, lost: Floats) -> Flags:
+    """Return a host's `own` rows, (row,), without the one that loses most in pauses."""
+    rest, by_rank = own.copy(), lost.sum(axis=1)
+    rest[np.argmax(np.where(own, by_rank, -np.inf))] = False
+    return rest
 
 
 def _chance_of_ranks(hits: Flags, own: Flags) -> float:
@@ -194,11 +207,11 @@ def _over_quiet_passes(work: Work) -> Floats:
     """Return how far each pass lies above its row's quiet ones, less what three quarters of all
     rows exceed in it, as a share of the pass, (row, iteration, operation).
     """
-    over = np.expm1(np.nan_to_num(work.log_ns - _low(work.log_ns, axis=1)))
-    return np.asarray(over - _low(over, axis=0))
+    over = np.expm1(np.nan_to_num(work.log_ns - _lower_quartile(work.log_ns, axis=1)))
+    return np.asarray(over - _lower_quartile(over, axis=0))
 
 
-def _low(values: Floats, axis: int) -> Floats:
+def _lower_quartile(values: Floats, axis: int) -> Floats:
     """Return the lower quartile along an axis, which stays; 0 where nothing is known."""
     known = np.where(np.isfinite(values), values, np.inf)
     low = np.quantile(known, BURSTS.quiet_share, axis=axis, keepdims=True, method="lower")
@@ -240,15 +253,7 @@ def _finding(seen: Observations, paused: PausedHost) -> Finding:
     ranks = members.ranks_of(paused.rows)
     num_hits, num_iterations = int(burst.hits.sum()), len(burst.hits)
     lost_ns = burst.excess * float(np.median(seen.iteration_ns))
-    doubt = () if burst.is_sure else (FEW,)
-    doubt = (*doubt, OF_ONE) if paused.is_of_one else doubt
-    stages = members.stage[paused.rows]
-    alone = stages[~np.isin(stages, np.delete(members.stage, paused.rows))]
-    ends = (int(members.stage.min()), int(members.stage.max()))
-    if (
-        np.isin(alone, ends).any() and not paused.in_backward
-    ):  # stages in between have nothing but layers, which all stages have
-        doubt = (*doubt, ALONE)
+    doubts = _doubts(members, paused)
     share = float(burst.excess.mean())
     return build_finding(
         seen,
@@ -256,7 +261,7 @@ def _finding(seen: Observations, paused: PausedHost) -> Finding:
             ranks=ranks,
             rows=tuple(int(row) for row in paused.rows),
             cause=Cause.HOST,
-            owner=Owner.UNDECIDED if doubt else Owner.NODE,
+            owner=Owner.UNDECIDED if doubts else Owner.NODE,
             slowdown=1.0 + share,
             interval=interval_of(burst, share),
             course=course_of(burst, share),
@@ -270,12 +275,33 @@ def _finding(seen: Observations, paused: PausedHost) -> Finding:
                 f"{paused.pauses.sum()} of its {counted(len(paused.rows), 'rank')} stand still in "
                 f"some; on the other {counted(int(burst.others.sum()), 'host')} {burst.other_hits} "
                 "iterations lose as much",
-                *doubt,
+                *doubts,
             ),
             advice=ADVICE[Cause.HOST],
             is_replayed=False,
         ),
     )
+
+
+def _doubts(members: Members, paused: PausedHost) -> list[str]:
+    """Return what else may be the reason of a host's pauses; none where nothing is."""
+    doubts = []
+    if not paused.burst.is_sure:
+        doubts.append(FEW)
+    if paused.is_of_one:
+        doubts.append(OF_ONE)
+    if not paused.in_backward and _holds_an_end_alone(members, paused.rows):
+        doubts.append(ALONE)
+    return doubts
+
+
+def _holds_an_end_alone(members: Members, rows: Integers) -> bool:
+    """Return whether no other host has a part of the first or of the last stage, of which `rows`
+    have some. Stages in between have nothing but layers, which all stages have.
+    """
+    stages = members.stage[rows]
+    alone = stages[~np.isin(stages, np.delete(members.stage, rows))]
+    return bool(np.isin(alone, (int(members.stage.min()), int(members.stage.max()))).any())
 
 
 def _search(inquiry: Inquiry) -> Answer:

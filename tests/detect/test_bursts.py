@@ -9,7 +9,7 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.bursts import _bursts_among, _others_pause, bursts, pair_pause
-from detect.causes.paused_hosts import _pausing, in_turn
+from detect.causes.paused_hosts import _pausing_host, in_turn
 from detect.causes.searches import Burst
 from detect.detector import judge
 from detect.observe.extract import observe
@@ -394,7 +394,7 @@ def test_pauses_of_a_hosts_ranks_are_counted_where_they_cost_much(share, elsewhe
     over = np.zeros((16, 6))
     over[[0, 1, 2, 3, 4, 5, 6, 1, 4], [0, 0, 1, 1, 2, 2, 3, 2, 3]] = share
     over[[9, 11][:elsewhere], 5] = share
-    paused = _pausing(over, ["a", "b"], np.arange(16) // 8, rate=0.01)
+    paused = _pausing_host(over, ["a", "b"], np.arange(16) // 8, rate=0.01)
     assert paused is not None and paused.name == "a" and paused.burst.is_sure == is_sure
 
 

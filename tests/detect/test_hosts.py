@@ -11,7 +11,7 @@ import pytest
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.finding import OTHERS_WAIT
 from detect.causes.hosts import _doubt_of_level, _share_their_data
-from detect.causes.paused_hosts import _pausing
+from detect.causes.paused_hosts import _pausing_host
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.stats import robust
@@ -73,9 +73,9 @@ def test_a_rank_that_pauses_for_reasons_of_its_own_is_not_its_host():
     hosts, names = np.repeat([0, 1], 4), ["n0", "n1"]
     over = np.zeros((8, 20))
     over[3, :12], over[0, 15], over[2, 17] = 0.3, 0.06, 0.06
-    assert _pausing(over, names, hosts, rate=0.01) is None
+    assert _pausing_host(over, names, hosts, rate=0.01) is None
     over[0, :6], over[2, 4:9] = 0.3, 0.3  # now this one, now that one
-    paused = _pausing(over, names, hosts, rate=0.01)
+    paused = _pausing_host(over, names, hosts, rate=0.01)
     assert paused is not None and paused.name == "n0" and paused.burst.is_sure
 
 
