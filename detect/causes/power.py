@@ -79,24 +79,16 @@ LARGEST_EFFECT = float(np.log(POWER.blind_ratio))
 
 def planted_power(inquiry: Inquiry, first: float, slow: Flags, judged: Judged) -> Power:
     """Climb the ladder from log slowdown `first`; `slow` rows (row,) are not sound, nor tried."""
-    trial, tried = _Trial(inquiry, _Together.of(inquiry.seen), judged), _tried(inquiry, slow)
-    rows, found, effect = tried.copy(), float("inf"), first
-    while rows and effect < LARGEST_EFFECT:
-        is_named = True
-        for row in list(rows):
-            owner = trial.blamed(row, effect)
-            if owner is Owner.NODE:
-                continue
-            if owner is None and not trial.can_be_found(row):
-                rows.remove(row)
-                continue
-            rows.sort(key=lambda one: one != row)  # who is not named now is tried first next time
-            is_named = False
-            if owner is None or np.isfinite(found):
-                break
-        else:
-            found = min(found, effect) if rows else found
-        if rows and is_named:
+    tried = _tried(inquiry, slow)
+    trial = _Trial(inquiry, _Together.of(inquiry.seen), judged, tried.copy())
+    found, effect = float("inf"), first
+    while effect < LARGEST_EFFECT:
+        are_found, are_named = trial.step(effect, are_found_before=bool(np.isfinite(found)))
+        if not trial.rows:
+            break
+        if are_found:
+            found = min(found, effect)
+        if are_named:
             return Power(found, effect, trial.unseen(tried))
         effect *= POWER.rung_ratio
     return Power(found, float("inf"), trial.unseen(tried))
@@ -109,8 +101,33 @@ class _Trial:
     inquiry: Inquiry
     together: _Together
     judged: Judged
+    rows: list[int]
+    """Rows still tried: whoever was not named at the last factor first."""
     found: dict[int, bool] = field(default_factory=dict)
     """By row: whether it is found at some factor, as far as is known."""
+
+    def step(self, effect: float, *, are_found_before: bool) -> tuple[bool, bool]:
+        """Return whether all rows are found at a log slowdown, and whether all are named.
+
+        Ask no further rows once one is not found, nor, if all `are_found_before`, once one is not
+        named. Rows that are found at no factor are tried no longer.
+        """
+        are_named = True
+        for row in self.rows.copy():
+            owner = self.blamed(row, effect)
+            if owner is Owner.NODE:
+                continue
+            if owner is None and not self.can_be_found(row):
+                self.rows.remove(row)
+                continue
+            self.rows.remove(row)
+            self.rows.insert(0, row)
+            if owner is None:
+                return False, False
+            if are_found_before:
+                return True, False
+            are_named = False
+        return True, are_named
 
     def blamed(self, row: int, effect: float) -> Owner | None:
         """Return whom the slowness of a row is blamed on, None where it is not found."""
@@ -177,15 +194,14 @@ class _Together:
         """Find who waits: TP and EP groups without communication in the trace; otherwise TP groups
         whose mates differ by far less in one phase than in the other.
         """
-        members, kinds = seen.members, () if seen.transfers is None else seen.transfers.kinds
-        alone, at_once = np.arange(len(members)), np.zeros(len(members))
+        members = seen.members
+        nobody = cls((), np.arange(len(members)), np.zeros(len(members)))
         if members.device_kind == "cpu" or not seen.tells_passes:
-            return cls((), alone, at_once)  # a profile's kernels hold no waiting
-        shown = {kind.split()[0] for kind in kinds}
-        hidden = [axis for axis in AXES if getattr(members.layout, axis) > 1 and axis not in shown]
+            return nobody  # a profile's kernels hold no waiting
+        hidden = _hidden_axes(seen)
         if hidden:
-            group = _joined(members, hidden)
-            return cls((FORWARD, BACKWARD), group, at_once + POWER.hidden_lead_log)
+            lead = np.full(len(members), POWER.hidden_lead_log)
+            return cls((FORWARD, BACKWARD), _groups_along(members, hidden), lead)
         apart = [_over_group_mean(seen, phase) for phase in (FORWARD, BACKWARD)]
         differ = [float(robust.median(np.abs(one))) for one in apart]
         for phase, other in ((FORWARD, BACKWARD), (BACKWARD, FORWARD)):
@@ -193,7 +209,7 @@ class _Together:
                 group, level = members.tensor_group, np.nan_to_num(robust.median(apart[other], 1))
                 slowest = np.array([level[group == own].max() for own in group])
                 return cls((phase,), group, slowest - level)
-        return cls((), alone, at_once)
+        return nobody
 
     def slower(self, row: int, effect: float, work: Work) -> Work:
         """Return the work with one row slower by `effect`, and so are the rows that wait for it."""
@@ -204,7 +220,15 @@ class _Together:
         return replace(work, log_ns=log_ns)
 
 
-def _joined(members: Members, axes: list[str]) -> Integers:
+def _hidden_axes(seen: Observations) -> list[str]:
+    """Return the axes along which ranks communicate inside their passes, with none of it traced."""
+    kinds = () if seen.transfers is None else seen.transfers.kinds
+    shown = {kind.split()[0] for kind in kinds}
+    layout = seen.members.layout
+    return [axis for axis in AXES if getattr(layout, axis) > 1 and axis not in shown]
+
+
+def _groups_along(members: Members, axes: list[str]) -> Integers:
     """Number the groups of rows along `axes`, (row,); groups that share a rank are one group."""
     number = np.arange(len(members))
     for axis in axes:
