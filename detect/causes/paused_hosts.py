@@ -38,6 +38,7 @@ from detect.causes.searches import (
     ADVICE,
     FEW,
     Burst,
+    Tally,
     chance,
     course_of,
     interval_of,
@@ -147,25 +148,27 @@ def _pausing_host(
     own, excess = host == number, lost_by_host[number]
     if excess.mean() < BURSTS.least_host_share or not _most_pause(lost[own]):
         return None
-    others, counts = np.arange(len(names)) != number, (lost_by_host > 0).sum(axis=1)
-    num_hits, num_iterations = int(counts[number]), len(excess)
-    other_hits, num_others = int(counts[others].sum()), int(others.sum()) * num_iterations
-    if other_hits * num_iterations > BURSTS.others_share * num_hits * num_others:
+    others = np.arange(len(names)) != number
+    tally = Tally.of(lost_by_host > 0, number, others)
+    if not tally.is_alone:
         return None
-    by_chance = chance(num_hits, num_iterations, other_hits, num_others)
+    by_chance = tally.by_chance
     if excess.mean() >= BURSTS.sure_host_share:
         by_chance = min(by_chance, _chance_of_ranks(hits, own))
     q_value = min(1.0, by_chance * len(names))
     rest = _without_heaviest(own, lost)
     compared = rest | ~own
-    rest_by_chance = min(
-        chance(int(hits[rest].any(axis=0).sum()), num_iterations, other_hits, num_others),
-        _chance_of_ranks(hits[compared], rest[compared]),
-    )
+    rest_tally = replace(tally, num_hits=int(hits[rest].any(axis=0).sum()))
+    rest_by_chance = min(rest_tally.by_chance, _chance_of_ranks(hits[compared], rest[compared]))
     burst = Burst(
-        row=number, hits=excess > 0, excess=excess, q_value=q_value, others=others,
-        other_hits=other_hits, is_sure=q_value <= rate,
-    )  # fmt: skip
+        row=number,
+        hits=excess > 0,
+        excess=excess,
+        q_value=q_value,
+        others=others,
+        other_hits=tally.other_hits,
+        is_sure=q_value <= rate,
+    )
     return PausedHost(
         name=names[number],
         rows=np.flatnonzero(own),
