@@ -9,7 +9,7 @@ otherwise the ranks that all the slow groups share, otherwise the smallest slow 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -220,12 +220,14 @@ def _search_connections(inquiry: Inquiry) -> Answer:
     result = search(task, settings)
     step_ns = float(np.median(seen.iteration_ns))
     least_ns = LINKS.cpu_min_step_share * step_ns if is_cpu else 0.0
-    slow = _attribute(seen, units, compared, result.suspects)
+    slow = _links_at_fault(seen, units, compared, result.suspects)
     heavy = [one for one in slow if float(np.mean(one.excess_ns)) >= least_ns]
     effect = inquiry.detectable_effect(result.noise)
     findings = [_finding(seen, one, _doubt(seen, one, heavy)) for one in heavy]
     return Answer(
-        findings=tuple(_beside(seen, one, findings, inquiry.slow) for one in findings),
+        findings=tuple(
+            _undecided_beside_heavier(seen, one, findings, inquiry.slow) for one in findings
+        ),
         explains=lambda finding: any(
             _is_at_its_end(finding, link) or _waits_behind(seen, finding, one)
             for link, one in zip(heavy, findings, strict=True)
@@ -235,31 +237,32 @@ def _search_connections(inquiry: Inquiry) -> Answer:
     )
 
 
-def _attribute(
+def _links_at_fault(
     seen: Observations, units: _Units, compared: Flags, suspects: tuple[Suspect, ...]
 ) -> list[_SlowLink]:
-    left = [one for one in suspects if _above(seen, units, one)]
+    """Return the connections that make the suspected units slow, the worst unit's first."""
+    left = [one for one in suspects if _exceeds_clock_errors(seen, units, one)]
     left = [one for one in left if not any(_waits_for(units, one, other) for other in left)]
     slow = mask_of([one.row for one in suspects], len(units.members))
     over = np.nan_to_num(robust.median(units.values(slow), axis=1))
     found = []
     while left:
-        whole = _whole_host(seen, units, compared, left)
-        ranks = whole or _culprits(units, compared, left, left[0])
+        worst = left[0]
+        whole_host = _whole_host(seen, units, compared, left)
+        ranks = whole_host or _shared_ranks(units, compared, left)
         if len(ranks) == 2 and set(seen.members.recorded).issuperset(ranks):
-            ranks = _guilty_end(units, np.where(compared, over, np.nan), ranks, left[0])
-        explained = [one for one in left if _is_part(set(units.members[one.row]), ranks, whole)]
-        fine = compared & ~slow & (over < LINKS.fine_share * left[0].course.effect)
-        link = _link(units, ranks, explained, compared)
-        isolated = _is_isolated(seen, units, fine, ranks, left[0].row)
-        found.append(replace(link, is_isolated=isolated))
+            ranks = _guilty_end(units, np.where(compared, over, np.nan), ranks, worst)
+        explained = [
+            one
+            for one in left
+            if set(units.members[one.row]).issuperset(ranks)
+            or set(units.members[one.row]).issubset(whole_host)
+        ]
+        fine = compared & ~slow & (over < LINKS.fine_share * worst.course.effect)
+        is_isolated = _is_isolated(seen, units, fine, ranks, worst.row)
+        found.append(_link(units, ranks, explained, compared, is_isolated=is_isolated))
         left = [one for one in left if one not in explained]
     return found
-
-
-def _is_part(members: set[int], ranks: tuple[int, ...], host: tuple[int, ...]) -> bool:
-    """Return whether a slow unit is slow because of `ranks` or, if not (), of the whole `host`."""
-    return members <= set(host) or members >= set(ranks)
 
 
 def _whole_host(
@@ -305,7 +308,7 @@ def _is_isolated(
     return all(clear[units.witnesses(rank, worst)].any() for rank in ranks)
 
 
-def _above(seen: Observations, units: _Units, suspect: Suspect) -> bool:
+def _exceeds_clock_errors(seen: Observations, units: _Units, suspect: Suspect) -> bool:
     """Return whether the lost time exceeds what clock errors could feign.
 
     A transfer is never longer than the span of its shortest member, which one clock measures; but
@@ -316,7 +319,7 @@ def _above(seen: Observations, units: _Units, suspect: Suspect) -> bool:
     """
     if seen.alignment is None:
         return True
-    actual, normal = _times(units, suspect)
+    actual, normal = _typical_times(units, suspect)
     error_ns = _clock_error_ns(seen.alignment, seen, units.members[suspect.row])
     if actual - normal > LINKS.clock_errors * error_ns:  # each end has its own error
         return True
@@ -448,11 +451,11 @@ def _waits_for(units: _Units, suspect: Suspect, other: Suspect) -> bool:
     if set(members[suspect.row]) & set(members[other.row]):
         return False
     lost, others = (actual - normal for actual, normal in
-                    (_times(units, one) for one in (suspect, other)))  # fmt: skip
+                    (_typical_times(units, one) for one in (suspect, other)))  # fmt: skip
     return abs(lost / others - 1.0) <= LINKS.same_loss_share
 
 
-def _times(units: _Units, suspect: Suspect) -> tuple[float, float]:
+def _typical_times(units: _Units, suspect: Suspect) -> tuple[float, float]:
     row = _row_of(units, suspect)
     actual = float(robust.median(units.transfers.transfer_ns[row][suspect.course.active]))
     return actual, actual / float(np.exp(suspect.course.effect))
@@ -464,30 +467,40 @@ def _row_of(units: _Units, suspect: Suspect) -> int:
     return int(rows[np.argmax(units.transfers.total_ns[rows])])
 
 
-def _culprits(
-    units: _Units, compared: Flags, slow: list[Suspect], worst: Suspect
-) -> tuple[int, ...]:
-    slow_rows = {one.row for one in slow}
-    named: list[tuple[int, int]] = []
-    for rank in units.members[worst.row]:
-        every = [unit for unit, ranks in enumerate(units.members) if rank in ranks]
-        for all_of in (every, units.of_rank(rank, worst.row)):
-            mine = [unit for unit in all_of if compared[unit]]
-            hit = [unit for unit in mine if unit in slow_rows]
-            if len(hit) >= 2 and len(hit) >= LINKS.all_of_a_rank_share * len(mine):
-                named.append((len(hit), rank))
-                break
-    if named:
-        most = max(named)[0]
-        ranks = tuple(sorted(rank for count, rank in named if count == most))
-        if len(ranks) <= 2:
-            return ranks
-    touching = [set(units.members[one.row]) for one in slow]
-    shared = set(units.members[worst.row])
-    for ranks_of_unit in sorted(touching, key=len):
-        if len(shared & ranks_of_unit) >= 2:
-            shared &= ranks_of_unit
+def _shared_ranks(units: _Units, compared: Flags, slow: list[Suspect]) -> tuple[int, ...]:
+    """Return what the `slow` units, the worst first, have in common: one rank or two of which
+    nearly all units are slow; else those ranks of the worst unit that other slow units share with
+    it, by twos and more.
+    """
+    worst, slow_units = slow[0].row, {one.row for one in slow}
+    counts = {
+        rank: _num_slow_of(units, compared, slow_units, rank, worst)
+        for rank in units.members[worst]
+    }
+    most = max(counts.values())
+    ranks = tuple(sorted(rank for rank, count in counts.items() if count == most))
+    if most and len(ranks) <= 2:
+        return ranks
+    shared = set(units.members[worst])
+    for members in sorted((set(units.members[one.row]) for one in slow), key=len):
+        if len(shared & members) >= 2:
+            shared &= members
     return tuple(sorted(shared))
+
+
+def _num_slow_of(
+    units: _Units, compared: Flags, slow_units: set[int], rank: int, worst: int
+) -> int:
+    """Return how many units of a rank are slow, if nearly all are: of all its units, or of those
+    that take the same way as the `worst`; otherwise 0.
+    """
+    of_rank = [unit for unit, ranks in enumerate(units.members) if rank in ranks]
+    for candidates in (of_rank, units.of_rank(rank, worst)):
+        mine = [unit for unit in candidates if compared[unit]]
+        num_slow = sum(unit in slow_units for unit in mine)
+        if num_slow >= 2 and num_slow >= LINKS.all_of_a_rank_share * len(mine):
+            return num_slow
+    return 0
 
 
 def _guilty_end(
@@ -519,31 +532,32 @@ def _link(
     ranks: tuple[int, ...],
     explained: list[Suspect],
     compared: Flags,
+    *,
+    is_isolated: bool,
 ) -> _SlowLink:
     best = min(explained, key=lambda one: (one.q_value, -one.course.effect))
     rows = np.flatnonzero(np.isin(units.unit, [one.row for one in explained]))
     share = 1.0 - float(np.exp(-best.course.effect))
-    by_rank: dict[int, float] = {}  # units of different ranks transfer at the same time
+    lost_ns: dict[int, float] = {}  # by rank: units of different ranks transfer at the same time
     for one in rows.tolist():
         for rank in units.transfers.members[one]:
-            by_rank[rank] = by_rank.get(rank, 0.0) + float(units.transfers.total_ns[one]) * share
-    lost = max(by_rank.values(), default=0.0)
-    actual, normal = _times(units, best)
+            lost_ns[rank] = lost_ns.get(rank, 0.0) + float(units.transfers.total_ns[one]) * share
+    actual, normal = _typical_times(units, best)
     row = _row_of(units, best)
-    alike = {int(one) for one in units.unit[units.transfers.kind == units.transfers.kind[row]]}
-    alike -= {one.row for one in explained}
+    same_kind = {int(one) for one in units.unit[units.transfers.kind == units.transfers.kind[row]]}
+    peers = same_kind - {one.row for one in explained}
     return _SlowLink(
         ranks=ranks,
         course=best.course,
         q_value=best.q_value,
         units=tuple(units.members[one.row] for one in explained),
-        num_peers=sum(bool(compared[one]) for one in alike),
+        num_peers=sum(bool(compared[one]) for one in peers),
         kind=units.transfers.kinds[int(units.transfers.kind[row])],
         size_bytes=int(units.transfers.size_bytes[row]),
         normal_ns=normal,
         actual_ns=actual,
-        excess_ns=np.where(best.course.active, lost, 0.0),
-        is_isolated=True,
+        excess_ns=np.where(best.course.active, max(lost_ns.values(), default=0.0), 0.0),
+        is_isolated=is_isolated,
     )
 
 
@@ -581,7 +595,9 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
     return finding if lasts else undecided_if_free(finding, IN_DOUBT_NOW_AND_THEN)
 
 
-def _beside(seen: Observations, finding: Finding, others: list[Finding], slow: Flags) -> Finding:
+def _undecided_beside_heavier(
+    seen: Observations, finding: Finding, others: list[Finding], slow: Flags
+) -> Finding:
     """Return the finding, undecided where it costs next to nothing and another rank of the same
     replica is slow or costs more: messages that are posted together end together.
 

@@ -13,11 +13,11 @@ from detect.causes.links import (
     IN_DOUBT_BETWEEN,
     IN_DOUBT_INSIDE,
     IN_DOUBT_PLACE,
-    _beside,
     _guilty_end,
     _is_at_its_end,
     _is_isolated,
     _subject,
+    _undecided_beside_heavier,
     _Units,
     _waits_behind,
 )
@@ -430,9 +430,9 @@ def test_a_link_that_costs_nothing_beside_a_slow_rank_of_its_pipeline(job, cost,
     seen, link = _slow_from_1_to_5(job)
     slow = np.arange(16) == slow_row
     known = replace(link, owner=Owner.NODE, step_time_cost_ratio=cost)
-    assert _beside(seen, known, [known], slow).owner is owner
+    assert _undecided_beside_heavier(seen, known, [known], slow).owner is owner
     heavier = replace(known, ranks=(slow_row,), step_time_cost_ratio=1.01)
-    assert _beside(seen, known, [known, heavier], slow & False).owner is owner
+    assert _undecided_beside_heavier(seen, known, [known, heavier], slow & False).owner is owner
 
 
 @pytest.mark.parametrize(
