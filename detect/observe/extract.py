@@ -29,7 +29,7 @@ from detect.observe.observations import (
     typical_readings,
 )
 from detect.observe.spans import Frame, Glance, SpanIndex, summed
-from detect.observe.stalls import stalled_time, within_stalls
+from detect.observe.stalls import Collections, stalled_time, within_stalls
 from detect.observe.transfers import transfers_of
 from detect.observe.work import (
     OwnTimes,
@@ -171,37 +171,67 @@ class _Passes:
 
     @classmethod
     def of(cls, facts: Facts, frame: Frame, members: Members) -> _Passes:
-        passes, collecting = facts.passes, facts.collecting
-        samples, phase = passes.samples, passes.samples.phase
-        busy_ns, is_sharded = pass_times(passes.time_ns, phase, passes.gathers)
-        own = OwnTimes((), busy_ns, busy_ns)
+        passes, phase = facts.passes, facts.passes.samples.phase
+        time_ns, is_sharded = pass_times(passes.time_ns, phase, passes.gathers)
+        own = OwnTimes((), time_ns, time_ns)
         if not frame.uses_cpu_time:
-            own = own_times(passes.entangled, phase, busy_ns)
-        stalled_ns = inside_ns = np.zeros(len(phase))
-        if passes.contents is not None:
-            stage = members.stage[samples.row]
-            stall = partial(stalled_time, passes.contents, stage, busy_ns)
-            if frame.is_sampled:
-                collecting = within_stalls(collecting, stall(own.unwaited_ns, 0.0))
-            stalled_ns = stall(own.unwaited_ns - collecting.inside_ns)
-            # of sharded passes only the layers count as busy: they hold no standing still
-            inside_ns = np.where(is_sharded, 0.0, stalled_ns)
-            # waiting for communication beside the pass is not a late host's doing
-            stalled_ns = np.maximum(stalled_ns - passes.beside_ns, 0.0)
-            late_ns = passes.contents.late_ns
-            late_ns = np.where(np.isfinite(late_ns), late_ns, 0.0)
-            stalled_ns = np.where(is_sharded, late_ns, stalled_ns)
-        paused = collecting.inside_ns > PASSES.max_pause_share * busy_ns
+            own = own_times(passes.entangled, phase, time_ns)
+        stalls = _Stalls.of(
+            facts, frame, members, time_ns, unwaited_ns=own.unwaited_ns, is_sharded=is_sharded
+        )
+        collecting = stalls.collecting
+        is_paused = collecting.inside_ns > PASSES.max_pause_share * time_ns
         shape = len(frame.ranks), len(frame.iterations)
-        lost = summed(collecting.row, collecting.slot, collecting.lost_ns, shape)
+        lost_ns = summed(collecting.row, collecting.slot, collecting.lost_ns, shape)
         return cls(
-            samples=samples,
-            busy_ns=busy_ns - inside_ns,
-            work_ns=np.where(paused, np.nan, own.time_ns - inside_ns),
-            stalled_ns=stalled_ns,
+            samples=passes.samples,
+            busy_ns=time_ns - stalls.inside_ns,
+            work_ns=np.where(is_paused, np.nan, own.time_ns - stalls.inside_ns),
+            stalled_ns=stalls.unexplained_ns,
             entangled_phases=own.phases,
             hide_waiting=not frame.uses_cpu_time and hide_waiting(phase, passes.gathers),
-            collecting_ns=np.nan_to_num(lost),
+            collecting_ns=np.nan_to_num(lost_ns),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stalls:
+    """How long passes stood still, (pass,) ns, and what collections of garbage took of it."""
+
+    collecting: Collections
+    inside_ns: Floats
+    """What stands in the passes' times: nothing in sharded passes, of which only layers count."""
+    unexplained_ns: Floats
+    """What neither collections nor communication beside the pass explain: a late host does."""
+
+    @classmethod
+    def of(
+        cls,
+        facts: Facts,
+        frame: Frame,
+        members: Members,
+        time_ns: Floats,
+        *,
+        unwaited_ns: Floats,
+        is_sharded: Flags,
+    ) -> _Stalls:
+        """Tell by the modules inside the passes, whose times, (pass,), are `time_ns` with waiting
+        and `unwaited_ns` without.
+        """
+        passes, contents, collecting = facts.passes, facts.passes.contents, facts.collecting
+        if contents is None:
+            nothing = np.zeros(len(time_ns))
+            return cls(collecting=collecting, inside_ns=nothing, unexplained_ns=nothing)
+        still = partial(stalled_time, contents, members.stage[passes.samples.row], time_ns)
+        if frame.is_sampled:
+            collecting = within_stalls(collecting, still(unwaited_ns, 0.0))
+        still_ns = still(unwaited_ns - collecting.inside_ns)
+        late_ns = np.where(np.isfinite(contents.late_ns), contents.late_ns, 0.0)
+        besides_ns = np.maximum(still_ns - passes.beside_ns, 0.0)
+        return cls(
+            collecting=collecting,
+            inside_ns=np.where(is_sharded, 0.0, still_ns),
+            unexplained_ns=np.where(is_sharded, late_ns, besides_ns),
         )
 
 
@@ -322,9 +352,15 @@ def _has_even_data(timeline: Timeline) -> bool:
     for rank, windows in timeline.windows.items():
         stage = timeline.headers[rank].coordinates.pp
         counts.setdefault(stage, set()).update(window.tokens for window in windows)
-    return bool(counts) and all(
-        len(found) == 1 and len(set(*found)) == 1 for found in counts.values()
-    )
+    return bool(counts) and all(_are_even(found) for found in counts.values())
+
+
+def _are_even(windows: set[tuple[int, ...]]) -> bool:
+    """Return whether the `windows`, tokens by pass each, are alike, and all passes of one."""
+    if len(windows) != 1:
+        return False
+    (tokens,) = windows
+    return len(set(tokens)) == 1
 
 
 def _has_equal_layers(timeline: Timeline) -> bool:
