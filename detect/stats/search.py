@@ -211,31 +211,45 @@ def best_stretches(
     scores, firsts = _scan(robust.three_point_median(value), noise, min_iterations)
     num_tried = max(1, num_iterations * (num_iterations + 1) // 2)
     p_values = noise.change_p_value(scores) * num_tried * 2
-    result = whole.copy()
-    least = PERSISTENCE.clearer_p_ratio * np.array([one.p_value for one in whole])
-    clearer = (p_values < least[:, None]).any(axis=1)
-    for row in np.flatnonzero(clearer).tolist():
-        for place in np.argsort(p_values[row]):
-            p_value = float(p_values[row, place])
-            if p_value >= least[row]:
-                break
-            found = _verified(value[row], int(firsts[row, place]), min_iterations + int(place))
-            if found is not None:
-                effect, normal = found
-                first = int(firsts[row, place])
-                last = first + min_iterations + int(place) - 1
-                result[row] = Stretch(row, first, last, effect, p_value, normal)
-                break
-    charged = [_charged(one, value, excluded, num_tried, noise) for one in result]
+    found = [
+        _part_of_window(one, value[one.row], p_values[one.row], firsts[one.row], min_iterations)
+        for one in whole
+    ]
+    charged = [_charged(one, value, excluded, num_tried, noise) for one in found]
     if not scattered:
         return charged
     flapping = scattered_stretches(value, noise, min_iterations, excluded)
-    return [
-        other
-        if other is not None and other.p_value < PERSISTENCE.clearer_p_ratio * one.p_value
-        else one
-        for one, other in zip(charged, flapping, strict=True)
-    ]
+    return [_clearer(one, other) for one, other in zip(charged, flapping, strict=True)]
+
+
+def _part_of_window(
+    whole: Stretch, series: Floats, p_values: Floats, firsts: Integers, min_iterations: int
+) -> Stretch:
+    """Return the least probable stretch of a row that its original values confirm and that is
+    clearer than the `whole` window; the whole window where there is none.
+
+    `p_values` and `firsts` are those of the best stretch of each length from `min_iterations` on.
+    """
+    least = PERSISTENCE.clearer_p_ratio * whole.p_value
+    if not (p_values < least).any():
+        return whole
+    for place in np.argsort(p_values).tolist():
+        if p_values[place] >= least:
+            break
+        first, length = int(firsts[place]), min_iterations + place
+        levels = _verified(series, first, length)
+        if levels is not None:
+            effect, normal = levels
+            last = first + length - 1
+            return Stretch(whole.row, first, last, effect, float(p_values[place]), normal)
+    return whole
+
+
+def _clearer(one: Stretch, other: Stretch | None) -> Stretch:
+    """Return the `other` evidence of a row if it is clearer, otherwise `one`."""
+    if other is None or not other.p_value < PERSISTENCE.clearer_p_ratio * one.p_value:
+        return one
+    return other
 
 
 def least_beyond_bursts(noise: Noise, num_iterations: int, p_value: float) -> float:
@@ -297,11 +311,8 @@ def _whole_window(value: Floats, noise: Noise) -> list[Stretch]:
     num_iterations = value.shape[1]
     effect = np.nan_to_num(robust.centre(value))
     p_values = np.minimum(1.0, 2 * noise.level_p_value(effect, float(num_iterations)))
-    lasts = (
-        robust.mean((value > effect[:, None] / 2).astype(np.float64), axis=1)
-        >= PERSISTENCE.min_inside_share
-    )
-    p_values = np.where(lasts, p_values, 1.0)
+    inside_share = robust.mean((value > effect[:, None] / 2).astype(np.float64), axis=1)
+    p_values = np.where(inside_share >= PERSISTENCE.min_inside_share, p_values, 1.0)
     return [
         Stretch(row, 0, num_iterations - 1, float(effect[row]), float(p_values[row]))
         for row in range(len(value))
@@ -353,15 +364,14 @@ def _verified(series: Floats, first: int, length: int) -> tuple[float, float] | 
     beside = np.concatenate([series[low[0] : first], series[first + length : high[0]]])
     effect = float(robust.centre(inside))
     level = float(robust.centre(beside)) if np.isfinite(beside).any() else 0.0
-    lasts = (
-        float(robust.mean((inside > (effect + level) / 2).astype(np.float64)))
-        >= PERSISTENCE.min_inside_share
-    )
-    change = effect - level
-    above = (
-        effect > 0 and effect >= PERSISTENCE.min_above_share * change
-    )  # else it is the peers that changed
-    return (effect, level) if above and lasts and change > effect / 2 else None
+    change, middle = effect - level, (effect + level) / 2
+    inside_share = float(robust.mean((inside > middle).astype(np.float64)))
+    if not inside_share >= PERSISTENCE.min_inside_share:
+        return None
+    # where the row is hardly above its peers, it is they that changed
+    if not (effect > 0 and effect >= PERSISTENCE.min_above_share * change):
+        return None
+    return (effect, level) if change > effect / 2 else None
 
 
 def follow(series: Floats, start: Stretch, noise: Noise) -> Course:
@@ -395,9 +405,9 @@ def _two_state_path(
     series: Floats, normal: float, slow: float, sigma: float, penalty: float
 ) -> Flags:
     """Return the Viterbi path between two levels, normal noise clipped at 4 sigma."""
-    costs = zip(
-        _cost(series, normal, sigma).tolist(), _cost(series, slow, sigma).tolist(), strict=True
-    )  # plain numbers: an array is slow to ask one by one
+    # plain numbers: an array is slow to ask one by one
+    low_costs, high_costs = (_cost(series, one, sigma).tolist() for one in (normal, slow))
+    costs = zip(low_costs, high_costs, strict=True)
     low, high = next(costs)
     stays = [(True, True)]  # whether the best way to (normal, slow) comes from the same state
     for cost_low, cost_high in costs:
@@ -490,9 +500,8 @@ class SearchTask:
         """Return rows that may not be taken out next."""
         closed = excluded | self.forbidden
         for rows in self.groups:
-            most = (
-                len(rows) // 2 if len(rows) == 2 or not self.by_majority else (len(rows) - 1) // 2
-            )
+            is_minority = self.by_majority and len(rows) != 2
+            most = (len(rows) - 1) // 2 if is_minority else len(rows) // 2
             if int(excluded[rows].sum()) >= most:
                 closed[rows] = True
         return closed
