@@ -82,7 +82,7 @@ def _search(inquiry: Inquiry) -> Answer:
     step_ns, rate = float(np.median(seen.iteration_ns)), inquiry.settings.false_discovery_rate
     found = []
     for units in large:
-        change = _change(transfers, units)
+        change = _change_of_kind(transfers, units)
         if change is None or change.p_value * len(large) > rate:
             continue
         lost_ns = _lost_by(transfers, change)
@@ -98,7 +98,7 @@ def _least_share(change: _Change) -> float:
     return NETWORKS.min_step_share if change.lasts else CHANGES.lost_share
 
 
-def _change(transfers: Transfers, units: Integers) -> _Change | None:
+def _change_of_kind(transfers: Transfers, units: Integers) -> _Change | None:
     """Return when a kind is slower; None where it never is, or not as a whole."""
     time_ns = transfers.transfer_ns[units]
     with np.errstate(divide="ignore", invalid="ignore"):

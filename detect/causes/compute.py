@@ -278,7 +278,8 @@ def _predicate(slow: SlowRow, cause: Cause, owner: Owner, is_bound: bool, *, is_
         how = f"{verb} {least}{slowdown} slower than {whose} {peers}"
     elif cause == Cause.HOST:
         how = f"is starved by its host: work takes {slowdown} the time of its {peers}"
-    how += " on the mean, if not in its typical pass," * slow.is_mean
+    if slow.is_mean:
+        how += " on the mean, if not in its typical pass,"
     return f"{how}, undecided whose fault that is" if owner == Owner.UNDECIDED else how
 
 

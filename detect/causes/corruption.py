@@ -73,7 +73,9 @@ def _replicas(probes: Probes) -> list[list[int]]:
     return list(groups.values())
 
 
-def _alike(ranks: Sequence[int], point: Point, probers: Mapping[int, Prober]) -> list[list[int]]:
+def _split_by_share_of_experts(
+    ranks: Sequence[int], point: Point, probers: Mapping[int, Prober]
+) -> list[list[int]]:
     """Split the ranks of a group by what they hold at a point: at experts, by the share of experts.
     Leave out shares of one rank.
     """
@@ -102,7 +104,7 @@ def _deviations_at(
         if torn:
             pairs.append((torn[0][1], [number for number, _ in torn]))
     first_wrong = min(
-        (_order(probes.probers[rank], numbers[0]) for rank, numbers in wrong.items()),
+        (_place_in_model(probes.probers[rank], numbers[0]) for rank, numbers in wrong.items()),
         default=None,
     )
     for ranks, point, num_points in _blamed(wrong, probes.probers):
@@ -113,7 +115,8 @@ def _deviations_at(
     if not pairs:
         return
     earliest, present, first_torn = min(
-        (_order(probes.probers[ranks[0]], numbers[0]), ranks, numbers) for ranks, numbers in pairs
+        (_place_in_model(probes.probers[ranks[0]], numbers[0]), ranks, numbers)
+        for ranks, numbers in pairs
     )
     if first_wrong is not None and first_wrong < earliest:
         return  # follows from what was decided: shares of the experts have fewer replicas
@@ -133,7 +136,7 @@ def _compare(
     wrong: dict[int, list[int]] = {}
     torn: list[tuple[int, list[int]]] = []
     for number, point in enumerate(probers[next(iter(sums))].points):
-        for ranks in _alike([*sums], point, probers):
+        for ranks in _split_by_share_of_experts([*sums], point, probers):
             values = {rank: sums[rank][number] for rank in ranks}
             (right, count) = Counter(values.values()).most_common(1)[0]
             if 2 * count <= len(values):
@@ -145,7 +148,7 @@ def _compare(
     return wrong, torn
 
 
-def _order(prober: Prober, number: int) -> tuple[int, int]:
+def _place_in_model(prober: Prober, number: int) -> tuple[int, int]:
     """Return where a point stands in the model: its layer, and its place among the layer's
     points.
     """
@@ -164,7 +167,7 @@ def _blamed(
     for rank in wrong:
         by_replica[_replica_of(rank, probers[rank])].append(rank)
     for ranks in by_replica.values():
-        earliest = {rank: _order(probers[rank], wrong[rank][0]) for rank in ranks}
+        earliest = {rank: _place_in_model(probers[rank], wrong[rank][0]) for rank in ranks}
         start = min(earliest.values())
         first = [rank for rank in ranks if earliest[rank] == start]
         point = probers[first[0]].points[wrong[first[0]][0]]

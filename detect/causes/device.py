@@ -360,7 +360,7 @@ def reading_evidence(seen: Observations, row: int) -> list[str]:
     for name in sorted(own):
         theirs = [readings[name] for readings in peers if name in readings]
         if theirs:
-            sentences += _compared(name, own[name], theirs)
+            sentences += _reading_beside_peers(name, own[name], theirs)
     if peers and own and not sentences:
         sentences.append(
             "the device readings of the window (clock, reasons to lower it, power, temperature) "
@@ -369,7 +369,7 @@ def reading_evidence(seen: Observations, row: int) -> list[str]:
     return sentences
 
 
-def _compared(name: str, own: float, peers: Sequence[float]) -> list[str]:
+def _reading_beside_peers(name: str, own: float, peers: Sequence[float]) -> list[str]:
     theirs = float(np.median(peers))
     if name == REASONS_NAME:
         special = peculiar_reasons(int(own), [int(mask) for mask in peers])

@@ -175,7 +175,7 @@ def _heavy_stages(seen: Observations, faulty: Flags, least: float) -> list[Heavy
             continue
         others = [robust.median(times[one], axis=1) for one in range(len(groups)) if one != number]
         stage = int(seen.members.stage[rows[0]])
-        heavy = _heavy(seen, stage, times[number], np.stack(others), faulty)
+        heavy = _heavy_stage(seen, stage, times[number], np.stack(others), faulty)
         if heavy is not None:
             found.append(heavy)
     slow = {one.stage for one in found if one.ratio >= least}
@@ -199,7 +199,7 @@ def _stage_times(work: Work, rows: np.ndarray, faulty: Flags) -> Floats:
     )
 
 
-def _heavy(
+def _heavy_stage(
     seen: Observations, stage: int, own: Floats, others: Floats, faulty: Flags
 ) -> HeavyStage | None:
     """Return the stage, if it takes longer than the others and its replicas agree; else None.
@@ -233,7 +233,7 @@ def _heavy(
         num_replicas=len(by_replica),
         num_ranks=own.shape[1],
         replica_spread=replica_spread,
-        saved_ns=_saved(seen, total, others),
+        saved_ns=_saved_by_even_work(seen, total, others),
     )
 
 
@@ -301,7 +301,7 @@ def _layer_ratio(seen: Observations, stage: int, faulty: Flags) -> float:
     return float(robust.median(ratio))
 
 
-def _saved(seen: Observations, total: Floats, others: Floats) -> Floats:
+def _saved_by_even_work(seen: Observations, total: Floats, others: Floats) -> Floats:
     """Return the time saved without the excess, (iteration,): what the stage takes above the mean
     stage, once for each microbatch.
     """
@@ -357,7 +357,7 @@ def _sequence_skew(seen: Observations, faulty: Flags) -> SequenceSkew | None:
     if not spread >= IMBALANCE.min_sequence_spread_log:
         return None
     correlation, across_ranks = _data_correlation(seen, deviation, faulty)
-    if correlation < IMBALANCE.min_sequence_correlation or _lasts(deviation):
+    if correlation < IMBALANCE.min_sequence_correlation or _repeats(deviation):
         return None
     ratio, saved, longest = _uneven_replicas(seen, faulty)
     typical = float(robust.median(ratio))
@@ -454,7 +454,7 @@ def _data_correlation(seen: Observations, deviation: Floats, faulty: Flags) -> t
     return _correlation(forward[use], backward[use]), False
 
 
-def _lasts(deviation: Floats) -> bool:
+def _repeats(deviation: Floats) -> bool:
     """Return whether rows that are long in one iteration are long in the next: then ranks changed,
     and data are not the reason.
     """

@@ -166,7 +166,7 @@ def _awaited_loading(seen: Observations, row: int) -> Answer:
     hits = is_long & (lead_ns >= LOSSES.awaited_share * own_ns)
     saved_ns = np.where(hits, np.minimum(own_ns, np.maximum(lead_ns, 0.0)), 0.0)
     lasts = float(np.mean(hits)) >= OCCUPANCY.mostly_share
-    is_awaited = float(np.mean(hits[is_long])) >= OCCUPANCY.mostly_share if is_long.any() else False
+    is_awaited = is_long.any() and float(np.mean(hits[is_long])) >= OCCUPANCY.mostly_share
     costs = float(saved_ns.sum()) >= least * float(seen.iteration_ns.sum())
     if not lasts and not (is_awaited and costs):
         return Answer(least_slowdown=1.0 + least, least_because=NOBODY_ELSE)
@@ -268,7 +268,9 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             excuses_slow=True,
             owner=owner,
             doubt=doubt,
-            evidence=lambda suspect: (_parts(seen, suspect.row, suspect.course.active),),
+            evidence=lambda suspect: (
+                _where_time_is_lost(seen, suspect.row, suspect.course.active),
+            ),
             without=remembered,
             predicate="loses {time} an iteration to its host, {over} over its peers",
             advice=lambda suspect, owner: host_advice(owner),
@@ -440,7 +442,7 @@ def _alike_at_their_place(seen: Observations, suspects: tuple[Suspect, ...]) -> 
     return found
 
 
-def _parts(seen: Observations, row: int, active: Flags) -> str:
+def _where_time_is_lost(seen: Observations, row: int, active: Flags) -> str:
     """Return where the lost time lies: inside passes, and between operations."""
     gap = f"{milliseconds(float(np.median(seen.host_gap_ns[row][active])))} between operations"
     if seen.members.device_kind == "cpu":

@@ -434,12 +434,11 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
 
 def _who(slow: SlowNetwork) -> str:
     """Name what is slow: "host n02's network", "the rail of GPU 3 of every host"."""
+    is_one = len(slow.names) == 1
     if slow.is_rail:
-        plural = "s" * (len(slow.names) > 1)
-        return f"the rail{plural} of GPU{plural} {listed(slow.names)} of every host"
-    if len(slow.names) == 1:
-        return f"host {slow.names[0]}'s network"
-    return f"the network of {listed(slow.names)}"
+        what = "the rail of GPU" if is_one else "the rails of GPUs"
+        return f"{what} {listed(slow.names)} of every host"
+    return f"host {slow.names[0]}'s network" if is_one else f"the network of {listed(slow.names)}"
 
 
 def _evidence(seen: Observations, split: _Split, others: str) -> str:

@@ -95,7 +95,7 @@ def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
     members, time_ns = seen.members, seen.optimizer_ns
     if seen.workers is not None:
         members, time_ns = seen.workers.members, seen.workers.optimizer_ns
-    groups = [rows for rows in _alike(members) if len(rows) > 1]
+    groups = [rows for rows in _rows_by_place(members) if len(rows) > 1]
     suspects = _suspects(inquiry, members, time_ns, groups) if groups else ()
     if not suspects:
         return []
@@ -121,7 +121,7 @@ def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
     return found
 
 
-def _alike(members: Members) -> list[Integers]:
+def _rows_by_place(members: Members) -> list[Integers]:
     """Return the rows of each stage and TP rank: they update equally many parameters."""
     return [
         rows[members.place["tp"][rows] == one]
@@ -204,6 +204,7 @@ def _finding(inquiry: Inquiry, slow: _SlowStep) -> Finding:
     factor, peers = float(np.exp(course.effect)), counted(slow.num_peers, "peer")
     lost = np.where(course.active, slow.excess_ns, 0.0)
     doubt = _doubt(inquiry, slow)
+    undecided = ", undecided whose fault that is" if doubt else ""
     passes = ""
     if np.isfinite(slow.passes):
         passes = f"; its passes take {times(float(np.exp(slow.passes)))} those of its peers"
@@ -222,7 +223,7 @@ def _finding(inquiry: Inquiry, slow: _SlowStep) -> Finding:
             saved_ns=saved_by_compute(seen, slow.row, lost),
             subject=f"rank {slow.rank} ({place(members, slow.row)})",
             predicate=f"takes {times(factor)} the time of its {peers} for its optimizer step"
-            + ", undecided whose fault that is" * bool(doubt),
+            f"{undecided}",
             evidence=(
                 f"optimizer step: {milliseconds(slow.own_ns)} an iteration against "
                 f"{milliseconds(slow.own_ns - slow.excess_ns)} of its {peers}, communication taken "

@@ -318,7 +318,7 @@ def _by_history(
     course = slow.suspect.course
     if (~course.active).sum() < PAIRS.min_normal_iterations:
         return None
-    own, other = (_change(seen, row, course) for row in (slow.suspect.row, peer))
+    own, other = (_own_rise(seen, row, course) for row in (slow.suspect.row, peer))
     if own > PAIRS.agrees_share * course.effect and abs(other) < PAIRS.agrees_share * course.effect:
         return Decision(
             True,
@@ -328,7 +328,7 @@ def _by_history(
     return None
 
 
-def _change(seen: Observations, row: int, course: Course) -> float:
+def _own_rise(seen: Observations, row: int, course: Course) -> float:
     level = robust.median(seen.work.log_ns[row], axis=1)
     return float(robust.median(level[course.active]) - robust.median(level[~course.active]))
 

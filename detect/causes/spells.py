@@ -81,7 +81,7 @@ def spells(history: Work, optimizer_ns: Floats, known: Flags, num_tests: int) ->
     if not np.isfinite(level[~known]).any():
         return []
     noise = _noise(level[~known])
-    slow = _slow(own, change, history.phase)
+    slow = _slow_iterations(own, change, history.phase)
     with np.errstate(divide="ignore", invalid="ignore"):
         optimizer = _over_others(_over_quiet(np.log(optimizer_ns)[:, :, None]), known)[:, :, 0]
     found = []
@@ -128,7 +128,7 @@ def _over_others(value: Floats, known: Flags) -> Floats:
     return (flat - robust.expected_from_others(flat, known)).reshape(value.shape)
 
 
-def _slow(own: Floats, change: Floats, phase: Integers) -> Flags:
+def _slow_iterations(own: Floats, change: Floats, phase: Integers) -> Flags:
     """Flag the iterations in which nearly all parts of both passes are slow, (row, iteration)."""
     level = robust.median(change, axis=2)
     least = SPELLS.agrees_share * level

@@ -186,7 +186,7 @@ def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
                 f"the other ranks wait {found.least_waiting:.0%} to {found.most_waiting:.0%} of an "
                 f"iteration; in {found.num_hits} of {len(found.log_ratio)} iterations each of them "
                 "waits longer than this one",
-                *_parts(seen, row),
+                *_computing_beside_peers(seen, row),
             ),
             advice=(
                 "trace more iterations in a row (--continuous-trace-iterations 10) at granularity "
@@ -199,7 +199,7 @@ def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
     )
 
 
-def _parts(seen: Observations, row: int) -> tuple[str, ...]:
+def _computing_beside_peers(seen: Observations, row: int) -> tuple[str, ...]:
     """Say what of the rank's own time is computing, and what its peers compute."""
     if not seen.busy_ns.any():
         return ()

@@ -244,7 +244,7 @@ def _what_regressed(comparison: Comparison) -> str:
     parts = []
     step = comparison.step
     if step is not None and step.direction == Direction.SLOWER:
-        parts.append(f"an iteration takes {_moved(step)} what it took")
+        parts.append(f"an iteration takes {_factor(step)} what it took")
     slower = [one for kind in SHOWN_KINDS
               for one in _ordered(comparison.of_kind(kind, Direction.SLOWER))]  # fmt: skip
     parts += [f"{change.subject} {_in_words(change)}" for change in slower[:MOST_NAMED]]
@@ -262,10 +262,10 @@ def _ordered(changes: tuple[Change, ...]) -> list[Change]:
 def _in_words(change: Change) -> str:
     if change.kind == Quantity.LOSS:
         return f"takes {percent(change.ratio)} of the iteration more"
-    return _moved(change) + (" against its peers" if change.kind == Quantity.RANK else "")
+    return _factor(change) + (" against its peers" if change.kind == Quantity.RANK else "")
 
 
-def _moved(change: Change) -> str:
+def _factor(change: Change) -> str:
     return f"{change.ratio:.3f}x"
 
 

@@ -43,7 +43,7 @@ def match_findings(
     left = list(before)
     new, same = [], []
     for finding in after:
-        earlier = next((one for one in left if _alike(one, finding, same_ranks)), None)
+        earlier = next((one for one in left if _are_of_one_fault(one, finding, same_ranks)), None)
         if earlier is None:
             new.append(finding)
         else:
@@ -52,7 +52,7 @@ def match_findings(
     return FindingChanges(new=tuple(new), gone=tuple(left), same=tuple(same))
 
 
-def _alike(one: Finding, other: Finding, same_ranks: bool) -> bool:
+def _are_of_one_fault(one: Finding, other: Finding, same_ranks: bool) -> bool:
     if one.cause != other.cause:
         return False
     if not same_ranks or not (one.ranks or other.ranks):

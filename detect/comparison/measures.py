@@ -564,7 +564,7 @@ def role_measures(
         if max(old.share_ns, new.share_ns) < LEAST_SHARE * step_ns:
             continue
         series = [
-            robust.median(times.time_ns[_kept(times.ranks, slow_ranks)], axis=0)[None]
+            robust.median(times.time_ns[_are_sound(times.ranks, slow_ranks)], axis=0)[None]
             for times in (old, new)
         ]
         times = robust.median(series[0], axis=1), robust.median(series[1], axis=1)
@@ -572,7 +572,7 @@ def role_measures(
         yield from _measures(moved, Quantity.ROLE, [role.words], times)
 
 
-def _kept(ranks: Integers, slow: set[int]) -> Flags:
+def _are_sound(ranks: Integers, slow: set[int]) -> Flags:
     kept: Flags = ~np.isin(ranks, sorted(slow))
     return kept if kept.any() else np.ones(len(ranks), dtype=np.bool_)
 
@@ -724,9 +724,11 @@ def _of_kind(
                for one, own in zip(transfers, rows, strict=True)]  # fmt: skip
     if len(members[0]) == 1 and members[0] == members[1]:
         only = members[0][0]
-        yield from _linked([f"{name} among ranks {_members(only)}"], fleet, [only], error_ns)
+        yield from _compare_connections(
+            [f"{name} among ranks {_members(only)}"], fleet, [only], error_ns
+        )
         return
-    yield from _linked([f"{name}, all connections"], fleet, [()], error_ns)
+    yield from _compare_connections([f"{name}, all connections"], fleet, [()], error_ns)
     both = [ranks for ranks in members[0] if ranks in set(members[1])]
     if len(both) < 2:
         return
@@ -735,7 +737,7 @@ def _of_kind(
     levels = [robust.median(one) for one in own]
     names = [f"{name} among ranks {_members(ranks)}" for ranks in both]
     relative = own[1] * float(levels[0] / levels[1])
-    yield from _linked(names, [own[0], relative], both, error_ns, shown=own)
+    yield from _compare_connections(names, [own[0], relative], both, error_ns, shown=own)
 
 
 def _members(ranks: tuple[int, ...]) -> str:
@@ -743,7 +745,7 @@ def _members(ranks: tuple[int, ...]) -> str:
     return f"{shown} and {len(ranks) - 8} more" if len(ranks) > 8 else shown
 
 
-def _linked(
+def _compare_connections(
     subjects: list[str],
     values: list[Floats],
     ranks: list[tuple[int, ...]],

@@ -63,9 +63,10 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
     sequence = _sequences(kernels, seen.members.stage[index.row[compute]])
     compared = replace(kernels, sequence=sequence)
     layers = _layers(index, kernels, seen.members)
-    alone = layers is not None and len(np.unique(seen.members.stage)) == len(seen.members)
-    alike = replace(kernels, sequence=_shared(kernels, len(seen.members))) if alone else compared
-    others_share = 1.0 - robust.median(_share(index, alike), axis=1)
+    alike = compared
+    if layers is not None and len(np.unique(seen.members.stage)) == len(seen.members):
+        alike = replace(kernels, sequence=_sequence_of_shared(kernels, len(seen.members)))
+    others_share = 1.0 - robust.median(_share_compared(index, alike), axis=1)
     lost: dict[Cause, Floats] = dict(seen.lost_ns)
     lost.pop(Cause.GC, None)  # is not recorded
     return replace(
@@ -200,14 +201,14 @@ def _sequences(kernels: _Kernels, stage: Integers) -> Integers:
         np.add.at(count, (rank, kind), 1)
         time_ns = np.zeros(count.shape)
         np.add.at(time_ns, (rank, kind), kernels.time_ns[rows])
-        for founder, members in _alike(count, time_ns):
+        for founder, members in _ranks_of_same_kernels(count, time_ns):
             name = (int(stage[rows[0]]), np.stack([kinds, count[founder]]).tobytes())
             mine = members[rank] & (count[founder][kind] == count[rank, kind])
             result[rows[mine]] = known.setdefault(name, len(known))
     return result
 
 
-def _alike(count: Integers, time_ns: Floats) -> Iterator[tuple[int, Flags]]:
+def _ranks_of_same_kernels(count: Integers, time_ns: Floats) -> Iterator[tuple[int, Flags]]:
     """Yield sets of two or more ranks that launch the same kernels: first rank, flags (rank,).
 
     `count` and `time_ns` are of each rank and kind of kernel. Ranks are alike if they launch the
@@ -236,7 +237,7 @@ def _own_sequences(index: SpanIndex, kernels: _Kernels) -> Integers:
     np.add.at(count, (pair, kernels.slot), 1)
     repeats = (count == count[:, :1]).all(axis=1)
     sequence = np.where(repeats[pair], kernels.row, -1)
-    shares = _share(index, replace(kernels, sequence=sequence))
+    shares = _share_compared(index, replace(kernels, sequence=sequence))
     knows = robust.median(shares, axis=1) >= KERNELS.least_alike_share
     return np.where(knows[kernels.row], sequence, -1)
 
@@ -249,13 +250,13 @@ def _layers(index: SpanIndex, kernels: _Kernels, members: Members) -> Work | Non
     """
     if len(np.unique(members.stage)) < 2:
         return None
-    kernels = replace(kernels, sequence=_shared(kernels, len(members)))
-    if not float(np.nanmin(_share(index, kernels))) >= KERNELS.least_layers_share:
+    kernels = replace(kernels, sequence=_sequence_of_shared(kernels, len(members)))
+    if not float(np.nanmin(_share_compared(index, kernels))) >= KERNELS.least_layers_share:
         return None
     return _as_work(_samples(index, kernels))
 
 
-def _shared(kernels: _Kernels, num_ranks: int) -> Integers:
+def _sequence_of_shared(kernels: _Kernels, num_ranks: int) -> Integers:
     """Return 0 as the sequence of the kernels that all ranks launch, -1 for others."""
     pairs = np.unique(np.stack([kernels.kind, kernels.row]), axis=1)
     num_users = np.bincount(pairs[0])
@@ -283,7 +284,7 @@ def _samples(index: SpanIndex, kernels: _Kernels) -> Floats:
     sequence = _numbered(kernels.sequence[rows], phase)
     kind = _numbered(sequence, kernels.kind[rows])
     typical = _typical_ns(kind, time_ns)
-    op = phase * KERNELS.num_parts + _parts(sequence, kind, cell, typical)
+    op = phase * KERNELS.num_parts + _part_of_pass(sequence, kind, cell, typical)
     size = num_ranks * num_iterations * num_ops
     own = np.bincount(cell * num_ops + op, weights=time_ns, minlength=size)
     expected = np.bincount(cell * num_ops + op, weights=typical, minlength=size)
@@ -305,7 +306,7 @@ def _typical_ns(kind: Integers, time_ns: Floats) -> Floats:
     return np.asarray(middle[kind])
 
 
-def _parts(sequence: Integers, kind: Integers, cell: Integers, typical: Floats) -> Integers:
+def _part_of_pass(sequence: Integers, kind: Integers, cell: Integers, typical: Floats) -> Integers:
     """Return the part of its sequence's pass that each kernel is in, from 0.
 
     The kinds of a pass stand one after the other, each as long as it takes in all; the first
@@ -328,7 +329,7 @@ def _parts(sequence: Integers, kind: Integers, cell: Integers, typical: Floats) 
     return np.minimum(at.astype(np.int64), KERNELS.num_parts - 1)
 
 
-def _share(index: SpanIndex, kernels: _Kernels) -> Floats:
+def _share_compared(index: SpanIndex, kernels: _Kernels) -> Floats:
     """Return the share of each rank's compute that is compared, (rank, iteration)."""
     cell = kernels.row * index.shape[1] + kernels.slot
     size = index.shape[0] * index.shape[1]

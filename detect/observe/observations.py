@@ -150,15 +150,15 @@ def cut(record: Record, axis: str, kept: Flags | Integers) -> Record:
         value = getattr(record, one.name)
         axes = one.metadata.get("axes", ())
         if axis in axes and value is not None:
-            changed[one.name] = _taken(value, axes.index(axis), kept)
+            changed[one.name] = _cut_along(value, axes.index(axis), kept)
         elif is_dataclass(value) and not isinstance(value, type):
             changed[one.name] = cut(value, axis, kept)
     return replace(record, **changed) if changed else record
 
 
-def _taken(value: Any, number: int, kept: Flags | Integers) -> Any:
+def _cut_along(value: Any, number: int, kept: Flags | Integers) -> Any:
     if isinstance(value, Mapping):
-        return {name: _taken(one, number, kept) for name, one in value.items()}
+        return {name: _cut_along(one, number, kept) for name, one in value.items()}
     if isinstance(value, tuple):
         return tuple(value[place] for place in np.arange(len(value))[kept])
     return value[(slice(None),) * number + (kept,)]
@@ -489,7 +489,7 @@ def steady(observations: Observations, settings: DetectorSettings) -> Observatio
     always kept.
     """
     observations = replace(observations, num_warmup_iterations=settings.num_warmup_iterations)
-    keep = _warm(observations, settings)
+    keep = _after_warm_up(observations, settings)
     if keep.all():
         return observations
     dropped = observations.iterations[~keep]
@@ -502,10 +502,10 @@ def steady(observations: Observations, settings: DetectorSettings) -> Observatio
     return replace(kept, notes=(*observations.notes, note))
 
 
-def _warm(observations: Observations, settings: DetectorSettings) -> Flags:
+def _after_warm_up(observations: Observations, settings: DetectorSettings) -> Flags:
     iterations = observations.iterations
     keep = iterations > settings.num_warmup_iterations
-    level = _level(observations)
+    level = _typical_level(observations)
     typical = float(robust.median(level[keep])) if keep.any() else float(robust.median(level))
     for slot in range(len(level) // 3):
         if keep[slot] and not level[slot] >= typical + np.log(WINDOW.warm_ratio):
@@ -518,7 +518,7 @@ def _warm(observations: Observations, settings: DetectorSettings) -> Flags:
     return np.asarray(keep, dtype=bool)
 
 
-def _level(observations: Observations) -> Floats:
+def _typical_level(observations: Observations) -> Floats:
     """Return the log time that the typical rank computes, (iteration,)."""
     return robust.median(robust.median(observations.work.log_ns, axis=2), axis=0)
 
@@ -540,7 +540,7 @@ def settled(seen: Observations, settings: DetectorSettings) -> Flags:
     """Flag the iterations after warm-up, (iteration,): all that follow the last of the run's first
     iterations that is slow for everybody.
     """
-    level = _level(seen)
+    level = _typical_level(seen)
     is_early = seen.iterations <= settings.num_warmup_iterations
     warm = np.flatnonzero(is_early & (level >= level[-1] + np.log(WINDOW.warm_ratio)))
     last = int(warm.max(initial=-1))

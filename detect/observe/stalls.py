@@ -419,7 +419,7 @@ def _own_passes(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) -
 
     It is -1, too, where the device reaches the pass only after the loading: nothing was lost in it.
     """
-    key = _key(index)
+    key = _pass_key(index)
     start, end = axis_of(index)
     forward = np.flatnonzero(phase == FORWARD)
     order = forward[np.argsort(key[passes][forward], kind="stable")]
@@ -433,7 +433,7 @@ def _own_passes(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) -
     return np.where(known & reached, owner, -1)
 
 
-def _key(index: SpanIndex) -> Integers:
+def _pass_key(index: SpanIndex) -> Integers:
     """Return rank, iteration, chunk and microbatch as one number, for every span."""
     chunk = np.maximum(numbers(index.table, "chunk"), 0)
     microbatch = np.maximum(numbers(index.table, "microbatch"), 0)

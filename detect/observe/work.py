@@ -428,7 +428,7 @@ def own_times(entangled: Entangled, phase: Integers, time_ns: Floats) -> OwnTime
         if float(holds[phase == one].mean()) > PASSES.entangled_share
     )
     differences = []
-    for part_ns in _parts(entangled):
+    for part_ns in _own_and_unwaited(entangled):
         difference = np.zeros(len(phase))
         np.add.at(difference, owner, (part_ns - entangled.span_ns)[inside])
         if entangled.unseen is not None:
@@ -562,7 +562,7 @@ def _unseen(
     )
 
 
-def _parts(modules: Entangled) -> tuple[Floats, Floats]:
+def _own_and_unwaited(modules: Entangled) -> tuple[Floats, Floats]:
     """Return each module's own time, and each module's span less the waiting for others."""
     own, unwaited = modules.span_ns.copy(), modules.span_ns.copy()
     for kind in np.unique(modules.kind):
@@ -570,12 +570,12 @@ def _parts(modules: Entangled) -> tuple[Floats, Floats]:
         shortest = float(np.quantile(modules.collective_ns[use], PASSES.shortest_quantile))
         lead = modules.lead_ns[use]
         hidden = min(shortest, _middle(_medians(modules.row[use], lead, 1)))
-        own[use] = _own(modules, use, shortest, hidden)
+        own[use] = _own_of_kind(modules, use, shortest, hidden)
         unwaited[use] = np.minimum(own[use] + shortest - hidden, modules.span_ns[use])
     return own, unwaited
 
 
-def _own(modules: Entangled, use: Flags, shortest: float, hidden: float) -> Floats:
+def _own_of_kind(modules: Entangled, use: Flags, shortest: float, hidden: float) -> Floats:
     """Return the own time of the modules of one kind."""
     row, lead = modules.row[use], modules.lead_ns[use]
     collective = modules.collective_ns[use]

@@ -171,7 +171,7 @@ def estimate_noise(value: Floats, excluded: Flags, usual: Usual) -> Noise:
         sound = value
     again = min(robust.repetition(sound), NOISE.max_repetition)
     pooled = _burst_size(sound) if usual.bursty else _pooled(sound, again)
-    sigma = np.fmax(np.fmax(_own(value, again), pooled), usual.floor)
+    sigma = np.fmax(np.fmax(_noise_of_each_rank(value, again), pooled), usual.floor)
     inflation = (1.0 + again) / (1.0 - again)
     num_free = float(np.isfinite(sound).sum() - len(sound)) / 2  # leave-one-out halves it
     explained = inflation * (ROBUST.centre_loss_ratio * pooled) ** 2 / value.shape[1]
@@ -192,7 +192,7 @@ def estimate_noise(value: Floats, excluded: Flags, usual: Usual) -> Noise:
     )
 
 
-def _own(value: Floats, again: float) -> Floats:
+def _noise_of_each_rank(value: Floats, again: float) -> Floats:
     """Return the noise of each rank by itself, (rank,); NaN in short windows.
 
     It is estimated from the rank's steps, which a change hardly touches, or from distances to its

@@ -298,7 +298,7 @@ def _position_effect(by_phase: Floats, members: Members, excluded: Flags) -> Flo
     level = robust.median(by_phase, axis=2)
     for name in np.unique(position):
         everywhere = position == name
-        shared = _agreed(level[:, everywhere & ~excluded])
+        shared = _slowdown_of_all(level[:, everywhere & ~excluded])
         for stage in np.unique(members.stage):
             same = everywhere & (members.stage == stage)
             kept = same & ~excluded
@@ -309,7 +309,7 @@ def _position_effect(by_phase: Floats, members: Members, excluded: Flags) -> Flo
     return effect
 
 
-def _agreed(level: Floats) -> Floats:
+def _slowdown_of_all(level: Floats) -> Floats:
     """Return the least of `level`, (phase, rank), over the ranks, (phase,), if two and more ranks
     are slow alike; 0 otherwise.
     """

@@ -417,13 +417,13 @@ def _steps(path: CriticalPath) -> Iterator[str]:
         shares = [_percent(one.shares[share]) for share in Share]
         yield (
             f"  {step.iteration:>9}  {milliseconds(one.length_ns):>8}  {shares[0]:>7}  "
-            f"{shares[1]:>8}  {shares[2]:>6}  {shares[3]:>6}  {_most(path, one)}"
+            f"{shares[1]:>8}  {shares[2]:>6}  {shares[3]:>6}  {_largest_part(path, one)}"
         )
     if len(path.steps) > _MOST_STEPS:
         yield f"  … and {len(path.steps) - _MOST_STEPS} more (--json has all of them)"
 
 
-def _most(path: CriticalPath, one: Makeup) -> str:
+def _largest_part(path: CriticalPath, one: Makeup) -> str:
     candidates = [(value, _rank(path.replay, rank)) for rank, value in one.compute.items()]
     candidates += [(value, link_text(link)) for link, value in one.transfer.items()]
     candidates += [(value, f"{_rank(path.replay, r)}, host") for r, value in one.host.items()]
@@ -435,7 +435,7 @@ def made_of(path: CriticalPath, step: StepPath) -> str:
     one = path.makeups[path.steps.index(step)]
     parts = [f"{_percent(ratio)} {share}" for share, ratio in one.shares.items()]
     bubble = f"; {_percent(one.bubble)} is pipeline bubble" if one.main_stage >= 0 else ""
-    return f"Critical path: {listed(parts)}, most of it {_most(path, one)}{bubble}."
+    return f"Critical path: {listed(parts)}, most of it {_largest_part(path, one)}{bubble}."
 
 
 def _trust_in_path(path: CriticalPath) -> Iterator[str]:

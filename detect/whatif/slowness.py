@@ -228,7 +228,7 @@ def analyze(replay: Replay) -> WhatIf:
     stage_s = by_set[num_types:]
     rank_s, lane_s = (times.mean(axis=-1) for times in keep_each_rank(replay))
     approximate_s = np.minimum(stage_s[:, None], lane_s[None, :])
-    top = _top(replay, approximate_s)
+    top = _slowest_places(replay, approximate_s)
     last = np.zeros(replay.ranks.shape, dtype=np.bool_)
     last[-1] = True
     removed = keep_places(replay, np.stack([~top, ~last, top])).mean(axis=1)
@@ -248,8 +248,8 @@ def analyze(replay: Replay) -> WhatIf:
         lane_ratio=tuple((lane_s / ideal_s).tolist()),
         rank_ratio=rank_s / ideal_s,
         approximate_rank_ratio=approximate_s / ideal_s,
-        top_ranks=_share(replay, top, float(removed[0]), float(added[0])),
-        last_stage=_share(replay, last, float(removed[1]), float(added[1])),
+        top_ranks=_explained_by(replay, top, float(removed[0]), float(added[0])),
+        last_stage=_explained_by(replay, last, float(removed[1]), float(added[1])),
         factors=_factors(replay),
     )
 
@@ -264,7 +264,7 @@ def _kept_nodes(replay: Replay) -> tuple[list[str], Flags]:
     return names, np.stack(scenarios)
 
 
-def _top(replay: Replay, slowness: Floats) -> Flags:
+def _slowest_places(replay: Replay, slowness: Floats) -> Flags:
     """Flag the places of the slowest ranks, ties by lower rank, (stage, lane)."""
     count = math.ceil(replay.ranks.size * TOP_SHARE)
     order = np.lexsort((replay.ranks.ravel(), -slowness.ravel()))
@@ -273,7 +273,7 @@ def _top(replay: Replay, slowness: Floats) -> Flags:
     return replay.mask(replay.with_shared_work(replay.ranks.ravel()[top].tolist()))
 
 
-def _share(replay: Replay, places: Flags, removed_s: float, added_s: float) -> Explained:
+def _explained_by(replay: Replay, places: Flags, removed_s: float, added_s: float) -> Explained:
     traced_s = float(replay.traced_s.mean())
     slow_s = traced_s - replay.ideal_s
     return Explained(

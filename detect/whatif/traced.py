@@ -429,7 +429,7 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
     spans = SpanColumns.of(timeline, stack.marks)
     lane = stack.complete_lane
     programs = [stage_program(stack, spans, number, lane) for number in range(len(stack.stages))]
-    nodes, dependencies, weights = _joined(programs)
+    nodes, dependencies, weights = _joined_programs(programs)
     drafts = [draft for program in programs for draft in program.nodes]
     partitions = _partitions(timeline, stack, drafts)
     groups = _groups(drafts, partitions)
@@ -475,7 +475,7 @@ def _row_label(layout: Layout, place: Coordinates) -> str:
     return " ".join(f"{axis.upper()}{getattr(place, axis)}" for axis in used)
 
 
-def _joined(
+def _joined_programs(
     programs: list[StageProgram],
 ) -> tuple[tuple[Node, ...], tuple[tuple[int, ...], ...], Floats]:
     """Return nodes and dependencies of all stages, numbered from 0, and weights in seconds."""
