@@ -90,19 +90,19 @@ def _split_by_share_of_experts(
 def _deviations_at(
     probes: Probes, groups: Sequence[Sequence[int]], iteration: int
 ) -> Iterator[Deviation]:
-    wrong: dict[int, list[int]] = {}
-    pairs: list[tuple[list[int], list[int]]] = []
-    compared: dict[int, int] = {}
+    wrong: dict[int, list[int]] = {}  # by rank: points at which a majority differs from it
+    torn: list[tuple[list[int], list[int]]] = []  # ranks, and points at which there is no majority
+    num_compared: dict[int, int] = {}
     for group in groups:
         present = [rank for rank in group if iteration in probes.sums[rank]]
         if len(present) < 2:
             continue
         sums = {rank: probes.sums[rank][iteration] for rank in present}
-        found, torn = _compare(sums, probes.probers)
-        wrong |= found
-        compared |= dict.fromkeys(present, len(present))
-        if torn:
-            pairs.append((torn[0][1], [number for number, _ in torn]))
+        wrong_here, torn_here = _compare(sums, probes.probers)
+        wrong |= wrong_here
+        num_compared |= dict.fromkeys(present, len(present))
+        if torn_here:
+            torn.append((torn_here[0][1], [number for number, _ in torn_here]))
     first_wrong = min(
         (_place_in_model(probes.probers[rank], numbers[0]) for rank, numbers in wrong.items()),
         default=None,
@@ -110,20 +110,20 @@ def _deviations_at(
     for ranks, point, num_points in _blamed(wrong, probes.probers):
         yield Deviation(
             iteration=iteration, ranks=ranks, point=point, num_points=num_points,
-            num_replicas=compared[ranks[0]], is_decided=True,
+            num_replicas=num_compared[ranks[0]], is_decided=True,
         )  # fmt: skip
-    if not pairs:
+    if not torn:
         return
-    earliest, present, first_torn = min(
+    first_torn, of_ranks, points = min(
         (_place_in_model(probes.probers[ranks[0]], numbers[0]), ranks, numbers)
-        for ranks, numbers in pairs
+        for ranks, numbers in torn
     )
-    if first_wrong is not None and first_wrong < earliest:
+    if first_wrong is not None and first_wrong < first_torn:
         return  # follows from what was decided: shares of the experts have fewer replicas
     yield Deviation(
-        iteration=iteration, ranks=tuple(present),
-        point=probes.probers[present[0]].points[first_torn[0]], num_points=len(first_torn),
-        num_replicas=len(present), is_decided=False,
+        iteration=iteration, ranks=tuple(of_ranks),
+        point=probes.probers[of_ranks[0]].points[points[0]], num_points=len(points),
+        num_replicas=len(of_ranks), is_decided=False,
     )  # fmt: skip
 
 

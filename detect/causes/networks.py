@@ -263,18 +263,8 @@ def _slowest(
     is_cheap = excess_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns))
     # a link between two ranks, there and back, is no rail
     is_link = len({frozenset(transfers.members[unit]) for unit in split.all_slow}) == 1
-    if is_cheap or (is_rail and is_link):
+    if is_cheap or (is_rail and is_link) or _is_of_clocks(seen, transfers, split):
         return None
-    slow_ns, quick_ns = _typical_ns(transfers, split)
-    if slow_ns < quick_ns * float(np.exp(split.effect / 2)):
-        return None  # a few transfers that clock errors make vanish shorten the mean
-    if _is_of_clocks(transfers, split):
-        return None
-    if seen.alignment is not None:
-        typical = float(np.median(robust.median(transfers.transfer_ns[split.slow], axis=1)))
-        lost_ns = typical * (1.0 - float(np.exp(-split.effect)))
-        if lost_ns <= LINKS.clock_errors * seen.alignment.residual_median_ns:
-            return None  # one bad clock cannot fool so many connections, errors of most can
     return SlowNetwork(
         names=tuple(port.name for port, _ in best),
         is_rail=is_rail,
@@ -285,7 +275,22 @@ def _slowest(
     )
 
 
-def _is_of_clocks(transfers: Transfers, split: _Split) -> bool:
+def _is_of_clocks(seen: Observations, transfers: Transfers, split: _Split) -> bool:
+    """Return whether errors of clocks may feign that what touches the port is slower."""
+    slow_ns, quick_ns = _typical_ns(transfers, split)
+    if slow_ns < quick_ns * float(np.exp(split.effect / 2)):
+        return True  # a few transfers that clock errors make vanish shorten the mean
+    if _is_quick_by_one_clock(transfers, split):
+        return True
+    if seen.alignment is None:
+        return False
+    # one bad clock cannot fool so many connections, errors of most can
+    typical = float(np.median(robust.median(transfers.transfer_ns[split.slow], axis=1)))
+    lost_ns = typical * (1.0 - float(np.exp(-split.effect)))
+    return lost_ns <= LINKS.clock_errors * seen.alignment.residual_median_ns
+
+
+def _is_quick_by_one_clock(transfers: Transfers, split: _Split) -> bool:
     """Return whether what touches the port is slower only between clocks.
 
     Where each host is a stage, one clock that is off by a millisecond moves all transfers of a host

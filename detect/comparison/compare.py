@@ -62,6 +62,8 @@ def _are_of_one_fault(one: Finding, other: Finding, same_ranks: bool) -> bool:
 
 FALSE_DISCOVERY_RATE = 0.01
 POWER = 0.95
+LARGEST_LOG = 700.0
+"""Log of the largest ratio: the exponential of little more is no number."""
 DEGREES = 30
 """Degrees of freedom of the t law for the smallest visible change; the exact number hardly matters.
 """
@@ -113,10 +115,7 @@ def _changes(measures: list[Measure], least: float) -> list[Change]:
             kind=one.kind,
             subject=one.subject,
             ratio=float(np.exp(one.effect)),
-            interval=(
-                float(np.exp(one.effect - np.nan_to_num(one.reach, nan=np.inf))),
-                float(np.exp(min(one.effect + np.nan_to_num(one.reach, nan=np.inf), 700.0))),
-            ),
+            interval=_interval(one),
             q_value=float(q),
             before_ns=one.before_ns,
             after_ns=one.after_ns,
@@ -126,6 +125,13 @@ def _changes(measures: list[Measure], least: float) -> list[Change]:
         )
         for one, q in zip(measures, q_value, strict=True)
     ]
+
+
+def _interval(measure: Measure) -> tuple[float, float]:
+    """Return the 95 % interval of the ratio; all ratios where the reach is not known."""
+    reach = float(np.nan_to_num(measure.reach, nan=np.inf))
+    highest = min(measure.effect + reach, LARGEST_LOG)
+    return float(np.exp(measure.effect - reach)), float(np.exp(highest))
 
 
 def _direction(measure: Measure, q_value: float, least: float) -> Direction:

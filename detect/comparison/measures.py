@@ -33,7 +33,7 @@ from scipy import special
 from detect.comparison.changes import Quantity
 from detect.detector import Examination, examine, examine_op_table
 from detect.observe.observations import PHASE_NAMES, Members, Observations, Transfers
-from detect.observe.spans import SpanIndex
+from detect.observe.spans import SpanIndex, where_text
 from detect.observe.transfers import bytes_text
 from detect.report import Cause
 from detect.stats import robust
@@ -92,7 +92,7 @@ def traffic_of(spans: pa.Table) -> Traffic:
         if of_size > 0:
             axis = axis_of_group(groups[of_group])
             found.setdefault((axis, ops[of_op]), set()).add(of_size)
-    over_replicas = np.array([is_data_parallel(name) for name in groups] or [False])[group]
+    over_replicas = where_text(spans, "group", is_data_parallel)
     reduced = over_replicas & equals(spans, "op", *_REDUCTIONS) & (size > 0)
     keys = np.stack([numbers(spans, "rank")[reduced], numbers(spans, "iteration")[reduced]])
     owner = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)

@@ -39,7 +39,7 @@ from detect.observe.observations import (
     Observations,
     Work,
 )
-from detect.observe.spans import WORK_NAMES, SpanIndex, axis_of, unmatched_time
+from detect.observe.spans import WORK_NAMES, SpanIndex, axis_of, unmatched_time, where_text
 from detect.observe.stalls import starved
 from detect.observe.work import LAYER_NAMES
 from detect.report import Cause
@@ -100,8 +100,7 @@ def _kernels(index: SpanIndex, kind: Kind) -> Flags:
     """Flag the kernels (operators of a CPU run) of a kind; leave out copies, whose time depends on
     other things.
     """
-    name, names = codes(index.table, "name")
-    copies = np.array([is_copy(text) for text in names] or [False], dtype=bool)[name]
+    copies = where_text(index.table, "name", is_copy)
     return np.asarray(equals(index.table, "kind", kind) & index.counts & ~copies)
 
 
@@ -147,11 +146,8 @@ def _boundness(
 
     `compute` and `optimizer` flag the spans that are kernels of passes and of the optimizer.
     """
-    name, names = codes(index.table, "name")
-    by_memory, by_matrix = (
-        np.array([is_of_kind(text) for text in names] or [False], dtype=bool)[name[compute]]
-        for is_of_kind in (is_bound_by_memory, multiplies_matrices)
-    )
+    by_memory = where_text(index.table, "name", is_bound_by_memory)[compute]
+    by_matrix = where_text(index.table, "name", multiplies_matrices)[compute]
     if not by_memory.any() or not by_matrix.any():
         return None
     moving = optimizer.copy()

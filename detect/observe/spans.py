@@ -10,7 +10,7 @@ and so is how long a rank only waits:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -22,7 +22,7 @@ from detect.observe.observations import BACKWARD, FORWARD
 from detect.thresholds import WINDOW
 from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.schema import COMMUNICATION_KINDS, Kind, Phase, Track
-from megascan.timeline import Timeline, equals, is_sampled, numbers
+from megascan.timeline import Timeline, codes, equals, is_sampled, numbers
 from megascan.vocabulary import (
     CONTAINERS,
     GRAD_SYNC,
@@ -187,6 +187,13 @@ def summed(row: Integers, slot: Integers, time_ns: Floats, shape: tuple[int, int
     table = np.asarray(total.reshape(shape), dtype=np.float64)
     table[~(table > 0).any(axis=1)] = np.nan
     return table
+
+
+def where_text(spans: pa.Table, column: str, test: Callable[[str], bool]) -> Flags:
+    """Flag the spans whose text in a column passes a `test`, which is asked once for each text."""
+    code, texts = codes(spans, column)
+    passes = np.array([test(text) for text in texts] or [False], dtype=bool)
+    return np.asarray(passes[code])
 
 
 class SpanTimes(Protocol):

@@ -30,6 +30,7 @@ from detect.observe.spans import (
     axis_of,
     enclosed_time,
     enclosing,
+    where_text,
 )
 from detect.stats import robust
 from detect.thresholds import PASSES
@@ -140,9 +141,8 @@ def gathers_of(index: SpanIndex, passes: Flags) -> Gathers | None:
     layers = index.named((PLAIN_LAYER, backward_of(PLAIN_LAYER)))
     if not layers.any() and index.frame.has_loss:
         return None
-    group, texts = codes(index.table, "group")
-    shares = np.array([is_data_parallel(text) for text in texts] or [False])[group]
-    gathers = shares & equals(index.table, "op", "all_gather") & index.counts
+    over_replicas = where_text(index.table, "group", is_data_parallel)
+    gathers = over_replicas & equals(index.table, "op", "all_gather") & index.counts
     gathers &= index.track == Track.OVERLAPPED
     if not gathers.any():
         return None
