@@ -199,11 +199,9 @@ def _layers_a_recorded_one(index: SpanIndex, passes: Flags, layers: Flags) -> Fl
 
 def entangled_in(index: SpanIndex, outer: Flags, modules: Flags) -> Entangled:
     """Return the modules of passes (layers) that overlap their model-parallel collectives."""
-    group, texts = codes(index.table, "group")
-    model_parallel = np.array([axis_of_group(text) in MODEL_AXES for text in texts] or [False])
     overlapped = equals(index.table, "kind", Kind.COLLECTIVE) & index.counts
     overlapped &= index.track == Track.OVERLAPPED
-    overlapped &= model_parallel[group]
+    overlapped &= where_text(index.table, "group", lambda text: axis_of_group(text) in MODEL_AXES)
     blocking = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts
     blocking &= index.track != Track.OVERLAPPED
     name, names = codes(index.table, "name")

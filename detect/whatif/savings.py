@@ -161,7 +161,7 @@ def _fix_work(
         return "nobody"
     types = np.array([node.optype for node in graph.nodes])
     for optype in np.unique(types[graph.is_local & (gaps | (types != GAP))]):
-        sums = _sums(replay, types == optype)  # (stage, lane, step)
+        sums = _time_by_rank(replay, types == optype)  # (stage, lane, step)
         for stage in stages:
             nodes = np.flatnonzero((types == optype) & (graph.stage == stage))
             own = _waiting_together(replay, str(optype), places[stage])
@@ -171,9 +171,9 @@ def _fix_work(
             if not len(others):
                 continue
             if like_peers and have_peers and not own.all():
-                _borrow(weights, nodes, own)
+                _borrow_work(weights, nodes, own)
             now, goal = weights[nodes].sum(axis=0), np.median(others, axis=0)
-            _scale(weights, nodes, own, now, np.minimum(goal, now) if late else goal)
+            _scale_to(weights, nodes, own, now, np.minimum(goal, now) if late else goal)
     return "peers" if have_peers else "stages"
 
 
@@ -185,7 +185,7 @@ def _waiting_together(replay: Replay, optype: str, own: Flags) -> Flags:
     return np.isin(labels, labels[own])
 
 
-def _sums(replay: Replay, chosen: Flags) -> Floats:
+def _time_by_rank(replay: Replay, chosen: Flags) -> Floats:
     """Return the time each rank spends in the chosen nodes, (stage, lane, step)."""
     stage = replay.graph.stage
     return np.stack(
@@ -196,7 +196,7 @@ def _sums(replay: Replay, chosen: Flags) -> Floats:
     )
 
 
-def _scale(weights: Floats, nodes: Integers, own: Flags, sums: Floats, goal: Floats) -> None:
+def _scale_to(weights: Floats, nodes: Integers, own: Flags, sums: Floats, goal: Floats) -> None:
     """Scale weights so that the sums of the `own` lanes reach the goal (step,)."""
     factor = np.ones_like(sums)
     scaled = own[:, None] & (sums > 0)
@@ -204,7 +204,7 @@ def _scale(weights: Floats, nodes: Integers, own: Flags, sums: Floats, goal: Flo
     weights[nodes] *= factor
 
 
-def _borrow(weights: Floats, nodes: Integers, own: Flags) -> None:
+def _borrow_work(weights: Floats, nodes: Integers, own: Flags) -> None:
     """Give each of the `own` lanes the work of another lane, in turn, from another step."""
     others = np.flatnonzero(~own)
     lenders = others[np.arange(int(own.sum())) % len(others)]
@@ -214,19 +214,16 @@ def _borrow(weights: Floats, nodes: Integers, own: Flags) -> None:
 
 def _fix_links(replay: Replay, places: Flags, weights: Floats) -> None:
     graph = replay.graph
-    several = int(places.sum()) > 1
+    least = 2 if int(places.sum()) > 1 else 1  # of several ranks, transfers between them count
     for group in graph.groups:
         if graph.nodes[group.nodes[0]].is_local:
             continue
         stages = [graph.nodes[node].stage for node in group.nodes]
-        hit = places[stages]
-        lanes = hit.any(axis=0)
-        if several and not group.partition:
-            lanes = hit.sum(axis=0) > 1
-        elif group.partition:
+        num_chosen = places[stages].sum(axis=0)
+        if group.partition:
             labels = graph.partitions[group.partition].labels
-            counts = np.bincount(labels, weights=hit.sum(axis=0))
-            lanes = (counts > (1 if several else 0))[labels]
+            num_chosen = np.bincount(labels, weights=num_chosen)[labels]
+        lanes = num_chosen >= least
         if not lanes.any():
             continue
         for node in group.nodes:
@@ -333,9 +330,11 @@ class ReplayedCosts:
             )
         except MegaScanError:
             return None
+        if saving.compared_with == "peers":
+            return max(1.0, saving.speedup)
         # stages differ in their work: what other stages take may be no gain
-        as_quick = saving.compared_with == "stages" and not links and saving.speedup >= 1.0
-        return max(1.0, saving.speedup) if saving.compared_with == "peers" or as_quick else None
+        is_gain = saving.compared_with == "stages" and not links and saving.speedup >= 1.0
+        return saving.speedup if is_gain else None
 
     def ratio_of_border(
         self, ranks: tuple[int, ...], slowdown: float, within: tuple[int, int]

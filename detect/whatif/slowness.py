@@ -70,7 +70,8 @@ def keep_each_rank(replay: Replay, *, whole_lanes: bool = True) -> tuple[Floats,
     classes, partitions = lane_classes(graph.partitions, replay.num_lanes)
     num_classes = len(classes)
     stage = graph.stage
-    shape = (num_classes, num_stages + whole_lanes, replay.num_lanes, len(replay.steps))
+    num_kept = num_stages + 1 if whole_lanes else num_stages
+    shape = (num_classes, num_kept, replay.num_lanes, len(replay.steps))
 
     def weigh(node: int) -> Floats:
         weight = np.full(shape, replay.ideal[node])

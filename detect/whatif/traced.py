@@ -327,13 +327,13 @@ def traced_ideal(graph: Graph, weights: Floats) -> Floats:
     ideal = np.zeros(len(graph.nodes))
     for optype in graph.optypes:
         if optype in (FORWARD, BACKWARD, OPTIMIZER):
-            _pooled(graph, weights, ideal, optype)
+            _set_pooled_means(graph, weights, ideal, optype)
         elif optype != GC:
-            _medians(graph, weights, ideal, optype)
+            _set_medians(graph, weights, ideal, optype)
     return ideal
 
 
-def _pooled(graph: Graph, weights: Floats, ideal: Floats, optype: str) -> None:
+def _set_pooled_means(graph: Graph, weights: Floats, ideal: Floats, optype: str) -> None:
     pieces: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for number in graph.of_type(optype).tolist():
         node = graph.nodes[number]
@@ -350,7 +350,7 @@ def _pooled(graph: Graph, weights: Floats, ideal: Floats, optype: str) -> None:
             ideal[nodes] = pooled * share
 
 
-def _medians(graph: Graph, weights: Floats, ideal: Floats, optype: str) -> None:
+def _set_medians(graph: Graph, weights: Floats, ideal: Floats, optype: str) -> None:
     pools: dict[tuple[int, int, int, int], list[int]] = defaultdict(list)
     for number in graph.of_type(optype).tolist():
         node = graph.nodes[number]
@@ -440,7 +440,7 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
         dependencies=dependencies,
         groups=tuple(groups),
         partitions=partitions,
-        finish=_finish(programs),
+        finish=_last_nodes(programs),
     )
     layout = timeline.layout
     places = [layout.coordinates(int(rank)) for rank in stack.ranks[0]]
@@ -453,7 +453,7 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
         steps=stack.iterations,
         measured=_measured(stack),
         instants=TracedInstants.of(stack, drafts),
-        layout_text=_sizes(layout) or "single rank",
+        layout_text=_sizes_text(layout) or "single rank",
         labels={int(rank): layout.label(int(rank)) for rank in stack.ranks.ravel()},
         columns=np.array([place.dp for place in places]),
         row_labels=tuple(_row_label(layout, place) for place in places),
@@ -463,7 +463,7 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
     )
 
 
-def _sizes(layout: Layout) -> str:
+def _sizes_text(layout: Layout) -> str:
     axes = ("dp", "pp", "cp", "ep", "tp")
     used = [axis for axis in axes if getattr(layout, axis) > 1]
     return " ".join(f"{axis.upper()} {getattr(layout, axis)}" for axis in used)
@@ -492,7 +492,7 @@ def _joined_programs(
     return tuple(nodes), tuple(dependencies), weights * _NS
 
 
-def _finish(programs: list[StageProgram]) -> tuple[int, ...]:
+def _last_nodes(programs: list[StageProgram]) -> tuple[int, ...]:
     offsets = np.cumsum([0] + [len(program.nodes) for program in programs])
     return tuple(int(offset) - 1 for offset in offsets[1:])
 
