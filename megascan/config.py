@@ -53,6 +53,8 @@ default of two traced iterations in five, it means that a traced iteration takes
 LEAST_LAYERS = 2
 """Least layers of a chunk in each traced iteration; their modules say what is typical of a pass.
 Only a budget that two layers exceed leaves one."""
+LEAST_LAYERS_OF_PLAIN_MODELS = 4
+"""The same for plain PyTorch models: each layer is one span, so this many tell what is typical."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +139,18 @@ class TraceConfig:
             chosen.update(sorted(layers)[turn % stride :: stride])
         return frozenset(chosen)
 
+    def layers_in_turn(
+        self,
+        iteration: int,
+        layers_of_chunk: Mapping[int, Collection[int]],
+        least: int = LEAST_LAYERS,
+    ) -> frozenset[int] | None:
+        """Return `sampled_layers`; None where these are all layers, so that none takes turns."""
+        if self.layer_stride == 1:
+            return None
+        chosen = self.sampled_layers(iteration, layers_of_chunk, least)
+        return None if chosen == set().union(*layers_of_chunk.values()) else chosen
+
     def ends_window(self, iteration: int) -> bool:
         """Return whether a traced iteration is the last of its window, which can then be written.
 
@@ -205,8 +219,8 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=defaults.layer_stride,
         metavar="N",
-        help="full records the modules of every N-th layer, others in each traced iteration, at "
-        "least of two; 1 is all of them, for the fullest picture (default: %(default)s)",
+        help="full records the modules of every N-th layer, of two at least, others in each "
+        "traced iteration; 1 is all of them, for the fullest picture (default: %(default)s)",
     )
     _add_limits(group)
 

@@ -31,8 +31,8 @@ import orjson
 from benchmarks.grounds.aims import table_of_aims
 from benchmarks.grounds.ground import Case, Ground
 from benchmarks.grounds.outcome import Outcome, judge_case, table_by_cause, table_of
-from benchmarks.grounds.turns import LEAST_LAYERS_OF_PLAIN_MODELS, leave_modules_out
-from megascan.config import LEAST_LAYERS
+from benchmarks.grounds.turns import leave_modules_out
+from megascan.config import LEAST_LAYERS, LEAST_LAYERS_OF_PLAIN_MODELS
 from megascan.errors import UsageError, report_errors
 
 GROUNDS = ("kernels", "original", "cluster", "profiles")

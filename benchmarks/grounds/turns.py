@@ -2,7 +2,7 @@
 
 The generators record the modules of all layers. What layers in turns cost a verdict is seen on the
 same jobs, event by event, with most of those modules left out: the first traced iteration keeps all
-of them, as the tracer learns a rank's layers there, later ones those of `sampled_layers`.
+of them, as the tracer learns a rank's layers there, later ones those in turn.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from typing import Any
 import orjson
 
 from megascan.config import LEAST_LAYERS, TraceConfig
-
-LEAST_LAYERS_OF_PLAIN_MODELS = 4
-"""Layers of plain PyTorch models that the tracer always keeps (`instrument/plain_torch.py`)."""
 
 
 def leave_modules_out(folder: Path, stride: int, *, least: int = LEAST_LAYERS) -> None:
@@ -57,8 +54,7 @@ def _with_turns(events: list[dict[str, Any]], stride: int, least: int) -> list[d
     chosen = {
         iteration: layers
         for iteration in {one["args"]["iteration"] for one in modules} - {first}
-        if (layers := config.sampled_layers(iteration, chunks, least))
-        < set().union(*chunks.values())
+        if (layers := config.layers_in_turn(iteration, chunks, least)) is not None
     }
     kept: list[dict[str, Any]] = []
     num_spans = 0

@@ -467,7 +467,7 @@ def starvation(
             f"{words}; but other TP groups have a starved rank too: the job is host-bound, "
             "whatever the node"
         )
-    words += _idle_text(seen, row, active)
+    words += _idle_beyond_launching(seen, row, active)
     doubt = _doubt(seen, row, num_others=len(others)) or hardly_slower_host(
         seen, row, active, effect
     )
@@ -577,12 +577,12 @@ def hardly_slower_host(
     So the host is to blame only where it launches slower than its peers' by a good part of `effect`
     (log), which is what its device loses. Empty, too, where the trace does not tell launches, where
     the host stops now and then (`stands_still`) or does something else for longer than all its
-    launching takes, and where the device is not starved (less than
-    `least_starved` of its work comes just in time, by default `_least_starved`).
+    launching takes, and where the device is not starved (less than `least_starved` of its work
+    comes just in time, by default `_least_starved`).
     """
     if seen.held_pace is None or seen.starved_share is None or not effect:
         return ""
-    if stands_still(seen, row, active) or _loses_more_than_launching(seen, row, active):
+    if stands_still(seen, row, active) or _idle_beyond_launching(seen, row, active):
         return ""
     own, theirs = _just_in_time(seen, seen.starved_share, row, active)
     if not own >= (least_starved or _least_starved(theirs)):
@@ -645,34 +645,22 @@ def _is_noticeable(seen: Observations, time_ns: float, active: Flags) -> bool:
     return bool(time_ns >= PACE.least_share * float(np.median(seen.iteration_ns[active])))
 
 
-def _loses_more_than_launching(seen: Observations, row: int, active: Flags) -> bool:
-    """Return whether a device has nothing to do for so much longer than its peers' that launching
-    all passes, at twice the time of their hosts, would not explain it.
+def _idle_beyond_launching(seen: Observations, row: int, active: Flags) -> str:
+    """Say that a device has nothing to do for so much longer than its peers' that launching all
+    passes, at twice the time of their hosts, would not explain it; empty where it would.
 
     Example: 108 ms an iteration against 2, where launching its passes takes a host 14: batches that
     come late, and that no span shows.
     """
-    idle_ns, launching_ns = _idle_and_launching(seen, row, active)
-    return launching_ns > 0 and idle_ns >= PACE.held_up_ratio * launching_ns
-
-
-def _idle_and_launching(seen: Observations, row: int, active: Flags) -> tuple[float, float]:
-    """Return by how much longer than its peers' a device has nothing to do for its host, and how
-    long their hosts take to launch the passes, both ns an iteration; zeros where not known.
-    """
     lost = seen.lost_ns.get(Cause.HOST)
     if lost is None or seen.launching_ns is None:
-        return 0.0, 0.0
+        return ""
     peers = _stage_peers(seen, row)
     level = robust.median(lost[:, active], axis=1)
+    idle_ns = float(level[row] - robust.median(level[peers]))
     launching_ns = float(np.median(seen.launching_ns[peers][:, active]))
-    return float(level[row] - robust.median(level[peers])), launching_ns
-
-
-def _idle_text(seen: Observations, row: int, active: Flags) -> str:
-    if not _loses_more_than_launching(seen, row, active):
+    if not launching_ns > 0 or not idle_ns >= PACE.held_up_ratio * launching_ns:
         return ""
-    idle_ns, launching_ns = _idle_and_launching(seen, row, active)
     return (
         f"; it has nothing to do for {milliseconds(idle_ns)} an iteration longer than theirs, and "
         f"launching all passes takes them {milliseconds(launching_ns)}"

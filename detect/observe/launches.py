@@ -96,7 +96,8 @@ def launches_of(index: SpanIndex) -> Launches | None:
     if index.is_cpu or not passes.any() or (launch == NOT_APPLICABLE).all():
         return None
     owner = enclosing(index, passes, is_module)
-    phase = phases_of(index, passes, WORK_NAMES)[np.maximum(owner, 0)][1:]
+    phases = phases_of(index, passes, WORK_NAMES)
+    phase = phases[np.maximum(owner, 0)][1:]
     name, texts = codes(index.table, "name")
     kind = 2 * (name[modules][:-1] * len(texts) + name[modules][1:]) + (phase == BACKWARD)
     step_ns = np.diff(axis_of(index)[0][modules] + np.minimum(launch, 0))
@@ -122,12 +123,13 @@ def launches_of(index: SpanIndex) -> Launches | None:
         f"{first} > {second}{', backward' if is_backward else ''}"
         for (first, second), is_backward in zip(steps, found % 2, strict=True)
     ]
-    launching_ns = _launching(index, passes)
+    launching_ns = _launching(index, passes, phases)
     return Launches(tuple(kinds), log_ns, log_held_ns, stopped_ns, launching_ns)
 
 
-def _launching(index: SpanIndex, passes: Flags) -> Floats:
-    """Return how long each host takes to launch the passes of an iteration, (row, iteration) ns.
+def _launching(index: SpanIndex, passes: Flags, phases: Integers) -> Floats:
+    """Return how long each host takes to launch the passes of an iteration, (row, iteration) ns;
+    `phases` are those of the passes.
 
     That is the lower quartile, over a rank's passes of the same phase and chunk, of the time from
     the first to the last launch inside a pass: a host that is held up by a full queue, or stops, in
@@ -135,20 +137,20 @@ def _launching(index: SpanIndex, passes: Flags) -> Floats:
     launches take 18 ms.
     """
     is_launched = index.counts & (index.track != Track.HOST) & ~passes
-    is_launched &= numbers(index.table, "launch_ns") != NOT_APPLICABLE
+    launch = numbers(index.table, "launch_ns")
+    is_launched &= launch != NOT_APPLICABLE
     owner = enclosing(index, passes, is_launched)
     inside = owner >= 0
-    start = axis_of(index)[0] + np.minimum(numbers(index.table, "launch_ns"), 0)
+    at = (axis_of(index)[0] + np.minimum(launch, 0))[is_launched][inside]
     num_passes = int(passes.sum())
     first, last = np.full(num_passes, np.inf), np.full(num_passes, -np.inf)
-    np.minimum.at(first, owner[inside], start[is_launched][inside])
-    np.maximum.at(last, owner[inside], start[is_launched][inside])
+    np.minimum.at(first, owner[inside], at)
+    np.maximum.at(last, owner[inside], at)
     took_ns = np.where(last > first, last - first, 0.0)
     rows = index.row[passes]
     chunk = numbers(index.table, "chunk")[passes]
-    kind = np.unique(
-        np.stack([rows, chunk, phases_of(index, passes, WORK_NAMES)]), axis=1, return_inverse=True
-    )[1].reshape(-1)
+    kinds = np.unique(np.stack([rows, chunk, phases]), axis=1, return_inverse=True)
+    kind = kinds[1].reshape(-1)
     quick_log_ns = np.full(kind.max(initial=0) + 1, np.nan)
     put_quick_steps(quick_log_ns, kind, took_ns + 1.0)
     launching = np.zeros(index.shape[0] * index.shape[1])

@@ -352,8 +352,9 @@ def _iterations(index: SpanIndex, start: Integers, end: Integers) -> tuple[Integ
     low = np.full(index.shape[0] * index.shape[1], np.iinfo(np.int64).max)
     high = np.zeros(len(low), dtype=np.int64)
     own = equals(index.table, "kind", Kind.ITERATION) & index.counts
-    has_own = np.isin(cell, cell[own])
-    for spans in (own, index.counts & ~has_own):
+    has_own = np.zeros(len(low), dtype=bool)
+    has_own[cell[own]] = True
+    for spans in (own, index.counts & ~has_own[cell]):
         np.minimum.at(low, cell[spans], start[spans])
         np.maximum.at(high, cell[spans], end[spans])
     return np.minimum(low, high), high

@@ -21,6 +21,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from megascan.config import LEAST_LAYERS_OF_PLAIN_MODELS
 from megascan.instrument.collectives import (
     Groups,
     PendingWork,
@@ -56,8 +57,6 @@ if TYPE_CHECKING:
 _LAYER_BACKWARD, _LAYER_REPEATED = backward_of(PLAIN_LAYER), recompute_of(PLAIN_LAYER)
 _OpenLayer: TypeAlias = "tuple[Mark, Phase | None, torch.Tensor | None]"
 """When a layer was called, in which phase, and with which activation."""
-_LEAST_LAYERS = 4
-"""Layers to record of each chunk; each is one span, so this many tell what is typical of a pass."""
 
 
 class WatchedModels(IterationListener):
@@ -77,7 +76,7 @@ class WatchedModels(IterationListener):
         self._num_forwards = [0] * len(models)
         self._reducing = [model for model in models if reduces_in_backward(model)]
         position.passes_known = True
-        tracer.layers.least = _LEAST_LAYERS
+        tracer.layers.least = LEAST_LAYERS_OF_PLAIN_MODELS
         self._depth = 0
         self._handles: list[RemovableHandle] = []
         self._layer_handles: list[RemovableHandle] = []

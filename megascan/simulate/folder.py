@@ -141,11 +141,11 @@ class TableBuilder:
         for span, number in zip(program.spans, layer.tolist(), strict=True):
             if number != NOT_APPLICABLE:
                 chunks.setdefault(span.chunk, set()).add(number)
-        num_layers = len(set().union(*chunks.values()))
         for place, iteration in enumerate(iterations[1:], start=1):  # the first has all
-            chosen = sorted(config.sampled_layers(iteration, chunks))
-            if len(chosen) == num_layers:
+            turn = config.layers_in_turn(iteration, chunks)
+            if turn is None:
                 continue
+            chosen = sorted(turn)
             self.sampled.setdefault(program.stage, {})[iteration] = tuple(chosen)
             start[:, place, (layer != NOT_APPLICABLE) & ~np.isin(layer, chosen)] = np.nan
 

@@ -83,7 +83,7 @@ class LayerTurns:
     """Which layers' modules are recorded in the traced iteration; asked at every module.
 
     The layers of a rank are learned in its first traced iteration, in which all layers are
-    recorded; from then on `TraceConfig.sampled_layers` chooses, alike on all ranks of a stage. At
+    recorded; from then on `TraceConfig.layers_in_turn` chooses, alike on all ranks of a stage. At
     least `least` layers of each chunk are recorded.
     """
 
@@ -96,11 +96,7 @@ class LayerTurns:
         """Choose the layers for the iteration that begins: all until they are known, or where there
         are too few for turns.
         """
-        self._chosen = None
-        if config.layer_stride > 1:
-            chosen = config.sampled_layers(iteration, self._layers_of_chunk, self.least)
-            if len(chosen) < len(set().union(*self._layers_of_chunk.values())):
-                self._chosen = chosen
+        self._chosen = config.layers_in_turn(iteration, self._layers_of_chunk, self.least)
 
     def takes(self, layer: int | None, chunk: int = 0) -> bool:
         """Return whether a layer's modules are recorded; modules in no layer (None) always are."""

@@ -21,7 +21,7 @@ from benchmarks.grounds.plain.engine import EVERYBODY, Arguments, At, Engine, Ma
 from benchmarks.grounds.plain.job import TENSOR_PARALLEL
 from benchmarks.grounds.plain.machine import Floats
 from benchmarks.grounds.plain.trouble import Hits
-from megascan.config import TraceConfig
+from megascan.config import LEAST_LAYERS_OF_PLAIN_MODELS, TraceConfig
 from megascan.schema import Kind, Phase
 from megascan.vocabulary import (
     BACKWARD,
@@ -37,8 +37,6 @@ _ATTENTION_SHARE = 0.4
 _BACKWARD_RATIO = 2.0
 _LOAD_RATIO = 0.12
 """Standard deviation of how many tokens the experts of a rank get."""
-_LEAST_LAYERS = 4
-"""The tracer's: of a plain model's chunk, where layers take turns."""
 
 Hook: TypeAlias = Callable[[int], None]
 """Called with a layer's place, from 0."""
@@ -92,7 +90,9 @@ class Passes:
                 layer_stride=tracing.layer_stride,
             )
             iteration = self.engine.iteration
-            self._layers = config.sampled_layers(iteration, {0: numbers}, _LEAST_LAYERS)
+            self._layers = config.sampled_layers(
+                iteration, {0: numbers}, LEAST_LAYERS_OF_PLAIN_MODELS
+            )
 
     def draw_lengths(self) -> None:
         """Draw the data of the next microbatch, the same for ranks of one replica."""
