@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.compute import _is_estimated_in_one
+from detect.causes.compute import _is_estimated_in_one, _waits_beside
 from detect.causes.searches import search_compute
 from detect.detector import ONE_ITERATION, _inquiry
 from detect.observe.extract import observe
+from detect.stats.search import Course, Suspect
 from detect.thresholds import POWER
 from megascan.topology import Layout
 
@@ -227,3 +229,27 @@ def test_one_estimated_pass_with_a_quick_optimizer_tells_nothing(by_phase, optim
     suspect = SimpleNamespace(course=SimpleNamespace(effect=2.0))
     slow = SimpleNamespace(by_phase=by_phase, optimizer=optimizer, suspect=suspect)
     assert _is_estimated_in_one(seen, slow) is is_estimated
+
+
+@pytest.mark.parametrize(
+    ("beside_ms", "is_profile", "waits"),
+    [(80.0, True, True), (20.0, True, False), (80.0, False, False)],
+    ids=["longer than it is slow", "shorter", "a trace of passes"],
+)
+def test_kernels_of_a_profile_may_be_slow_beside_collectives_that_wait(
+    job, beside_ms, is_profile, waits
+):
+    """Rank 1 takes 1.3 times the time of its peers; of 240 ms of work that is 55."""
+    seen = observe(job(layout=Layout(dp=4)).timeline())
+    shape = seen.busy_ns.shape
+    told = replace(
+        seen,
+        tells_passes=not is_profile,
+        busy_ns=np.full(shape, 240e6),
+        waiting_ns=np.full(shape, 10e6),
+        split_wait_ns=np.full(shape, 10e6 + beside_ms * 1e6),
+    )
+    course = Course.of(np.ones(shape[1], dtype=bool), float(np.log(1.3)), 0.01)
+    slow = SimpleNamespace(suspect=Suspect(row=1, course=course, q_value=1e-6))
+    why = _waits_beside(told, slow)
+    assert ("80 ms an iteration" in why) == waits and bool(why) == waits

@@ -47,6 +47,13 @@ def test_each_chunk_has_its_own() -> None:
     assert len(chosen & {1, 2, 3, 4}) == len(chosen & {9, 10, 11, 12}) == 2
 
 
+def test_layers_that_all_have_their_turn_at_once_take_none() -> None:
+    assert config(4).layers_in_turn(2, {0: range(1, 4), 1: range(4, 7)}) is None
+    assert config(1).layers_in_turn(2, {0: range(1, 9)}) is None
+    assert config(4).layers_in_turn(2, {}) is None
+    assert config(4).layers_in_turn(2, {0: range(1, 9)}) == {2, 6}
+
+
 def test_the_first_iteration_learns_the_layers() -> None:
     turns = LayerTurns()
     turns.begin_iteration(config(8), 1)
