@@ -35,7 +35,18 @@ import pyarrow as pa
 from detect.observe import observations
 from detect.observe.observations import Members, Observations, Work, place_of
 from detect.report import Cause
-from detect.whatif.graph import EACH_LANE, Graph, Group, Node, Replay, partition_of
+from detect.whatif.graph import (
+    BACKWARD,
+    EACH_LANE,
+    FORWARD,
+    GC,
+    OPTIMIZER,
+    Graph,
+    Group,
+    Node,
+    Replay,
+    partition_of,
+)
 from detect.whatif.savings import ReplayedCosts
 from megascan.arrays import Flags, Floats, Integers, Singles
 from megascan.errors import InputError
@@ -292,11 +303,9 @@ def scatter(
     return complete, start.reshape(shape), duration.reshape(shape)
 
 
-FORWARD, BACKWARD = "forward-compute", "backward-compute"
 GATHER, SCATTER = "params-all-gather", "grads-reduce-scatter"
 SEPARATE, EMBEDDING = "separate-grads-all-reduce", "embedding-grads-all-reduce"
-CLIP, OPTIMIZER = "optimizer-clip-main-grad", "optimizer"
-GC, LAYERNORM = "gc", "layernorm-grads-all-reduce"
+CLIP, LAYERNORM = "optimizer-clip-main-grad", "layernorm-grads-all-reduce"
 P2P = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 LOCAL_TYPES = frozenset((FORWARD, BACKWARD, OPTIMIZER, GC, LAYERNORM))
 MEAN_TYPES = frozenset((FORWARD, BACKWARD, OPTIMIZER, GC))

@@ -35,6 +35,9 @@ from megascan.errors import InputError
 
 EACH_LANE = ""
 """Partition of an operation in which lanes do not wait for one another."""
+FORWARD, BACKWARD, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
+DATA, GC, HOST = "data-loading", "gc", "host"
+"""Types of local work. HOST is the time between spans: the host does something else, or is late."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,11 @@ class Node:
     chunk: int = -1
     part: int = 0
     size_bytes: int = -1
+
+    @property
+    def is_message(self) -> bool:
+        """Return whether this is one end of a message between stages."""
+        return self.optype.endswith(("-send", "-recv"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +143,10 @@ class Graph:
         """Return the nodes of one operation type."""
         return np.array([n for n, node in enumerate(self.nodes) if node.optype == optype])
 
+    def lane_sets(self, partition: str, num_lanes: int) -> Integers:
+        """Return the number of each lane's set, (lane,): lanes of a set wait for one another."""
+        return np.arange(num_lanes) if partition == EACH_LANE else self.partitions[partition].labels
+
 
 def _visits(graph: Graph) -> tuple[Visit, ...]:
     order = _topological_order(graph)
@@ -184,8 +196,6 @@ def _topological_order(graph: Graph) -> list[Group]:
 
 Weigh = Callable[[int], Floats]
 """Weight of a node, broadcastable to (lane, scenario, step), seconds."""
-
-
 Observer = Callable[[int, Floats, Floats], None]
 """Called with (node, start, end) of every node, in the order of the replay."""
 
@@ -310,31 +320,30 @@ class Replay:
         """Return the number of GPUs of the job."""
         return self.ranks.size * self.gpus_per_worker
 
-    def row(self, node: int) -> Floats:
+    def traced_row(self, node: int) -> Floats:
         """Return a node's traced weights, (lane, 1 scenario, step)."""
         row: Floats = self.weights[node][:, None, :]
         return row
 
+    def ideal_row(self, node: int) -> Floats:
+        """Return a node's ideal weight, (1 lane, 1 scenario, 1 step)."""
+        return self.ideal[node : node + 1, None, None]
+
     @cached_property
     def traced_s(self) -> Floats:
         """Return the replayed step times with the traced weights, (step,)."""
-        times: Floats = sweep(self.graph, self.row)[0]
+        times: Floats = sweep(self.graph, self.traced_row)[0]
         return times
 
     @cached_property
     def ideal_s(self) -> float:
         """Return the replayed step time with the ideal weights; the same for every step."""
-        return float(sweep(self.graph, lambda node: self.ideal[node : node + 1, None, None])[0, 0])
+        return float(sweep(self.graph, self.ideal_row)[0, 0])
 
     @cached_property
     def error_ratio(self) -> Floats:
         """Return replayed over measured step time, less 1, (step,): how well the model holds."""
         return np.asarray(self.traced_s / self.measured - 1.0)
-
-    def place_of(self, rank: int) -> tuple[int, int] | None:
-        """Return (stage, lane) of a global rank, None when it was not recorded."""
-        found = np.argwhere(self.ranks == rank)
-        return (int(found[0, 0]), int(found[0, 1])) if len(found) else None
 
     def with_shared_work(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """Return these ranks and all whose compute cannot be told apart from that of one of them,

@@ -13,22 +13,33 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from detect.whatif.graph import Graph, Node, Replay, sweep
-from detect.whatif.traced import GC, HOST
+from detect.whatif.graph import (
+    BACKWARD,
+    DATA,
+    FORWARD,
+    GC,
+    HOST,
+    OPTIMIZER,
+    Graph,
+    Node,
+    Replay,
+    sweep,
+)
+from megascan import vocabulary
 from megascan.arrays import Floats, Integers
 from megascan.header import ClockOrigin, Device, RankHeader, computed_header
 from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, Kind, Track
 from megascan.timeline import TIMELINE_SCHEMA, Completeness, Timeline
 from megascan.topology import Layout
-from megascan.vocabulary import BACKWARD, BATCH_GENERATOR, FORWARD, OPTIMIZER, RECV, SEND
+from megascan.vocabulary import RECV, SEND
 
 _STEP_SPACING = 1.1
 _NS_PER_S = 1e9
 _KINDS = {
-    "forward-compute": (Kind.COMPUTE, FORWARD, Track.COMPUTE),
-    "backward-compute": (Kind.COMPUTE, BACKWARD, Track.COMPUTE),
-    "optimizer": (Kind.OPTIMIZER, OPTIMIZER, Track.COMPUTE),
-    "data-loading": (Kind.DATA, BATCH_GENERATOR, Track.HOST),
+    FORWARD: (Kind.COMPUTE, vocabulary.FORWARD, Track.COMPUTE),
+    BACKWARD: (Kind.COMPUTE, vocabulary.BACKWARD, Track.COMPUTE),
+    OPTIMIZER: (Kind.OPTIMIZER, vocabulary.OPTIMIZER, Track.COMPUTE),
+    DATA: (Kind.DATA, vocabulary.BATCH_GENERATOR, Track.HOST),
     GC: (Kind.GC, "gc", Track.HOST),
     HOST: (Kind.HOST, "host", Track.HOST),
 }
@@ -84,7 +95,7 @@ def _times(replay: Replay) -> tuple[Floats, Floats]:
     def note(node: int, start: Floats, end: Floats) -> None:
         times[:, node] = start.item(), end.item()
 
-    sweep(replay.graph, lambda n: replay.ideal[n : n + 1, None, None], observe=note)
+    sweep(replay.graph, replay.ideal_row, observe=note)
     return times[0], times[1]
 
 

@@ -36,9 +36,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from detect.whatif.graph import EACH_LANE, Graph, Replay, sweep
+from detect.whatif.graph import DATA, EACH_LANE, GC, HOST, Graph, Replay, sweep
 from detect.whatif.ideal import name_of
-from detect.whatif.traced import DATA, GC, HOST
 from megascan.arrays import Floats, Integers, group_starts
 from megascan.schema import NOT_APPLICABLE
 
@@ -225,7 +224,7 @@ def _work_by_place(steps: Iterable[StepPath]) -> Counter[tuple[int, int]]:
 def _is_of_passes(graph: Graph, node: int) -> bool:
     """Return whether an operation is part of a pass, or a message between stages."""
     one = graph.nodes[node]
-    return one.microbatch >= 0 if one.is_local else one.optype.endswith(("-send", "-recv"))
+    return one.microbatch >= 0 if one.is_local else one.is_message
 
 
 class Links:
@@ -245,23 +244,19 @@ class Links:
     def _link(self, node: int, lane: int) -> Link:
         replay, group = self._replay, self._group_of[node]
         nodes = [replay.graph.nodes[member] for member in group.nodes]
-        lanes = _lanes_together(replay.graph, group.partition, lane)
+        lane_set = replay.graph.lane_sets(group.partition, replay.num_lanes)
         own = replay.graph.nodes[node]
-        if own.optype.endswith(("-send", "-recv")):
+        if own.is_message:
             ends = sorted(nodes, key=lambda one: not one.optype.endswith("-send"))
             op = own.optype.rpartition("-")[0] if len(ends) == 2 else own.optype
             ranks = tuple(int(replay.ranks[one.stage, lane]) for one in ends)
             return Link(op=op, ranks=ranks, is_message=True)
-        members = {int(rank) for one in nodes for rank in replay.ranks[one.stage, lanes]}
+        members = {
+            int(rank)
+            for one in nodes
+            for rank in replay.ranks[one.stage, lane_set == lane_set[lane]]
+        }
         return Link(op=own.optype, ranks=tuple(sorted(members)), is_message=False)
-
-
-def _lanes_together(graph: Graph, partition: str, lane: int) -> Integers:
-    """Return the lanes that wait for one another with `lane`, itself among them."""
-    if partition == EACH_LANE:
-        return np.array([lane])
-    labels = graph.partitions[partition].labels
-    return np.flatnonzero(labels == labels[lane])
 
 
 def critical_path(replay: Replay) -> CriticalPath:
@@ -272,7 +267,7 @@ def critical_path(replay: Replay) -> CriticalPath:
     def note(node: int, _: Floats, end: Floats) -> None:
         ends[node] = np.broadcast_to(end[:, 0], shape[1:])
 
-    sweep(replay.graph, replay.row, observe=note)
+    sweep(replay.graph, replay.traced_row, observe=note)
     walk = _Walk(replay.graph, ends)
     return CriticalPath(
         replay=replay,
@@ -294,9 +289,12 @@ class _Walk:
                 before = [d for member in (node, *others) for d in graph.dependencies[member]]
                 self._before[node] = np.array(before, dtype=np.int64)
                 self._sets[node] = group.partition
+        lane_sets = {
+            name: graph.lane_sets(name, ends.shape[1]) for name in {EACH_LANE, *graph.partitions}
+        }
         self._lanes = {
-            name: [_lanes_together(graph, name, lane) for lane in range(ends.shape[1])]
-            for name in {EACH_LANE, *graph.partitions}
+            name: [np.flatnonzero(labels == label) for label in labels]
+            for name, labels in lane_sets.items()
         }
 
     def chain(self, step: int) -> tuple[Integers, Integers]:

@@ -16,15 +16,13 @@ import numpy as np
 from detect.report import Cause, Finding
 from detect.stats.robust import ordinary
 from detect.thresholds import COSTS, NETWORKS
-from detect.whatif.graph import Replay, sweep
+from detect.whatif.graph import HOST, OPTIMIZER, Replay, sweep
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import InputError, MegaScanError
 from megascan.header import Json
 
 _HOURS_A_DAY = 24.0
-GAP = "host"
-"""Type of the time between spans, in which a host does something else, or is late."""
-UNSEEN_WAITS = GAP, "optimizer"
+UNSEEN_WAITS = (HOST, OPTIMIZER)
 """Types of local work that may hold waiting for others."""
 
 
@@ -160,7 +158,7 @@ def _fix_work(
     if not have_peers and len(stages) == graph.num_stages:
         return "nobody"
     types = np.array([node.optype for node in graph.nodes])
-    for optype in np.unique(types[graph.is_local & (gaps | (types != GAP))]):
+    for optype in np.unique(types[graph.is_local & (gaps | (types != HOST))]):
         sums = _time_by_rank(replay, types == optype)  # (stage, lane, step)
         for stage in stages:
             nodes = np.flatnonzero((types == optype) & (graph.stage == stage))
@@ -219,11 +217,9 @@ def _fix_links(replay: Replay, places: Flags, weights: Floats) -> None:
         if graph.nodes[group.nodes[0]].is_local:
             continue
         stages = [graph.nodes[node].stage for node in group.nodes]
-        num_chosen = places[stages].sum(axis=0)
-        if group.partition:
-            labels = graph.partitions[group.partition].labels
-            num_chosen = np.bincount(labels, weights=num_chosen)[labels]
-        lanes = num_chosen >= least
+        labels = graph.lane_sets(group.partition, replay.num_lanes)
+        num_chosen = np.bincount(labels, weights=places[stages].sum(axis=0))
+        lanes = (num_chosen >= least)[labels]
         if not lanes.any():
             continue
         for node in group.nodes:
@@ -264,12 +260,10 @@ def saved_by_quicker_border(
         if nodes[0].is_local or 0 <= nodes[0].size_bytes < least_bytes:
             continue
         inside = places[[node.stage for node in nodes]].sum(axis=0)
-        whole = np.full(len(inside), len(nodes))
-        if group.partition:
-            labels = graph.partitions[group.partition].labels
-            inside = np.bincount(labels, weights=inside)[labels]
-            whole = np.bincount(labels, weights=whole)[labels]
-        lanes = (inside > 0) & (inside < whole)
+        labels = graph.lane_sets(group.partition, replay.num_lanes)
+        num_inside = np.bincount(labels, weights=inside)
+        num_members = len(nodes) * np.bincount(labels)
+        lanes = ((num_inside > 0) & (num_inside < num_members))[labels]
         crosses_any |= bool(lanes.any())
         for place in group.nodes:
             weights[place, lanes] /= slowdown
@@ -378,7 +372,7 @@ def _hidden_wait(replay: Replay, ranks: tuple[int, ...], during: Flags) -> float
     rank alone may have gaps for reasons of its own.
     """
     stage = replay.graph.stage
-    gaps = np.array([node.optype == GAP for node in replay.graph.nodes])
+    gaps = np.array([node.optype == HOST for node in replay.graph.nodes])
     others = ~np.isin(replay.ranks, ranks)  # (stage, lane)
     steps = ordinary(replay.traced_s, during)
     step_s = float(replay.traced_s[steps].mean())

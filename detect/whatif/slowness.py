@@ -41,10 +41,10 @@ def keep_nodes(replay: Replay, kept: Flags) -> Floats:
 
     def weigh(node: int) -> Floats:
         if not kept[:, node].any():
-            return replay.ideal[node : node + 1, None, None]
+            return replay.ideal_row(node)
         if kept[:, node].all():
-            return replay.row(node)
-        return np.where(choice[node], replay.row(node), replay.ideal[node])
+            return replay.traced_row(node)
+        return np.where(choice[node], replay.traced_row(node), replay.ideal[node])
 
     return _steps(replay, sweep(replay.graph, weigh))
 
@@ -55,33 +55,28 @@ def keep_places(replay: Replay, kept: Flags) -> Floats:
 
     def weigh(node: int) -> Floats:
         chosen = kept[:, stage[node]].T[:, :, None]  # (lane, scenario, 1)
-        return np.where(chosen, replay.row(node), replay.ideal[node])
+        return np.where(chosen, replay.traced_row(node), replay.ideal[node])
 
     return _steps(replay, sweep(replay.graph, weigh))
 
 
-def keep_each_rank(replay: Replay, *, whole_lanes: bool = True) -> tuple[Floats, Floats]:
-    """Return step times (keeping each rank alone, keeping each lane on all stages).
+def keep_each_rank(replay: Replay) -> tuple[Floats, Floats]:
+    """Replay with each rank alone as traced, and with each lane as traced on all stages.
 
-    Their shapes are (stage, lane, step) and (lane, step). With `whole_lanes` False the second
-    is empty and costs nothing.
+    Return the step times of both, (stage, lane, step) and (lane, step) seconds.
     """
     graph, num_stages = replay.graph, replay.graph.num_stages
     classes, partitions = lane_classes(graph.partitions, replay.num_lanes)
-    num_classes = len(classes)
     stage = graph.stage
-    num_kept = num_stages + 1 if whole_lanes else num_stages
-    shape = (num_classes, num_kept, replay.num_lanes, len(replay.steps))
+    shape = (len(classes), num_stages + 1, replay.num_lanes, len(replay.steps))
 
     def weigh(node: int) -> Floats:
         weight = np.full(shape, replay.ideal[node])
-        weight[0, stage[node]] = replay.weights[node]
-        if whole_lanes:
-            weight[0, num_stages] = replay.weights[node]
-        return weight.reshape(num_classes, -1, shape[3])
+        weight[0, [stage[node], num_stages]] = replay.weights[node]
+        return weight.reshape(len(classes), -1, len(replay.steps))
 
     times = sweep(graph, weigh, partitions=partitions).reshape(shape[1:])
-    return times[:num_stages], times[num_stages] if whole_lanes else times[:0, 0]
+    return times[:num_stages], times[num_stages]
 
 
 def lane_classes(

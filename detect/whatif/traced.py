@@ -21,7 +21,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from detect.whatif.graph import EACH_LANE, Graph, Group, Node, Partition, Replay, partition_of
+from detect.whatif.graph import (
+    BACKWARD,
+    DATA,
+    EACH_LANE,
+    FORWARD,
+    GC,
+    HOST,
+    OPTIMIZER,
+    Graph,
+    Group,
+    Node,
+    Partition,
+    Replay,
+    partition_of,
+)
 from detect.whatif.marks import BEGIN, COMMUNICATION, END, SpanColumns, Stack, stack_marks
 from megascan import vocabulary
 from megascan.arrays import Flags, Floats, Integers, group_starts
@@ -29,15 +43,11 @@ from megascan.schema import NOT_APPLICABLE, Granularity, Kind
 from megascan.timeline import Timeline
 from megascan.topology import Coordinates, Layout
 
-FORWARD, BACKWARD, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
-DATA, HOST, GC = "data-loading", "host", "gc"
 PASS_TYPES = {
     vocabulary.FORWARD: FORWARD,
     vocabulary.BACKWARD: BACKWARD,
     vocabulary.BACKWARD_WEIGHTS: BACKWARD,
 }
-
-
 NO_MARK, END_OF_ITERATION = -1, -2
 """Places of a node that no mark of its stage's template gives."""
 
@@ -432,16 +442,15 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
     nodes, dependencies, weights = _joined_programs(programs)
     drafts = [draft for program in programs for draft in program.nodes]
     partitions = _partitions(timeline, stack, drafts)
-    groups = _groups(drafts, partitions)
-    _settle_transfers(drafts, groups, partitions, weights, _clock_error_s(timeline))
-    _fill_missing(weights)
     graph = Graph(
         nodes=nodes,
         dependencies=dependencies,
-        groups=tuple(groups),
+        groups=tuple(_groups(drafts, partitions)),
         partitions=partitions,
         finish=_last_nodes(programs),
     )
+    _settle_transfers(graph, drafts, weights, _clock_error_s(timeline))
+    _fill_missing(weights)
     layout = timeline.layout
     places = [layout.coordinates(int(rank)) for rank in stack.ranks[0]]
     shared, note = _shared_work(timeline, stack)
@@ -529,11 +538,7 @@ def _partitions(timeline: Timeline, stack: Stack, drafts: list[DraftNode]) -> di
 
 
 def _settle_transfers(
-    drafts: list[DraftNode],
-    groups: list[Group],
-    partitions: dict[str, Partition],
-    weights: Floats,
-    error_s: float,
+    graph: Graph, drafts: list[DraftNode], weights: Floats, error_s: float
 ) -> None:
     """Replace measured transfers of collectives that the clocks cannot tell from the shortest.
 
@@ -541,13 +546,11 @@ def _settle_transfers(
     to arrive waits for nobody. Beyond the error, the measured end says more, because members need
     not leave together.
     """
-    for group in groups:
+    for group in graph.groups:
         if not drafts[group.nodes[0]].is_collective:
             continue
         members = list(group.nodes)
-        labels = np.arange(weights.shape[1])
-        if group.partition != EACH_LANE:
-            labels = partitions[group.partition].labels
+        labels = graph.lane_sets(group.partition, weights.shape[1])
         durations = np.stack([_durations(drafts[member]) for member in members]) * _NS
         shortest = _shortest(durations, labels)
         measured = weights[members]
