@@ -34,6 +34,7 @@ import pyarrow as pa
 
 from detect.observe import observations
 from detect.observe.observations import Members, Observations, Work, place_of
+from detect.observe.spans import sums_by_cell
 from detect.report import Cause
 from detect.whatif.graph import (
     BACKWARD,
@@ -655,21 +656,25 @@ def observe_op_table(table: OpTable) -> Observations:
     row, slot = row.reshape(-1), slot.reshape(-1)
     shape = (len(ranks), len(steps))
     duration = table.duration.astype(np.float64) * NS_PER_SECOND
-    named = {name: _is(table, name) for name in (*PHASE_OF, "optimizer", "gc")}
-    gc = named["gc"]
+    named = {name: _is(table, name) for name in (*PHASE_OF, OPTIMIZER, GC)}
+    gc = named[GC]
     compute = named[FORWARD] | named[BACKWARD]
     if not compute.any():
         raise InputError(f"{table.source} has no forward-compute or backward-compute operations")
-    optimizer = _summed(row, slot, duration, named["optimizer"], shape)
+
+    def sums(use: Flags) -> Floats:
+        return sums_by_cell(row[use], slot[use], duration[use], shape)
+
+    optimizer = sums(named[OPTIMIZER])
     members = _members(table, ranks, row)
     return Observations(
         members=members,
         iterations=steps,
         iteration_ns=_step_times(table, slot, len(steps)),
         work=_work(table, row, slot, duration, shape),
-        busy_ns=_summed(row, slot, duration, compute, shape) + optimizer,
+        busy_ns=sums(compute) + optimizer,
         optimizer_ns=np.where(optimizer > 0, optimizer, np.nan),
-        lost_ns={Cause.GC: _summed(row, slot, duration, gc, shape)} if gc.any() else {},
+        lost_ns={Cause.GC: sums(gc)} if gc.any() else {},
         host_gap_ns=np.full(shape, np.nan),
         stalled_ns=np.zeros(shape),
         stolen_ns=np.zeros(shape),
@@ -684,14 +689,6 @@ def _is(table: OpTable, name: str) -> Flags:
     if name not in table.optypes:
         return np.zeros(len(table), dtype=bool)
     return np.asarray(table.optype == table.optypes.index(name))
-
-
-def _summed(
-    row: Integers, slot: Integers, duration: Floats, use: Flags, shape: tuple[int, int]
-) -> Floats:
-    flat = row[use] * shape[1] + slot[use]
-    total = np.bincount(flat, weights=duration[use], minlength=shape[0] * shape[1])
-    return np.asarray(total.reshape(shape), dtype=np.float64)
 
 
 def _step_times(table: OpTable, slot: Integers, num_steps: int) -> Floats:

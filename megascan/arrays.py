@@ -305,3 +305,16 @@ def median_by(key: Integers, values: Floats) -> Floats:
     result = np.empty(len(values))
     result[order] = np.repeat(middle, last - first)
     return result
+
+
+def lower_medians(key: Integers, values: Floats) -> tuple[Integers, Floats]:
+    """Return the keys that occur, ascending, and the lower median of each one's values.
+
+    >>> lower_medians(np.array([7, 4, 7]), np.array([0.5, 2.0, 0.25]))
+    (array([4, 7]), array([2.  , 0.25]))
+    """
+    order = order_within(key, values)
+    ordered = key[order]
+    first = group_starts(ordered)
+    middle = first + (group_lengths(first, len(key)) - 1) // 2
+    return ordered[first], values[order][middle]

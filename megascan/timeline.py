@@ -12,14 +12,14 @@ in shards, each with the ranks of some files, with the workers that read them (`
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
 from megascan.arrays import Flags, Integers, Narrow, RowNumbers, rank_blocks
-from megascan.header import RankHeader, WindowRecord
+from megascan.header import Json, RankHeader, WindowRecord
 from megascan.parallel import Kept, Workers
 from megascan.schema import (
     COMMUNICATION_KINDS,
@@ -138,6 +138,13 @@ class Completeness:
     """Communication spans without a counterpart, by kind (after matching)."""
     num_duplicates: int = 0
     notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the fields as they stand in reports and timeline files."""
+        record: dict[str, Json] = asdict(self)
+        record["ranks"], record["missing_ranks"] = list(self.ranks), list(self.missing_ranks)
+        record["num_unmatched"], record["notes"] = dict(self.num_unmatched), list(self.notes)
+        return record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ kernels of a profile         all of the above that passes would tell (detect.obs
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -28,7 +28,7 @@ from detect.observe.observations import (
     place_of,
     typical_readings,
 )
-from detect.observe.spans import Frame, Glance, SpanIndex, summed
+from detect.observe.spans import Frame, Glance, SpanIndex, sums_by_cell
 from detect.observe.stalls import Collections, stalled_time, within_stalls
 from detect.observe.transfers import transfers_of
 from detect.observe.work import (
@@ -47,9 +47,8 @@ from detect.whatif.marks import replayed_spans
 from detect.whatif.savings import ReplayedCosts
 from detect.whatif.traced import replay_of_timeline
 from megascan.arrays import Flags, Floats, Integers
-from megascan.header import Json
 from megascan.schema import Granularity
-from megascan.timeline import Completeness, ShardedTimeline, Timeline
+from megascan.timeline import ShardedTimeline, Timeline
 
 GUESSED = (
     "the trace names no hosts: ranks whose device numbers count up from 0 are taken for one host, "
@@ -107,7 +106,7 @@ def _observations(
     shape, samples, cells = (len(frame.ranks), len(frame.iterations)), passes.samples, facts.cells
 
     def by_cell(time_ns: Floats) -> Floats:
-        return np.nan_to_num(summed(samples.row, samples.slot, time_ns, shape))
+        return sums_by_cell(samples.row, samples.slot, time_ns, shape)
 
     stalled = by_cell(passes.stalled_ns)
     stolen = _stolen(facts, frame, passes)
@@ -148,7 +147,7 @@ def _observations(
         has_equal_layers=are_alike,
         counters=typical_readings(timeline),
         alignment=_alignment(timeline),
-        completeness=_completeness(timeline.completeness),
+        completeness=timeline.completeness.to_json(),
         notes=(*timeline.completeness.notes, *guessed),
         costs=costs,
     )
@@ -182,7 +181,6 @@ class _Passes:
         collecting = stalls.collecting
         is_paused = collecting.inside_ns > PASSES.max_pause_share * time_ns
         shape = len(frame.ranks), len(frame.iterations)
-        lost_ns = summed(collecting.row, collecting.slot, collecting.lost_ns, shape)
         return cls(
             samples=passes.samples,
             busy_ns=time_ns - stalls.inside_ns,
@@ -190,7 +188,7 @@ class _Passes:
             stalled_ns=stalls.unexplained_ns,
             entangled_phases=own.phases,
             hide_waiting=not frame.uses_cpu_time and hide_waiting(phase, passes.gathers),
-            collecting_ns=np.nan_to_num(lost_ns),
+            collecting_ns=sums_by_cell(collecting.row, collecting.slot, collecting.lost_ns, shape),
         )
 
 
@@ -304,7 +302,7 @@ def _stolen(facts: Facts, frame: Frame, passes: _Passes) -> Floats:
     lost_ns = np.where(waiting, 0.0, off_core_ns)
 
     def by_cell(time_ns: Floats) -> Floats:
-        return np.nan_to_num(summed(samples.row, samples.slot, time_ns, shape))
+        return sums_by_cell(samples.row, samples.slot, time_ns, shape)
 
     everything, measured = by_cell(cpu_ns), by_cell(np.where(waiting, 0.0, cpu_ns))
     scale = np.where(measured > 0, everything / np.maximum(measured, 1.0), 0.0)
@@ -382,12 +380,3 @@ def _alignment(timeline: Timeline) -> ClockAgreement | None:
         num_components=len({fit.component for fit in fits}),
         is_measured=any(fit.num_anchors for fit in fits),
     )
-
-
-def _completeness(found: Completeness) -> dict[str, Json]:
-    record: dict[str, Json] = asdict(found)
-    record["ranks"] = list(found.ranks)
-    record["missing_ranks"] = list(found.missing_ranks)
-    record["num_unmatched"] = dict(found.num_unmatched)
-    record["notes"] = list(found.notes)
-    return record

@@ -144,10 +144,10 @@ def facts_of(index: SpanIndex) -> Facts:
         collecting=collecting_time(index, rows, gc_rows),
         cells=Cells(
             num_spans=_num_spans(index),
-            data_ns=index.summed(data_rows, index.duration[data_rows].astype(np.float64)),
-            loading_ns=index.summed(data_rows, loading.lost_ns),
-            optimizer_ns=index.summed(optimizer, index.self_time(optimizer)),
-            attention_ns=index.summed(attention, index.self_time(attention)),
+            data_ns=index.sums_or_nan(data_rows, index.duration[data_rows].astype(np.float64)),
+            loading_ns=index.sums_or_nan(data_rows, loading.lost_ns),
+            optimizer_ns=index.sums_or_nan(optimizer, index.self_time(optimizer)),
+            attention_ns=index.sums_or_nan(attention, index.self_time(attention)),
             gap_ns=uncovered_time(index, equals(index.table, "kind", Kind.ITERATION)),
             waiting_ns=waiting_time(index),
             split_wait_ns=split_waits(index),
@@ -223,8 +223,7 @@ def _communicating_beside(index: SpanIndex, rows: Flags) -> Floats:
 
 
 def _num_spans(index: SpanIndex) -> Integers:
-    cell = (index.row * index.shape[1] + index.slot)[index.counts]
-    return np.bincount(cell, minlength=index.shape[0] * index.shape[1]).reshape(index.shape)
+    return np.bincount(index.cell[index.counts], minlength=index.num_cells).reshape(index.shape)
 
 
 def _longest(index: SpanIndex) -> Floats:

@@ -39,13 +39,28 @@ from detect.observe.observations import (
     Observations,
     Work,
 )
-from detect.observe.spans import WORK_NAMES, SpanIndex, axis_of, unmatched_time, where_text
+from detect.observe.spans import (
+    WORK_NAMES,
+    SpanIndex,
+    axis_of,
+    sums_by_cell,
+    unmatched_time,
+    where_text,
+)
 from detect.observe.stalls import starved
 from detect.observe.work import LAYER_NAMES
 from detect.report import Cause
 from detect.stats import robust
 from detect.thresholds import KERNELS
-from megascan.arrays import Flags, Floats, Integers, combine, group_lengths, group_starts
+from megascan.arrays import (
+    Flags,
+    Floats,
+    Integers,
+    combine,
+    group_lengths,
+    group_starts,
+    lower_medians,
+)
 from megascan.errors import listed
 from megascan.schema import NOT_APPLICABLE, Kind, Phase, Track
 from megascan.timeline import codes, equals, numbers
@@ -77,8 +92,8 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
             _samples(index, replace(kernels, sequence=_own_sequences(index, kernels)))
         ),
         boundness=None if index.is_cpu else _boundness(index, alike, compute, optimizer),
-        busy_ns=np.nan_to_num(index.summed(both, index.self_time(both))),
-        optimizer_ns=index.summed(optimizer, index.self_time(optimizer)),
+        busy_ns=index.sums(both, index.self_time(both)),
+        optimizer_ns=index.sums_or_nan(optimizer, index.self_time(optimizer)),
         lost_ns=lost,
         unmatched_ns=unmatched_time(index),
         tells_passes=False,
@@ -156,8 +171,8 @@ def _boundness(
         _as_work(_samples(index, replace(kernels, sequence=np.where(part, kernels.sequence, -1))))
         for part in (by_memory, by_matrix)
     )
-    memory_ns = index.summed(moving, index.self_time(moving))
-    return Boundness(memory=memory, matrix=matrix, memory_ns=np.nan_to_num(memory_ns))
+    memory_ns = index.sums(moving, index.self_time(moving))
+    return Boundness(memory=memory, matrix=matrix, memory_ns=memory_ns)
 
 
 def _held_pace(index: SpanIndex, kernels: Flags) -> Floats | None:
@@ -171,7 +186,7 @@ def _held_pace(index: SpanIndex, kernels: Flags) -> Floats | None:
         return None
     num_passes = 2
     backward = equals(index.table, "phase", Phase.BACKWARD)[rows]
-    cell = num_passes * (index.row * index.shape[1] + index.slot)[rows] + backward
+    cell = num_passes * index.cell[rows] + backward
     at = axis_of(index)[0][rows] + launch
     order = np.lexsort((at, cell))
     step_ns = np.maximum(np.diff(at[order]), 1)
@@ -295,11 +310,7 @@ def _typical_ns(kind: Integers, time_ns: Floats) -> Floats:
     """Return for each kernel the lower median of the durations of its kind: if two ranks run the
     sequence, the faster rank's duration.
     """
-    order = np.lexsort((time_ns, kind))
-    first = group_starts(kind[order])
-    length = group_lengths(first, len(order))
-    middle = time_ns[order][first + (length - 1) // 2]
-    return np.asarray(middle[kind])
+    return lower_medians(kind, time_ns)[1][kind]
 
 
 def _part_of_pass(sequence: Integers, kind: Integers, cell: Integers, typical: Floats) -> Integers:
@@ -327,12 +338,13 @@ def _part_of_pass(sequence: Integers, kind: Integers, cell: Integers, typical: F
 
 def _share_compared(index: SpanIndex, kernels: _Kernels) -> Floats:
     """Return the share of each rank's compute that is compared, (rank, iteration)."""
-    cell = kernels.row * index.shape[1] + kernels.slot
-    size = index.shape[0] * index.shape[1]
-    whole = np.bincount(cell, weights=kernels.time_ns, minlength=size)
-    part = np.bincount(cell, weights=kernels.time_ns * (kernels.sequence >= 0), minlength=size)
+    compared_ns = kernels.time_ns * (kernels.sequence >= 0)
+    whole, part = (
+        sums_by_cell(kernels.row, kernels.slot, time_ns, index.shape)
+        for time_ns in (kernels.time_ns, compared_ns)
+    )
     with np.errstate(invalid="ignore"):
-        return np.asarray((part / whole).reshape(index.shape))
+        return part / whole
 
 
 def _notes(members: Members, kernels: _Kernels, others_share: Floats) -> list[str]:

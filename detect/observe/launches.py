@@ -109,15 +109,15 @@ def launches_of(index: SpanIndex) -> Launches | None:
         return None
     found, numbers_of_kinds = np.unique(kind[use].astype(np.int64), return_inverse=True)
     number = numbers_of_kinds.reshape(-1)
-    cell = (index.row * index.shape[1] + index.slot)[modules][1:][use]
-    place, step_ns = cell * len(found) + number, step_ns[use].astype(float)
+    ends_at = modules[1:][use]  # the span whose launch ends the step
+    place = index.cell[ends_at] * len(found) + number
+    step_ns = step_ns[use].astype(float)
     own = -launch[1:][use] < PACE.most_lead_ns
     log_ns, log_held_ns = np.full((2, *index.shape, len(found)), np.nan)
     put_quick_steps(log_ns.reshape(-1), place[own], step_ns[own])
     put_quick_steps(log_held_ns.reshape(-1), place, step_ns)
     is_awaited = -launch[1:][use] < STARVATION.lead_ns
-    stopped_ns = _stops(index, cell, index.row[modules][1:][use] * len(found) + number, step_ns,
-                        is_awaited)  # fmt: skip
+    stopped_ns = _stops(index, ends_at, number, step_ns, is_awaited)
     steps = [(texts[pair // len(texts)], texts[pair % len(texts)]) for pair in found // 2]
     kinds = [
         f"{first} > {second}{', backward' if is_backward else ''}"
@@ -153,28 +153,25 @@ def _launching(index: SpanIndex, passes: Flags, phases: Integers) -> Floats:
     kind = kinds[1].reshape(-1)
     quick_log_ns = np.full(kind.max(initial=0) + 1, np.nan)
     put_quick_steps(quick_log_ns, kind, took_ns + 1.0)
-    launching = np.zeros(index.shape[0] * index.shape[1])
-    np.add.at(launching, rows * index.shape[1] + index.slot[passes], np.exp(quick_log_ns)[kind])
-    return launching.reshape(index.shape)
+    return index.sums(passes, np.exp(quick_log_ns)[kind])
 
 
 def _stops(
-    index: SpanIndex, cell: Integers, kind: Integers, step_ns: Floats, is_awaited: Flags
+    index: SpanIndex, ends_at: Integers, kind: Integers, step_ns: Floats, is_awaited: Flags
 ) -> Floats:
     """Return for how long hosts stopped, (row, iteration) ns.
 
-    A stop is a step that lasts three times as long as is typical of its rank and `kind`, and for
-    whose end the device waited; it counts with what exceeds the typical time.
+    Each step ends at the launch of the span `ends_at`. A stop is a step that lasts three times as
+    long as is typical of its rank and `kind`, and for whose end the device waited; it counts with
+    what exceeds the typical time.
 
     A host that shares its core is as quick as ever while it runs and stands still while somebody
     else does: its quicker steps, by which a pace is told, do not show it. Example: one of 14 steps
     of 0.3 ms takes 4 ms, the other process's turn.
     """
-    typical = median_by(kind, step_ns)
+    typical = median_by(index.row[ends_at] * (int(kind.max()) + 1) + kind, step_ns)
     is_stop = is_awaited & (step_ns >= PACE.stop_ratio * typical)
-    stopped = np.zeros(index.shape[0] * index.shape[1])
-    np.add.at(stopped, cell[is_stop], (step_ns - typical)[is_stop])
-    return stopped.reshape(index.shape)
+    return index.sums(ends_at[is_stop], (step_ns - typical)[is_stop])
 
 
 def put_quick_steps(log_ns: Floats, place: Integers, time_ns: Floats) -> None:

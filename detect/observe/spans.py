@@ -151,6 +151,16 @@ class SpanIndex:
         """Return (number of ranks, number of iterations)."""
         return len(self.ranks), len(self.iterations)
 
+    @property
+    def cell(self) -> Integers:
+        """Return each span's rank and iteration as one number: row * num_iterations + slot."""
+        return self.row * self.shape[1] + self.slot
+
+    @property
+    def num_cells(self) -> int:
+        """Return the number of ranks times iterations."""
+        return self.shape[0] * self.shape[1]
+
     @cached_property
     def track(self) -> Integers:
         """Return the track of each span."""
@@ -176,17 +186,21 @@ class SpanIndex:
         """Return the self time of the spans by the wall, also where CPU time is used."""
         return np.maximum(numbers(self.table, "self_ns")[rows], 0).astype(np.float64)
 
-    def summed(self, rows: Flags, time_ns: Floats) -> Floats:
-        """Sum by (rank, iteration); NaN where a rank has no time in any iteration."""
-        return summed(self.row[rows], self.slot[rows], time_ns, self.shape)
+    def sums(self, rows: Flags | Integers, amounts: Floats) -> Floats:
+        """Return the sums of what some spans amount to, (rank, iteration); 0 without any."""
+        return sums_by_cell(self.row[rows], self.slot[rows], amounts, self.shape)
+
+    def sums_or_nan(self, rows: Flags, amounts: Floats) -> Floats:
+        """Return the sums of what some spans amount to; NaN for ranks without any of them."""
+        table = self.sums(rows, amounts)
+        table[~(table > 0).any(axis=1)] = np.nan
+        return table
 
 
-def summed(row: Integers, slot: Integers, time_ns: Floats, shape: tuple[int, int]) -> Floats:
-    """Sum by (rank, iteration); NaN where a rank has no time in any iteration."""
-    total = np.bincount(row * shape[1] + slot, weights=time_ns, minlength=shape[0] * shape[1])
-    table = np.asarray(total.reshape(shape), dtype=np.float64)
-    table[~(table > 0).any(axis=1)] = np.nan
-    return table
+def sums_by_cell(row: Integers, slot: Integers, amounts: Floats, shape: tuple[int, int]) -> Floats:
+    """Return the sums of `amounts` in each (row, slot) of a matrix; 0 without any."""
+    total = np.bincount(row * shape[1] + slot, weights=amounts, minlength=shape[0] * shape[1])
+    return np.asarray(total.reshape(shape), dtype=np.float64)
 
 
 def where_text(spans: pa.Table, column: str, test: Callable[[str], bool]) -> Flags:
@@ -265,10 +279,7 @@ def uncovered_time(spans: SpanTimes, iteration: Flags) -> Floats:
     row, slot = spans.row[order], spans.slot[order]
     gap = np.maximum(start[order][1:] - np.maximum(reached[:-1], begin[row, slot][1:]), 0)
     same = (row[1:] == row[:-1]) & (slot[1:] == slot[:-1])
-    num_ranks, num_iterations = spans.shape
-    flat = row[1:][same] * num_iterations + slot[1:][same]
-    total = np.bincount(flat, weights=gap[same], minlength=num_ranks * num_iterations)
-    return np.asarray(total.reshape(num_ranks, num_iterations), dtype=np.float64)
+    return sums_by_cell(row[1:][same], slot[1:][same], gap[same], spans.shape)
 
 
 def is_split(index: SpanIndex) -> Flags:
@@ -280,8 +291,7 @@ def is_split(index: SpanIndex) -> Flags:
 def split_waits(index: SpanIndex) -> Floats:
     """Return the waiting in all communication that is split, (rank, iteration) ns."""
     waits = is_split(index)
-    wait_ns = numbers(index.table, "wait_ns")[waits].astype(np.float64)
-    return np.nan_to_num(index.summed(waits, wait_ns))
+    return index.sums(waits, numbers(index.table, "wait_ns")[waits].astype(np.float64))
 
 
 def waiting_time(index: SpanIndex) -> Floats:
@@ -348,8 +358,8 @@ def _iterations(index: SpanIndex, start: Integers, end: Integers) -> tuple[Integ
     These are those of the iteration's own span: a host may load for an iteration seconds before its
     device, which still waits in the iteration before. Where there is none, all its spans count.
     """
-    cell = index.row * index.shape[1] + index.slot
-    low = np.full(index.shape[0] * index.shape[1], np.iinfo(np.int64).max)
+    cell = index.cell
+    low = np.full(index.num_cells, np.iinfo(np.int64).max)
     high = np.zeros(len(low), dtype=np.int64)
     own = equals(index.table, "kind", Kind.ITERATION) & index.counts
     has_own = np.zeros(len(low), dtype=bool)

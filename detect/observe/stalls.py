@@ -26,14 +26,7 @@ import numpy as np
 from detect.observe.observations import FORWARD
 from detect.observe.spans import SpanIndex, SpanTimes, axis_of, enclosed_time, enclosing
 from detect.thresholds import STALLS, STARVATION
-from megascan.arrays import (
-    Cover,
-    Flags,
-    Floats,
-    Integers,
-    median_by,
-    united,
-)
+from megascan.arrays import Cover, Flags, Floats, Integers, median_by, united
 from megascan.schema import NOT_APPLICABLE, Kind, Track
 from megascan.timeline import equals, numbers
 from megascan.vocabulary import CONTAINERS
@@ -400,11 +393,10 @@ def starved(index: SpanIndex, rows: Flags) -> Starved:
     """Count the operations that the host launched only just in time."""
     launch = numbers(index.table, "launch_ns")[rows]
     known = launch != NOT_APPLICABLE
-    flat = (index.row[rows] * index.shape[1] + index.slot[rows])[known]
-    size = index.shape[0] * index.shape[1]
+    cell = index.cell[rows][known]
     enough = np.maximum(STARVATION.lead_ns, STARVATION.lead_share * index.self_time(rows)[known])
-    late = np.bincount(flat, weights=(-launch[known] < enough), minlength=size)
-    count = np.bincount(flat, minlength=size)
+    late = np.bincount(cell, weights=(-launch[known] < enough), minlength=index.num_cells)
+    count = np.bincount(cell, minlength=index.num_cells)
     return Starved(np.asarray(late.reshape(index.shape), np.float64), count.reshape(index.shape))
 
 
@@ -437,8 +429,7 @@ def _pass_key(index: SpanIndex) -> Integers:
     """Return rank, iteration, chunk and microbatch as one number, for every span."""
     chunk = np.maximum(numbers(index.table, "chunk"), 0)
     microbatch = np.maximum(numbers(index.table, "microbatch"), 0)
-    key = index.row * index.shape[1] + index.slot
-    key = key * (int(chunk.max(initial=0)) + 1) + chunk
+    key = index.cell * (int(chunk.max(initial=0)) + 1) + chunk
     return np.asarray(key * (int(microbatch.max(initial=0)) + 1) + microbatch)
 
 

@@ -23,7 +23,8 @@ from megascan.arrays import (
     by_name,
     group_lengths,
     group_starts,
-    order_within,
+    lower_medians,
+    median_by,
 )
 from megascan.schema import Kind
 from megascan.timeline import Timeline, codes, equals, numbers
@@ -192,7 +193,7 @@ class _Lateness:
 
     def by_iteration(self, index: SpanIndex) -> Floats:
         """Return lateness summed by (rank, iteration)."""
-        return _summed(index, self.rows, self.time_ns)
+        return index.sums(self.rows, self.time_ns)
 
     def by_unit(self, index: SpanIndex, members: list[tuple[int, ...]]) -> tuple[LateIn, ...]:
         """Return lateness by rank and edge or group, the mean over the iterations."""
@@ -204,14 +205,6 @@ class _Lateness:
             LateIn(int(index.ranks[name // len(members)]), members[name % len(members)], time)
             for name, time in zip(names.tolist(), mean_ns.tolist(), strict=True)
         )
-
-
-def _summed(index: SpanIndex, rows: Integers, time_ns: Floats) -> Floats:
-    """Return times of spans by (rank, iteration)."""
-    num_ranks, num_iterations = index.shape
-    flat = index.row[rows] * num_iterations + index.slot[rows]
-    total = np.bincount(flat, weights=time_ns, minlength=num_ranks * num_iterations)
-    return np.asarray(total.reshape(num_ranks, num_iterations), dtype=np.float64)
 
 
 def _operation_of(found: _Operations) -> Integers:
@@ -257,7 +250,6 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
     operation = _operation_of(found)
     known = operation >= 0
     late = _lateness(index, found, labels, operation)
-    quick_ns = found.quickest_ns[operation[known]]
     num_kinds, num_iterations = len(labels.kinds), index.shape[1]
     names, row = np.unique(labels.unit * num_kinds + labels.kind, return_inverse=True)
     cell = row * num_iterations + index.slot[found.first]
@@ -277,19 +269,15 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
         shortest_ns=_medians(row, found.shortest_ns, len(names))[keep],
         total_ns=total[keep] / max(num_iterations, 1),
         late_ns=late.by_iteration(index),
-        quick_ns=_summed(index, found.rows[known], quick_ns),
+        quick_ns=index.sums(found.rows[known], found.quickest_ns[operation[known]]),
         late_in=late.by_unit(index, labels.members),
     )
 
 
 def _medians(cell: Integers, values: Floats, num_cells: int) -> Floats:
     """Return the median of the values of each cell; NaN where there are none."""
-    order = order_within(cell, values)
-    ordered, place = values[order], cell[order]
-    edges = group_starts(place)
-    sizes = group_lengths(edges, len(place))
     table = np.full(num_cells, np.nan)
-    table[place[edges]] = (ordered[edges + (sizes - 1) // 2] + ordered[edges + sizes // 2]) / 2
+    table[cell] = median_by(cell, values)
     return table
 
 
@@ -310,10 +298,8 @@ def _worth_comparing(kind: Integers, kinds: tuple[str, ...], total: Floats) -> F
 def usual_total(kind: Integers, num_kinds: int, total: Floats) -> Floats:
     """Return the lower median of each kind's totals, (kind,); 0 for a kind without rows."""
     found = np.zeros(num_kinds)
-    order = order_within(kind, total)
-    first = group_starts(kind[order])
-    middle = first + (group_lengths(first, len(order)) - 1) // 2
-    found[kind[order][first]] = total[order][middle]
+    kinds, medians = lower_medians(kind, total)
+    found[kinds] = medians
     return found
 
 

@@ -40,7 +40,7 @@ from megascan.arrays import (
     Integers,
     group_lengths,
     group_starts,
-    order_within,
+    lower_medians,
     united,
 )
 from megascan.schema import COMMUNICATION_KINDS, Kind, Phase, Track
@@ -609,13 +609,9 @@ def _usual_ratio(row: Integers, ratio: Floats, exact: Flags) -> float:
 
 def _medians(row: Integers, values: Floats, least: int) -> dict[int, float]:
     """Return the lower median of the values of every rank that has at least `least` values."""
-    order = order_within(row, values)
-    ranks, ordered = row[order], values[order]
-    starts = group_starts(ranks)
-    sizes = group_lengths(starts, len(ranks))
-    middle = starts + (sizes - 1) // 2
-    enough = sizes >= least
-    return dict(zip(ranks[starts][enough].tolist(), ordered[middle][enough].tolist(), strict=True))
+    ranks, medians = lower_medians(row, values)
+    enough = np.bincount(row)[ranks] >= least
+    return dict(zip(ranks[enough].tolist(), medians[enough].tolist(), strict=True))
 
 
 def _middle(values: dict[int, float], *, upper: bool = False) -> float:
@@ -654,7 +650,7 @@ def stretches_of(index: SpanIndex) -> Work | None:
     usual = int(np.median(count))  # an iteration with another number of them is not comparable
     number = np.arange(len(cell)) - np.repeat(starts, count)
     kept = np.repeat(count == usual, count)
-    log_ns = np.full((index.shape[0] * index.shape[1], usual), np.nan)
+    log_ns = np.full((index.num_cells, usual), np.nan)
     log_ns[cell[kept], number[kept]] = np.log(np.maximum(length[kept], 1.0))
     return _without_trifles(log_ns.reshape(*index.shape, usual))
 
@@ -676,10 +672,9 @@ def _cells(index: SpanIndex, end: Integers) -> tuple[Integers, Integers]:
     """
     start, stop = axis_of(index)
     rows = np.flatnonzero(index.counts)
-    cell = (index.row * index.shape[1] + index.slot)[rows]
-    size = index.shape[0] * index.shape[1]
-    low = np.full(size, np.iinfo(np.int64).max)
-    high = np.full(size, -1, dtype=np.int64)
+    cell = index.cell[rows]
+    low = np.full(index.num_cells, np.iinfo(np.int64).max)
+    high = np.full(index.num_cells, -1, dtype=np.int64)
     np.minimum.at(low, cell, start[rows])
     np.maximum.at(high, cell, stop[rows])
     order = np.argsort(low)

@@ -7,7 +7,7 @@ The record is JSON; from the record and the spans a reader restores the timeline
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -17,7 +17,7 @@ from megascan.export.tracks import Drawing, Selection
 from megascan.header import Json, RankHeader, packed
 from megascan.parallel import Task
 from megascan.schema import SCHEMA_VERSION
-from megascan.timeline import Timeline, numbers
+from megascan.timeline import numbers
 
 BLOCK_ROWS = 3 << 14
 """Spans of a block: enough for column operations, few enough for several blocks in memory."""
@@ -78,7 +78,7 @@ def timeline_record(drawing: Drawing) -> dict[str, Json]:
         ),
         "clock_method": timeline.clock_method,
         "origin_ns": timeline.origin_ns,
-        "completeness": _completeness(timeline),
+        "completeness": timeline.completeness.to_json(),
         "windows": {
             str(rank): [window.to_json() for window in timeline.windows.get(rank, ())]
             for rank in ranks
@@ -120,14 +120,6 @@ def _common_fields(headers: Sequence[dict[str, Json]]) -> dict[str, Json]:
         for name, value in headers[0].items()
         if all(header.get(name, _NOTHING) == value for header in headers)
     }
-
-
-def _completeness(timeline: Timeline) -> dict[str, Json]:
-    record: dict[str, Json] = asdict(timeline.completeness)
-    for name in ("ranks", "missing_ranks", "notes"):
-        record[name] = list(getattr(timeline.completeness, name))
-    record["num_unmatched"] = dict(timeline.completeness.num_unmatched)
-    return record
 
 
 def _iterations(drawing: Drawing) -> Json:
