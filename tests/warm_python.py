@@ -43,6 +43,7 @@ import sys
 import tempfile
 import types
 import warnings
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +73,12 @@ READ_LATER = (
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
 )  # fmt: skip
 """Of those, what a child can still be given."""
-TAKEN_APART = frozenset({*sys.stdlib_module_names, "__main__", "megatron"})
-"""Packages whose modules Python clears at the end of a child even though they were preloaded; and
-so is torch.distributed: they may hold process groups."""
+TAKEN_APART = frozenset({
+    "__main__", "builtins", "sys", "megatron.core.parallel_state",
+    "torch.distributed.distributed_c10d",
+})  # fmt: skip
+"""Modules that Python clears at the end of a child even though they were preloaded: those that hold
+what a program makes, process groups above all, and those that it needs to the end."""
 JOINED = ("net", "uts", "mnt")
 """Namespaces that root's child takes over from its client: those of a machine in a test."""
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
@@ -319,6 +323,52 @@ def leave_libraries_be() -> None:
         c_library.on_exit(handler, None)
 
 
+class End:
+    """Ends this process once Python has cleared the modules of a program, when it is let go.
+
+    Python would then look at every string and class that it was forked with, and copy their pages.
+    """
+
+    def __init__(self) -> None:
+        self.code: int | None = None  # until it is known
+        self._sys, self._exit = sys, ctypes.CDLL(None).exit
+
+    def __del__(self) -> None:
+        """Leave it to Python where the code is not known, or what was printed cannot be written."""
+        if self.code is not None and self._is_written_out():
+            self._exit(self.code)
+
+    def comes_with(self, code: object) -> None:
+        """Know the exit code by what `sys.exit` was called with."""
+        if self._is_written_out():
+            self.code = code if isinstance(code, int) else int(code is not None)
+
+    def _is_written_out(self) -> bool:
+        try:
+            for stream in (self._sys.stdout, self._sys.stderr):
+                if stream is not None and not stream.closed:
+                    stream.flush()
+        except (OSError, ValueError):
+            return False
+        return True
+
+
+def run_to_end(words: list[str], client: str, found_here: list[str]) -> None:
+    """Become a program, and end as it does."""
+    sys._end = End()  # Python clears this module after all others, and such a name first
+    try:
+        become(words, client, found_here)
+    except KeyboardInterrupt:
+        raise  # the process dies of the signal
+    except SystemExit as stop:
+        sys._end.comes_with(stop.code)
+        raise
+    except BaseException:
+        sys._end.comes_with(1)
+        raise
+    sys._end.comes_with(0)
+
+
 def become(words: list[str], client: str, found_here: list[str]) -> None:
     """Run a program in this process, a fresh child, as Python does with these words."""
     sys.executable, sys.orig_argv = client, [client, *words]
@@ -359,7 +409,8 @@ def preload(packages: Sequence[str]) -> None:
 
     A child does not clear their modules when it ends, which would copy all their pages: Python
     clears what stands in `sys.modules`, and collects no frozen objects. The callback that takes
-    them out is registered first, so that it is called last.
+    them out is registered first, so that it is called last. Nor does it take torch's operators out
+    of their table, which finalizers of the packages do one by one.
     """
     spared: dict[str, object] = {}
     atexit.register(lambda: [sys.modules.pop(name, None) for name in spared])
@@ -367,9 +418,11 @@ def preload(packages: Sequence[str]) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     for name, module in sys.modules.items():
-        if name.partition(".")[0] not in TAKEN_APART and not name.startswith("torch.distributed"):
+        if name not in TAKEN_APART:
             spared[name] = module
     spared[""] = spared  # so that it outlives the callback
+    for finalizer in list(weakref.finalize._registry):
+        finalizer.atexit = False
     gc.collect()
     gc.freeze()  # else a child copies and collects all these objects when it ends: one second
 
@@ -405,7 +458,7 @@ def main(number: str, client: str, *packages: str) -> None:
     asked = Server(socket.socket(fileno=int(number)), str(Path(client).parent)).serve()
     asked.inherit()
     leave_libraries_be()
-    become(asked.words, client, found_here)
+    run_to_end(asked.words, client, found_here)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ PROGRAMS = {
     "a signal": "os.kill(os.getpid(), 15)",
     "a crash": "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()",
     "words in C's stream": "import ctypes; ctypes.CDLL(None).printf(b'of C')",
+    "words that cannot be written": "sys.stdout = open('/dev/full', 'w'); print('lost')",
+    "words that cannot be written at exit": "os.close(1); os.open('/dev/full', os.O_WRONLY)",
     "a thread that stays": "import threading, time\nthreading.Timer(0.2, print, ['late']).start()",
 }
 
@@ -66,7 +68,7 @@ def test_the_packages_are_there_and_ours_are_not(tmp_path: Path) -> None:
 
 
 def test_a_fork_ends_without_copying_all_that_it_was_forked_with(tmp_path: Path) -> None:
-    """To take them apart it copied 54 % of the server's pages; without that 28 %, 0.2 s less."""
+    """To take them apart it copied 54 % of the server's pages; now 6 %, 0.3 s less."""
     program = "import os; print(os.getppid())"
     server = Path("/proc", told(ranks.warm(), "-c", program, cwd=tmp_path)[1].strip())
 
@@ -77,7 +79,7 @@ def test_a_fork_ends_without_copying_all_that_it_was_forked_with(tmp_path: Path)
     before = num_copied()
     told(ranks.warm(), "-c", program, cwd=tmp_path)
     num_resident = int((server / "statm").read_text().split()[1])
-    assert num_copied() - before < 0.4 * num_resident
+    assert num_copied() - before < 0.12 * num_resident
 
 
 def test_a_fork_joins_the_network_and_the_host_name_of_its_client(tmp_path: Path) -> None:
