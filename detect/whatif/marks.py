@@ -286,7 +286,7 @@ def host_work_before_marks(timeline: Timeline, marks: Marks, kind: Kind) -> Inte
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextColumn:
     """A text column: code of each row, text of each code."""
 
     codes: Integers
@@ -300,11 +300,11 @@ class Texts:
 class SpanColumns:
     """What is asked of single spans, by row of the timeline's table."""
 
-    kind: Texts
-    name: Texts
-    op: Texts
-    direction: Texts
-    group: Texts
+    kind: TextColumn
+    name: TextColumn
+    op: TextColumn
+    direction: TextColumn
+    group: TextColumn
     microbatch: Integers
     chunk: Integers
     size_bytes: Integers
@@ -326,11 +326,11 @@ class SpanColumns:
         if messages_hold_up(marks, overlapped & messages):
             overlapped &= ~messages
         return cls(
-            kind=Texts(*codes(table, "kind")),
-            name=Texts(*codes(table, "name")),
-            op=Texts(*codes(table, "op")),
-            direction=Texts(*codes(table, "direction")),
-            group=Texts(*codes(table, "group")),
+            kind=TextColumn(*codes(table, "kind")),
+            name=TextColumn(*codes(table, "name")),
+            op=TextColumn(*codes(table, "op")),
+            direction=TextColumn(*codes(table, "direction")),
+            group=TextColumn(*codes(table, "group")),
             microbatch=numbers(table, "microbatch"),
             chunk=numbers(table, "chunk"),
             size_bytes=numbers(table, "size_bytes"),

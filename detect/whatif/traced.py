@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -92,6 +93,19 @@ def stage_program(stack: Stack, spans: SpanColumns, stage: int, lane: int) -> St
     return walk.program
 
 
+class _Open(NamedTuple):
+    """A pass or optimizer step whose begin the walk has met, and not yet its end."""
+
+    optype: str
+    microbatch: int
+    chunk: int
+    mark: int
+
+
+_OUTSIDE = _Open(HOST, NOT_APPLICABLE, NOT_APPLICABLE, NO_MARK)
+"""Where the walk is when nothing is open: between passes."""
+
+
 class _Walk:
     """State of the walk: what the next work waits for, and what it is part of."""
 
@@ -104,7 +118,8 @@ class _Walk:
         template = own.index[lane, 0]
         self.rows, self.edges = marks.row[template], marks.edge[template]
         self.keys = marks.key[template]
-        self.row = marks.row[own.index]
+        self.lane_rows = marks.row[own.index]
+        """Spans of all lanes, (lane, iteration, mark); `rows` are those of the template."""
         begin = stack.bounds[stage, :, :, 0]
         self.time = (marks.time_ns[own.index] - begin[:, :, None]).astype(np.float64)
         self.end = (marks.end_ns[own.index] - begin[:, :, None]).astype(np.float64)
@@ -115,13 +130,13 @@ class _Walk:
         """End of what came before, (lane, iteration)."""
         self.waits_for: tuple[int, ...] = ()
         self.burst: list[int] = []
+        """Marks of the communication that was posted together, up to here."""
         self.burst_waits_for: tuple[int, ...] = ()
         self.pending: dict[int, int] = {}
         """Overlapped communication not yet consumed: mark to node."""
-        self.open: list[tuple[str, int, int]] = []
-        self.opened_at: list[int] = []
-        """Marks that opened what is open."""
-        self.parts: Counter[tuple[str, int, int]] = Counter()
+        self.open: list[_Open] = []
+        self.num_parts: Counter[tuple[str, int, int]] = Counter()
+        """Pieces of local work so far, by (type, microbatch, chunk)."""
         self.last_pass = max(
             (
                 number
@@ -146,11 +161,9 @@ class _Walk:
             self.burst_waits_for = self.waits_for
             self._post(number)
         elif edge == BEGIN:
-            self.open.append(self._context(number))
-            self.opened_at.append(number)
+            self.open.append(self._opened_at(number))
         elif edge == END and self.open:
             self.open.pop()
-            self.opened_at.pop()
 
     def finish(self) -> None:
         """Add the work after the last mark and wait for all that is still under way."""
@@ -165,12 +178,10 @@ class _Walk:
         early = self.time[self.present, :, number] < self.until[self.present]
         return bool(early.mean() > 0.5)
 
-    def _context(self, number: int) -> tuple[str, int, int]:
-        row = self.rows[number]
-        kind = self.spans.kind[row]
-        name = self.spans.name[row]
-        optype = OPTIMIZER if kind == Kind.OPTIMIZER else PASS_TYPES[name]
-        return optype, int(self.spans.microbatch[row]), int(self.spans.chunk[row])
+    def _opened_at(self, number: int) -> _Open:
+        row, spans = self.rows[number], self.spans
+        optype = OPTIMIZER if spans.kind[row] == Kind.OPTIMIZER else PASS_TYPES[spans.name[row]]
+        return _Open(optype, int(spans.microbatch[row]), int(spans.chunk[row]), number)
 
     # --- nodes ---------------------------------------------------------------------------------
 
@@ -196,30 +207,31 @@ class _Walk:
         else:
             pauses = self.pauses[:, :, mark]
             loading = np.minimum(self.loading[:, :, mark], work)
-        optype, microbatch, chunk = self.open[-1] if self.open else (HOST, -1, -1)
+        within = self.open[-1] if self.open else _OUTSIDE
         rest = work - loading
         usual = np.median(rest[self.present])
         pauses = np.minimum(pauses, np.maximum(rest - usual, 0.0))
         for kind, part in ((DATA, loading), (GC, pauses)):
             if part[self.present].any():
-                self._local(kind, microbatch, chunk, part)
-        self._local(optype, microbatch, chunk, rest - pauses)
+                self._local(within._replace(optype=kind), part)
+        self._local(within, rest - pauses)
         self.program.nodes[-1].ends_at = mark
 
-    def _local(self, optype: str, microbatch: int, chunk: int, weight_ns: Floats) -> None:
+    def _local(self, within: _Open, weight_ns: Floats) -> None:
+        """Add local work, which waits for all before it on its rank."""
+        optype, microbatch, chunk, mark = within
         place = (optype, microbatch, chunk)
-        inside = self.opened_at[-1] if self.opened_at else NO_MARK
         node = Node(
             stage=self.program.stage,
             optype=optype,
             is_local=True,
             microbatch=microbatch,
             chunk=chunk,
-            part=self.parts[place],
+            part=self.num_parts[place],
         )
-        self.parts[place] += 1
+        self.num_parts[place] += 1
         number = self._add(
-            DraftNode(node=node, dependencies=self.waits_for, weight_ns=weight_ns, inside=inside)
+            DraftNode(node=node, dependencies=self.waits_for, weight_ns=weight_ns, inside=mark)
         )
         self.waits_for = (number,)
 
@@ -244,10 +256,10 @@ class _Walk:
         op = spans.op[row] or spans.name[row]
         direction = spans.direction[row]
         is_message = spans.kind[row] == Kind.P2P
-        duration = spans.duration_ns[self.row[:, :, number]].astype(np.float64)
+        duration = spans.duration_ns[self.lane_rows[:, :, number]].astype(np.float64)
         if self.open:
-            self.program.talks_in.add((group, self.open[-1][0]))
-        waited = spans.wait_ns[self.row[:, :, number]].astype(np.float64)
+            self.program.talks_in.add((group, self.open[-1].optype))
+        waited = spans.wait_ns[self.lane_rows[:, :, number]].astype(np.float64)
         transfer = np.where(waited >= 0, duration - waited, np.nan)
         node = Node(
             stage=self.program.stage,
@@ -274,7 +286,7 @@ class _Walk:
     def _weigh_burst(self) -> None:
         """Weigh the messages of one exchange from the moment its last partner began."""
         posted = self.burst
-        waited = self.spans.wait_ns[self.row[:, :, posted]].astype(np.float64)
+        waited = self.spans.wait_ns[self.lane_rows[:, :, posted]].astype(np.float64)
         begun = (self.time[:, :, posted] + np.maximum(waited, 0.0)).max(axis=2)
         for number, node in zip(posted, self.waits_for, strict=True):
             draft = self.program.nodes[node]
@@ -304,7 +316,7 @@ class _Walk:
         has_come = self.end[self.present, :, mark] <= self.time[self.present, :, number]
         if vocabulary.is_data_parallel(group) and op != "all_gather":
             if self.open:
-                return self.open[-1][0] == OPTIMIZER
+                return self.open[-1].optype == OPTIMIZER
             return number > self.last_pass and bool(has_come.mean() > 0.5)
         if op == "recv" and self.edges[number] == BEGIN:
             return self._feeds(row, number)
@@ -313,13 +325,9 @@ class _Walk:
     def _feeds(self, row: int, number: int) -> bool:
         """Return whether a received tensor is the input of the pass that begins at a mark."""
         spans = self.spans
-        optype, microbatch, chunk = self._context(number)
-        direction = spans.direction[row]
-        return (PASS_TYPES.get(direction), spans.microbatch[row], spans.chunk[row]) == (
-            optype,
-            microbatch,
-            chunk,
-        )
+        optype, microbatch, chunk, _ = self._opened_at(number)
+        received = (PASS_TYPES.get(spans.direction[row]), spans.microbatch[row], spans.chunk[row])
+        return received == (optype, microbatch, chunk)
 
     def _wait_for(self, mark: int) -> None:
         self.waits_for = tuple(sorted({*self.waits_for, self.pending.pop(mark)}))
