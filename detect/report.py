@@ -97,8 +97,12 @@ class Finding:
         """Return the rank and iteration to look at in a timeline; None if no rank is named."""
         if not self.ranks:
             return None
-        first = self.episodes[0][0] if self.episodes else self.first_iteration
-        return self.ranks[0], first
+        return self.ranks[0], self.stretches[0][0]
+
+    @property
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """Return the `episodes`, or else the first and last iteration of the whole finding."""
+        return self.episodes or ((self.first_iteration, self.last_iteration),)
 
     @property
     def lost_share(self) -> float:

@@ -67,6 +67,11 @@ def confidence(q_value: float) -> str:
     return f"{word} (q {shown})"
 
 
+OWNER_WORDS = {
+    Owner.NODE: "the node: look at this hardware",
+    Owner.JOB: "the job itself: its partition, data or settings",
+    Owner.UNDECIDED: "undecided",
+}
 SHOWN_NEXT_STEPS = 4
 WIDTH = 100
 LABEL = 10
@@ -152,35 +157,29 @@ def _wrapped(label: str, text: str) -> list[str]:
     )
 
 
-def _labelled(label: str, text: str) -> list[str]:
+def labelled(label: str, text: str) -> list[str]:
+    """Return the lines of a text behind its label, one column of labels for all texts."""
     return _wrapped(f"   {label:<{LABEL}}", text)
 
 
 def _finding(finding: Finding) -> list[str]:
     low, high = finding.slowdown_interval
     least = "at least " if finding.slowdown_is_bound else ""
-    owner = {
-        Owner.NODE: "the node: look at this hardware",
-        Owner.JOB: "the job itself: its partition, data or settings",
-        Owner.UNDECIDED: "undecided",
-    }[finding.owner]
-    lines = [
-        *_labelled("cause", f"{finding.cause}, owner: {owner}"),
-    ]
+    lines = labelled("cause", f"{finding.cause}, owner: {OWNER_WORDS[finding.owner]}")
     if finding.cause != Cause.CORRUPTION:
         lines += [
-            *_labelled(
+            *labelled(
                 "slowdown", f"{least}{finding.slowdown:.3f} (95 % interval {low:.3f} to {high:.3f})"
             ),
-            *_labelled("cost", _cost(finding)),
+            *labelled("cost", _cost(finding)),
         ]
     if len(finding.episodes) > 1 and finding.cause != Cause.CORRUPTION:
         spans = [f"{first}-{last}" for first, last in finding.episodes]
-        lines += _labelled("episodes", f"iterations {listed(spans)}")
+        lines += labelled("episodes", f"iterations {listed(spans)}")
     for sentence in finding.evidence:
-        lines += _labelled("evidence", sentence)
+        lines += labelled("evidence", sentence)
     for step in finding.next_steps[:SHOWN_NEXT_STEPS]:
-        lines += _labelled("next", step)
+        lines += labelled("next", step)
     return lines
 
 
@@ -205,7 +204,7 @@ def _power(report: Report) -> list[str]:
     seen = [f"{name} {percent(one)}" for name, one in least.items() if one < POWER.blind_ratio]
     lines = []
     if seen:
-        lines += _labelled(
+        lines += labelled(
             "power",
             f"smallest lasting slowdown found with {report.power * 100:.0f} % probability: "
             + ", ".join(seen)
@@ -213,7 +212,7 @@ def _power(report: Report) -> list[str]:
         )
     for name, one in least.items():
         if one >= POWER.blind_ratio:
-            lines += _labelled("power", f"{name}: {out_of_reach(report, name)}")
+            lines += labelled("power", f"{name}: {out_of_reach(report, name)}")
     return lines
 
 
@@ -229,13 +228,13 @@ def out_of_reach(report: Report, name: str) -> str:
 
 def _could_not_show(report: Report) -> list[str]:
     lines = ["What this trace could and could not have shown:"]
-    lines += _labelled(
+    lines += labelled(
         "window",
         f"{_window(report)} of {milliseconds(report.iteration_ns)}, "
         f"{counted(report.world_size, 'rank')}",
     )
     lines += _power(report)
-    lines += _labelled(
+    lines += labelled(
         "rule",
         f"named if the 95 % interval reaches {percent(report.min_slowdown)}, over all ranks and "
         f"classes at a false-discovery rate of {report.false_discovery_rate:.0%}: of a hundred "
@@ -245,7 +244,7 @@ def _could_not_show(report: Report) -> list[str]:
         agree = f"agree within {milliseconds(report.alignment.residual_p99_ns)} (p99)"
         if not report.alignment.is_measured:
             agree = "nothing in this trace was matched that would show how well they agree"
-        lines += _labelled("clocks", agree)
+        lines += labelled("clocks", agree)
     for note in report.notes:
-        lines += _labelled("note", note)
+        lines += labelled("note", note)
     return lines

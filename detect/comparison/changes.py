@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass
 from enum import StrEnum
 
 from detect.report import Finding, Owner
-from detect.text import milliseconds, percent
+from detect.text import labelled, milliseconds, percent
 from megascan.errors import listed
 from megascan.header import Json
 
@@ -196,8 +195,6 @@ class Comparison:
         }
 
 
-WIDTH = 100
-LABEL = 10
 MOST_LINES = 8
 MOST_NAMED = 3
 SHOWN_KINDS = (Quantity.RANK, Quantity.LOSS, Quantity.ROLE, Quantity.LINK)
@@ -210,7 +207,7 @@ def render_text(comparison: Comparison) -> str:
     lines = [_answer(comparison), ""]
     step = comparison.step
     if step is not None:
-        lines += _labelled("step", f"{_times(step)}, {_ratio(step)}")
+        lines += labelled("step", f"{_times(step)}, {_ratio(step)}")
     if not comparison.strangers:
         for kind in SHOWN_KINDS:
             lines += _changes(comparison, kind)
@@ -285,17 +282,17 @@ def _changes(comparison: Comparison, kind: Quantity) -> list[str]:
         for change in changes[:MOST_LINES]:
             how = _in_words(change) if kind == Quantity.LOSS else _ratio(change)
             text = f"{change.subject}: {how}, {_times(change)}"
-            lines += _labelled(direction.value, "; ".join([text, *change.notes]))
+            lines += labelled(direction.value, "; ".join([text, *change.notes]))
         if len(changes) > MOST_LINES:
             more = f"{len(changes) - MOST_LINES} more of this kind (see --json)"
-            lines += _labelled(direction.value, more)
+            lines += labelled(direction.value, more)
     return lines
 
 
 def _shares(comparison: Comparison) -> list[str]:
     moved = [one for one in comparison.shares if abs(one.after - one.before) >= WORTH_SHOWING]
     text = ", ".join(f"{one.name} {one.before:.1%} → {one.after:.1%}" for one in moved)
-    return _labelled("shares", f"of all ranks' time: {text}") if text else []
+    return labelled("shares", f"of all ranks' time: {text}") if text else []
 
 
 def _findings(comparison: Comparison) -> list[str]:
@@ -303,9 +300,9 @@ def _findings(comparison: Comparison) -> list[str]:
     lines: list[str] = []
     for label, findings in (("new", found.new), ("gone", found.gone)):
         for finding in findings:
-            lines += _labelled(label, _named(finding))
+            lines += labelled(label, _named(finding))
     for before, after in found.same:
-        lines += _labelled(
+        lines += labelled(
             "still", f"{_named(after)} (slowdown {before.slowdown:.3f} → {after.slowdown:.3f})"
         )
     return lines
@@ -319,21 +316,9 @@ def _could_not_show(comparison: Comparison) -> list[str]:
     lines = ["What this comparison could and could not have shown:"]
     if comparison.least_visible:
         parts = [f"{kind} {percent(ratio)}" for kind, ratio in comparison.least_visible.items()]
-        lines += _labelled("power", f"smallest change seen with 95 % probability: {listed(parts)}")
+        lines += labelled("power", f"smallest change seen with 95 % probability: {listed(parts)}")
     for reason in comparison.not_compared:
-        lines += _labelled("left out", f"not compared: {reason}")
+        lines += labelled("left out", f"not compared: {reason}")
     for note in comparison.notes:
-        lines += _labelled("note", note)
+        lines += labelled("note", note)
     return lines
-
-
-def _labelled(label: str, text: str) -> list[str]:
-    start = f"   {label:<{LABEL}}"
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=start,
-        subsequent_indent=" " * len(start),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -79,7 +79,7 @@ def compare(before: Side, after: Side, min_change: float = 1.03) -> Comparison:
     ranks = list(rank_measures(before, after)) if shared.ranks else []
     least = float(np.log(min_change))
     slow = {rank for one in ranks if abs(one.effect) >= least for rank in one.ranks}
-    slow |= {rank for side in (before, after) for rank in _suspects(side)}
+    slow.update(*(_suspects(side) for side in (before, after)))
     measures = step_measures(before, after) if shared.iterations else []
     measures += [*role_measures(before, after, shared, slow), *ranks]
     measures += link_measures(before, after)
@@ -101,9 +101,8 @@ def compare(before: Side, after: Side, min_change: float = 1.03) -> Comparison:
     )
 
 
-def _suspects(side: Side) -> set[int]:
-    workers = side.members.workers
-    return {rank for row in np.flatnonzero(side.examined.suspects) for rank in workers[row]}
+def _suspects(side: Side) -> tuple[int, ...]:
+    return side.members.ranks_of(np.flatnonzero(side.examined.suspects))
 
 
 def _changes(measures: list[Measure], least: float) -> list[Change]:
@@ -168,17 +167,15 @@ def _share_changes(before: Side, after: Side) -> Iterable[ShareChange]:
 
 
 def _notes(before: Side, after: Side) -> Iterable[str]:
-    for side, which in ((before, "before"), (after, "after")):
+    sides = {"before": before, "after": after}
+    for which, side in sides.items():
         number = len(side.examined.seen.iterations)
         if number < LEAST_ITERATIONS:
             yield (
                 f"{which}: {number} judged iterations say nothing about their noise, so no change "
                 f"can be told; trace {LEAST_ITERATIONS} at least, better 10"
             )
-    missing = {
-        which: side.examined.report.completeness.get("missing_ranks")
-        for side, which in ((before, "before"), (after, "after"))
-    }
-    for which, ranks in missing.items():
+    for which, side in sides.items():
+        ranks = side.examined.report.completeness.get("missing_ranks")
         if isinstance(ranks, list) and ranks:
             yield f"{which}: {len(ranks)} ranks were not recorded and are not compared"

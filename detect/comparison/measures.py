@@ -377,11 +377,9 @@ def comparable(before: Side, after: Side) -> Comparable:
         )
     elif old.order != new.order:
         reasons.append(f"ranks: their order differs ({old.order} before, {new.order} after)")
-    same_passes = _same_passes(before, after)
-    if not same_passes:
-        reasons.append(
-            f"iterations: {_num_passes(before)} microbatches before, {_num_passes(after)} after"
-        )
+    passes = _num_passes(before), _num_passes(after)
+    if passes[0] != passes[1]:
+        reasons.append(f"iterations: {passes[0]} microbatches before, {passes[1]} after")
     old_roles, new_roles = (_roles(side, differing) for side in (before, after))
     heavier = _other_layers(old_roles, new_roles)
     if heavier:
@@ -404,7 +402,7 @@ def comparable(before: Side, after: Side) -> Comparable:
     same_ranks = not differing and old.order == new.order
     return Comparable(
         roles=tuple(shared),
-        iterations=not differing and same_passes and not heavier,
+        iterations=not differing and passes[0] == passes[1] and not heavier,
         ranks=same_ranks and not heavier,
         reasons=tuple(reasons),
     )
@@ -418,10 +416,6 @@ def _sizes(layout: Layout) -> str:
 def _num_passes(side: Side) -> int:
     microbatch = side.examined.seen.work.microbatch
     return int(microbatch.max()) + 1 if len(microbatch) else 0
-
-
-def _same_passes(before: Side, after: Side) -> bool:
-    return _num_passes(before) == _num_passes(after)
 
 
 def _roles(side: Side, differing: list[str]) -> dict[Role, RoleTimes]:
@@ -495,7 +489,11 @@ def side_of_op_table(name: str, path: Path, settings: DetectorSettings) -> Side:
     return Side(name=name, examined=examined, roles=roles_of_observations(examined.seen))
 
 
-LOSSES = ("data loading", "garbage collection", "time outside operations")
+LOSSES = {
+    "data loading": Cause.LOADER,
+    "garbage collection": Cause.GC,
+    "time outside operations": Cause.HOST,
+}
 LEAST_SHARE = 0.002
 """Operations that take less of an iteration are not worth a line."""
 ENOUGH_RANKS = 4
@@ -643,9 +641,9 @@ def _against_fleet(
 
 def _loss_measures(before: Side, after: Side, rows: tuple[Integers, Integers]) -> Iterator[Measure]:
     """Compare loading, collection and gaps as shares of the iteration, by rank and for all."""
-    for number, name in enumerate(LOSSES):
+    for name, cause in LOSSES.items():
         lost = [
-            _losses(side.examined.seen)[number][own]
+            side.examined.seen.lost(cause)[own]
             for side, own in zip((before, after), rows, strict=True)
         ]
         steps = [float(np.median(side.examined.seen.iteration_ns)) for side in (before, after)]
@@ -662,10 +660,6 @@ def _loss_measures(before: Side, after: Side, rows: tuple[Integers, Integers]) -
         found = _measures(moved, Quantity.LOSS, names, (times[0], times[1]))
         for row, measure in _by_row(found, moved):
             yield _ranked(measure, before, after, (int(rows[0][row]), int(rows[1][row])))
-
-
-def _losses(seen: Observations) -> tuple[Floats, Floats, Floats]:
-    return seen.lost(Cause.LOADER), seen.lost(Cause.GC), seen.lost(Cause.HOST)
 
 
 def _fleet_loss(name: str, fleet: list[Floats], steps: list[float]) -> list[Measure]:
@@ -698,14 +692,15 @@ def link_measures(before: Side, after: Side) -> Iterator[Measure]:
         return
     error_ns = max(_clock_error_ns(side) for side in (before, after))
     least_ns = LEAST_SHARE * float(np.median(before.examined.seen.iteration_ns))
-    for kind in sorted(set(_kinds(old)) & set(_kinds(new))):
-        rows = _kinds(old)[kind], _kinds(new)[kind]
+    old_rows, new_rows = _rows_by_kind(old), _rows_by_kind(new)
+    for kind in sorted(set(old_rows) & set(new_rows)):
+        rows = old_rows[kind], new_rows[kind]
         largest = max(float(old.total_ns[rows[0]].max()), float(new.total_ns[rows[1]].max()))
         if largest >= least_ns:
             yield from _of_kind(kind, (old, new), rows, error_ns)
 
 
-def _kinds(transfers: Transfers) -> dict[str, Integers]:
+def _rows_by_kind(transfers: Transfers) -> dict[str, Integers]:
     rows: dict[str, list[int]] = {}
     for row, kind in enumerate(transfers.kind.tolist()):
         rows.setdefault(transfers.kinds[kind], []).append(row)

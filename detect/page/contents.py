@@ -40,6 +40,7 @@ from detect.page.figures import (
 from detect.page.strip import critical_strip
 from detect.report import Cause, Finding, Owner, Report, Verdict
 from detect.text import (
+    OWNER_WORDS,
     confidence,
     counted,
     milliseconds,
@@ -49,7 +50,7 @@ from detect.text import (
     times,
 )
 from detect.thresholds import COSTS
-from detect.whatif.savings import Saving
+from detect.whatif.savings import HOURS_A_DAY, Saving
 from detect.whatif.slowness import WhatIf
 from megascan.errors import MissingError, listed
 from megascan.header import Json, RankHeader
@@ -62,16 +63,10 @@ MOST_LETTERS_IN_A_FIGURE = 12
 MOST_RANKS_IN_A_HEADLINE = 2
 MOST_DEVICES = 2
 """Findings of more ranks do not list their devices."""
-HOURS_A_DAY = 24.0
 IN_ALL = "in all traced iterations"
 """What a headline says when the finding was there all the time."""
 ENOUGH_ITERATIONS = 10
 """Fewer traced iterations see large slowdowns only."""
-OWNER_WORDS = {
-    Owner.NODE: "the node: look at this hardware",
-    Owner.JOB: "the job itself: its partition, data or settings",
-    Owner.UNDECIDED: "undecided",
-}
 VERDICT_WORDS = {
     Verdict.DEGRADED: "degraded: a node is at fault",
     Verdict.JOB: "no node is at fault: it is the job",
@@ -396,8 +391,7 @@ def _finding_facts(finding: Finding, *, is_first: bool) -> list[Fact]:
 
 
 def _iterations(finding: Finding) -> str:
-    episodes = finding.episodes or ((finding.first_iteration, finding.last_iteration),)
-    text = listed(f"{first} to {last}" for first, last in episodes)
+    text = listed(f"{first} to {last}" for first, last in finding.stretches)
     return f"{text} (slower in {100 * finding.share_of_iterations:.0f} % of them)"
 
 
@@ -482,7 +476,7 @@ def _trust(report: Report) -> Iterable[Fact]:
             yield Fact(name, f"{complete[key]:,} spans left out")
     recorded, missing = complete.get("ranks"), complete.get("missing_ranks")
     if isinstance(recorded, list):
-        text = f"{len(recorded):,} rank{'' if len(recorded) == 1 else 's'} recorded"
+        text = f"{counted(len(recorded), 'rank')} recorded"
         if isinstance(missing, list) and missing:
             text += f", {len(missing):,} missing: {listed(missing)}"
         yield Fact("complete", text)

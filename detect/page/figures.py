@@ -10,8 +10,8 @@ iterations (a point). Example: 1,024 ranks and 200 iterations become 39 points, 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ MOST_LINES = 4
 FEW_PEERS = 5
 """With fewer peers the band spans all of them, otherwise the middle 80 %."""
 NS_PER_MS = 1e6
+COMPUTE_OF_A_RANK = "compute of a rank in an iteration"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +77,8 @@ def _rank(finding: Finding, examined: Examination) -> Series | None:
         quantity, unit = QUANTITIES[finding.cause], "ms"
     else:
         values, quantity, unit = np.exp(examined.slowness), "compute, relative to its peers", "x"
-    peers = _peers(examined, rows)
-    names = [f"rank {seen.members.workers[row][0]}" for row in rows[:MOST_LINES]]
-    return _drawn(examined, values, (rows[:MOST_LINES], names), peers, (quantity, unit))
+    lines = _lines_of_ranks(examined, values, rows)
+    return _drawn(examined, quantity, lines, values[_peers(examined, rows)], unit=unit)
 
 
 def _passes_are_slow(finding: Finding, examined: Examination, rows: Integers) -> bool:
@@ -88,9 +88,7 @@ def _passes_are_slow(finding: Finding, examined: Examination, rows: Integers) ->
 
 
 def _rows(examined: Examination, ranks: tuple[int, ...]) -> Integers:
-    named = set(ranks)
-    workers = examined.seen.members.workers
-    return np.array([row for row, own in enumerate(workers) if named & set(own)], dtype=np.int64)
+    return np.array(examined.seen.members.rows_with(ranks), dtype=np.int64)
 
 
 def _peers(examined: Examination, rows: Integers) -> Integers:
@@ -102,22 +100,32 @@ def _peers(examined: Examination, rows: Integers) -> Integers:
     return np.flatnonzero(same if same.any() and not examined.across_stages else free)
 
 
+def _lines_of_ranks(
+    examined: Examination, values: Floats, rows: Integers
+) -> tuple[tuple[str, Floats], ...]:
+    """Return the first rows' values as lines, each by the name of the row's first rank."""
+    workers = examined.seen.members.workers
+    return tuple((f"rank {workers[row][0]}", values[row]) for row in rows[:MOST_LINES].tolist())
+
+
 def _drawn(
     examined: Examination,
-    values: Floats,
-    own: tuple[Integers, list[str]],
-    peers: Integers,
-    what: tuple[str, str],
+    quantity: str,
+    lines: Iterable[tuple[str, Floats]],
+    peers: Floats,
+    *,
+    unit: str = "ms",
+    peer: str = "peer",
 ) -> Series:
-    rows, names = own
-    low, high = _band_of_peers(values[peers])
+    """Return lines next to the median and the band of their `peers`, (peer, iteration)."""
+    low, high = _band_of_peers(peers)
     return Series(
-        quantity=what[0],
-        unit=what[1],
+        quantity=quantity,
+        unit=unit,
         iterations=examined.seen.iterations,
-        lines=tuple((name, values[row]) for row, name in zip(rows, names, strict=True)),
-        peers_name=f"{len(peers)} peer{'' if len(peers) == 1 else 's'}",
-        peers=robust.median(values[peers], axis=0),
+        lines=tuple(lines),
+        peers_name=f"{len(peers)} {peer}{'' if len(peers) == 1 else 's'}",
+        peers=robust.median(peers, axis=0),
         peers_low=low,
         peers_high=high,
     )
@@ -147,17 +155,12 @@ def _stage(finding: Finding, examined: Examination) -> Series | None:
     rows = _rows(examined, finding.ranks)
     if not len(rows) or len(stages) < 2:
         return None
-    own = np.flatnonzero(np.isin(stages, members.stage[rows]))
-    names = [f"stage PP{int(stages[row])}" for row in own]
-    others = np.setdiff1d(np.arange(len(stages)), own)
-    drawn = _drawn(
-        examined,
-        busy / NS_PER_MS,
-        (own, names),
-        others,
-        ("compute of a rank in an iteration", "ms"),
-    )
-    return replace(drawn, peers_name=f"{len(others)} other stage{'' if len(others) == 1 else 's'}")
+    own = np.isin(stages, members.stage[rows])
+    lines = [
+        (f"stage PP{stage}", values / NS_PER_MS)
+        for stage, values in zip(stages[own].tolist(), busy[own], strict=True)
+    ]
+    return _drawn(examined, COMPUTE_OF_A_RANK, lines, busy[~own] / NS_PER_MS, peer="other stage")
 
 
 def _replicas(examined: Examination) -> Series:
@@ -170,11 +173,9 @@ def _replicas(examined: Examination) -> Series:
             for replica in replicas
         ]
     )
-    values = np.vstack([np.nanmax(np.nan_to_num(busy), axis=0)[None], busy]) / NS_PER_MS
-    rows = np.arange(1, len(values))
-    own = (np.zeros(1, dtype=np.int64), ["longest replica of the iteration"])
-    drawn = _drawn(examined, values, own, rows, ("compute of a rank in an iteration", "ms"))
-    return replace(drawn, peers_name=f"{len(replicas)} replicas")
+    longest = np.nan_to_num(busy).max(axis=0) / NS_PER_MS
+    lines = [("longest replica of the iteration", longest)]
+    return _drawn(examined, COMPUTE_OF_A_RANK, lines, busy / NS_PER_MS, peer="replica")
 
 
 def _link(finding: Finding, examined: Examination) -> Series | None:
@@ -186,16 +187,15 @@ def _link(finding: Finding, examined: Examination) -> Series | None:
     if not len(slow) or not len(equal):
         return _late_exits(finding, examined)
     values = np.asarray(transfers.transfer_ns / NS_PER_MS)
-    names = [f"ranks {' and '.join(map(str, transfers.members[row][:2]))}" for row in slow]
-    names = [
-        name if len(transfers.members[row]) == 2 else f"group of rank {transfers.members[row][0]}"
-        for name, row in zip(names, slow, strict=True)
-    ]
-    kind = transfers.kinds[int(transfers.kind[slow[0]])]
-    drawn = _drawn(examined, values, (slow, names), equal, (f"transfer, {kind}", "ms"))
-    return replace(
-        drawn, peers_name=f"{len(equal)} equal connection{'' if len(equal) == 1 else 's'}"
-    )
+    lines = [(_name_of_connection(transfers.members[row]), values[row]) for row in slow.tolist()]
+    quantity = f"transfer, {transfers.kinds[int(transfers.kind[slow[0]])]}"
+    return _drawn(examined, quantity, lines, values[equal], peer="equal connection")
+
+
+def _name_of_connection(ranks: tuple[int, ...]) -> str:
+    if len(ranks) == 2:
+        return f"ranks {ranks[0]} and {ranks[1]}"
+    return f"group of rank {ranks[0]}"
 
 
 def _connections(transfers: Transfers, ranks: set[int]) -> tuple[Integers, Integers]:
@@ -230,10 +230,9 @@ def _late_exits(finding: Finding, examined: Examination) -> Series | None:
     transfers, rows = examined.seen.transfers, _rows(examined, finding.ranks)
     if transfers is None or not len(rows):
         return None
-    names = [f"rank {examined.seen.members.workers[row][0]}" for row in rows[:MOST_LINES]]
-    what = (QUANTITIES[Cause.LINK], "ms")
-    own = (rows[:MOST_LINES], names)
-    return _drawn(examined, transfers.late_ns / NS_PER_MS, own, _peers(examined, rows), what)
+    values = transfers.late_ns / NS_PER_MS
+    lines = _lines_of_ranks(examined, values, rows)
+    return _drawn(examined, QUANTITIES[Cause.LINK], lines, values[_peers(examined, rows)])
 
 
 SHADE_EDGES = (0.90, 0.95, 0.97, 1.03, 1.05, 1.10, 1.20, 1.50)

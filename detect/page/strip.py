@@ -93,8 +93,8 @@ def critical_strip(
     chosen = culprits[:MOST_CULPRITS]
     victims = _victims(spans, culprits)
     shown = [*chosen, *(rank for rank in victims if rank not in chosen)]
-    path, step = _path_of(replay, iteration)
-    on_path = [] if path is None or step is None else _most_on_path(path, step)
+    found = _path_of(replay, iteration)
+    on_path = _most_on_path(*found) if found else []
     shown += [rank for rank in on_path if rank not in shown]
     lanes: list[Json] = [
         {
@@ -107,15 +107,15 @@ def critical_strip(
     ]
     return {
         "iteration": iteration,
-        "length_us": round(int(spans.end.max()) / 1e3, 1),
+        "length_us": _microseconds(spans.end.max()),
         "num_ranks": len(timeline.headers),
         "chosen_by": _words_for(bool(chosen), bool(on_path)),
         "who": ranks_text(tuple(chosen)) if chosen else "",
         "at": f"{shown[0]}:{iteration}",
         "lanes": lanes,
         "arrivals": _arrivals(spans, shown, set(culprits)),
-        "path": [] if path is None or step is None else _path_lines(path, step, shown, spans),
-        "made_of": "" if path is None or step is None else made_of(path, step),
+        "path": _path_lines(*found, shown, spans) if found else [],
+        "made_of": made_of(*found) if found else "",
     }
 
 
@@ -125,12 +125,10 @@ def _words_for(has_culprits: bool, has_path: bool) -> str:
     return listed([*words, *(["longest on the critical path"] if has_path else [])])
 
 
-def _path_of(
-    replay: Replay | None, iteration: int
-) -> tuple[CriticalPath, StepPath] | tuple[None, None]:
-    """Return all paths and the path of an iteration; None twice if the replay does not hold it."""
+def _path_of(replay: Replay | None, iteration: int) -> tuple[CriticalPath, StepPath] | None:
+    """Return all paths and the path of an iteration; None if the replay does not hold it."""
     if replay is None or iteration not in replay.steps:
-        return None, None
+        return None
     path = critical_path(replay)
     return path, next(step for step in path.steps if step.iteration == iteration)
 
@@ -157,8 +155,8 @@ def _path_lines(path: CriticalPath, step: StepPath, shown: list[int], spans: _Sp
     return [
         [
             shown.index(int(ranks[first[row]])),
-            round(int(starts[row]) / 1e3, 1),
-            round(int(ends[row] - starts[row]) / 1e3, 1),
+            _microseconds(starts[row]),
+            _microseconds(ends[row] - starts[row]),
         ]
         for row in rows[np.sort(longest)].tolist()
     ]
@@ -169,9 +167,11 @@ def _longest_iteration(seen: Observations, finding: Finding | None) -> int | Non
         return None
     active = np.ones(len(seen.iterations), dtype=np.bool_)
     if finding is not None:
-        episodes = finding.episodes or ((finding.first_iteration, finding.last_iteration),)
         active = np.logical_or.reduce(
-            [(seen.iterations >= first) & (seen.iterations <= last) for first, last in episodes]
+            [
+                (seen.iterations >= first) & (seen.iterations <= last)
+                for first, last in finding.stretches
+            ]
         )
     rows = np.flatnonzero(active)
     if not len(rows):
@@ -230,7 +230,7 @@ def _arrivals(spans: _Spans, shown: list[int], culprits: set[int]) -> list[Json]
         [
             shown.index(reached[int(spans.match[row])]),
             shown.index(int(spans.rank[row])),
-            round(int(spans.start[row] + spans.wait[row]) / 1e3, 1),
+            _microseconds(spans.start[row] + spans.wait[row]),
         ]
         for row in waiting[:MOST_ARRIVALS]
     ]
@@ -300,5 +300,10 @@ def _joined(spans: _Spans, rows: Integers, share: str) -> list[Json]:
 def _piece(
     share: str, name: str, times: tuple[np.int64 | int, np.int64 | int], overlapped: bool = False
 ) -> list[Json]:
-    start, end = int(times[0]), int(times[1])
-    return [share, name, round(start / 1e3, 1), round((end - start) / 1e3, 1), int(overlapped)]
+    start, end = times
+    return [share, name, _microseconds(start), _microseconds(end - start), int(overlapped)]
+
+
+def _microseconds(time_ns: np.int64 | int) -> float:
+    """Return a time as the page's script gets it: µs, to a tenth."""
+    return round(int(time_ns) / 1e3, 1)

@@ -21,7 +21,7 @@ from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import InputError, MegaScanError
 from megascan.header import Json
 
-_HOURS_A_DAY = 24.0
+HOURS_A_DAY = 24.0
 UNSEEN_WAITS = (HOST, OPTIMIZER)
 """Types of local work that may hold waiting for others."""
 
@@ -66,7 +66,7 @@ class Saving:
     @property
     def gpu_hours_per_day(self) -> float:
         """Return the GPU-hours that a day of this job loses to these ranks."""
-        return self.gpu_hours_per_hour * _HOURS_A_DAY
+        return self.gpu_hours_per_hour * HOURS_A_DAY
 
     def to_json(self) -> dict[str, Json]:
         """Return one element of the JSON's `savings`."""

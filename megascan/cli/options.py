@@ -311,9 +311,7 @@ def marks_of(report: Report, ends: pa.Table) -> list[Mark]:
     marks = []
     for finding in report.findings:
         for rank in finding.ranks:
-            for first, last in finding.episodes or [
-                (finding.first_iteration, finding.last_iteration)
-            ]:
+            for first, last in finding.stretches:
                 inside = (ranks == rank) & (iterations >= first) & (iterations <= last)
                 if np.any(inside):
                     marks.append(_mark(finding, rank, starts[inside].min(), ends[inside].max()))
