@@ -76,6 +76,8 @@ from megascan.export.tracks import (
     Mark,
     drawn_rows,
     group_titles,
+    iteration_keys,
+    places_among,
     rank_order,
     rank_title,
     track_number,
@@ -241,10 +243,10 @@ def _rank_iterations(drawing: Drawing) -> tuple[pa.Table, Floats]:
     shares = np.full(spans.num_rows, float(NOT_APPLICABLE))
     for curve in drawing.counters:
         if curve.name == WAIT_SHARE and len(curve.value):
-            known = (curve.rank << 32) + curve.iteration
-            wanted = (numbers(spans, "rank") << 32) + numbers(spans, "iteration")
-            place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-            shares = np.where(known[place] == wanted, curve.value[place] / 100, shares)
+            known = iteration_keys(curve.rank, curve.iteration)
+            wanted = iteration_keys(numbers(spans, "rank"), numbers(spans, "iteration"))
+            place = places_among(known, wanted)
+            shares = np.where(place >= 0, curve.value[place] / 100, shares)
     return spans, shares
 
 

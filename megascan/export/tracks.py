@@ -32,7 +32,7 @@ known size and a transfer above 0: 8 MB in 2 ms and 4 MB in 1 ms are 12 MB / 3 m
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -358,6 +358,16 @@ class Counter:
     time_ns: Integers
     value: Floats
 
+    def at(self, chosen: Flags | Integers) -> Counter:
+        """Return the curve with the chosen values only, in the order in which they are chosen."""
+        return replace(
+            self,
+            rank=self.rank[chosen],
+            iteration=self.iteration[chosen],
+            time_ns=self.time_ns[chosen],
+            value=self.value[chosen],
+        )
+
 
 @dataclass(frozen=True)
 class _Iterations:
@@ -375,7 +385,7 @@ def make_counters(spans: pa.Table) -> tuple[Counter, ...]:
     spans = spans.select(_COLUMNS)
     iterations = _iteration_spans(spans)
     talk = spans.filter(pa.array(equals(spans, "kind", *map(str, COMMUNICATION_KINDS))))
-    place = _place(talk, iterations)
+    place = places_among(iterations.key, _keys(talk))
     curves = [_wait_share(talk, place, iterations)]
     curves += [_bandwidth(talk, place, iterations, kind) for kind in COMMUNICATION_KINDS]
     return tuple(curves)
@@ -385,27 +395,31 @@ def joined_counters(parts: Sequence[tuple[Counter, ...]]) -> tuple[Counter, ...]
     """Join the curves of all shards, ordered by rank; curves without values are left out."""
     found = []
     for curves in zip(*parts, strict=True):
-        rank, iteration, time_ns, value = (
+        columns = (
             np.concatenate([getattr(one, name) for one in curves])
             for name in ("rank", "iteration", "time_ns", "value")
         )
-        order = np.lexsort((iteration, rank))
-        if len(order):
-            found.append(
-                Counter(
-                    curves[0].name,
-                    curves[0].unit,
-                    rank[order],
-                    iteration[order],
-                    time_ns[order],
-                    value[order],
-                )
-            )
+        whole = Counter(curves[0].name, curves[0].unit, *columns)
+        if len(whole.value):
+            found.append(whole.at(np.lexsort((whole.iteration, whole.rank))))
     return tuple(found)
 
 
+def iteration_keys(rank: Integers, iteration: Integers) -> Integers:
+    """Return one number for each rank and iteration, in the order of both."""
+    return (rank << 32) + iteration
+
+
+def places_among(known: Integers, wanted: Integers) -> Integers:
+    """Return the place of each wanted key among the known keys, ascending; -1 for none."""
+    if not len(known):
+        return np.full(len(wanted), -1, dtype=np.int64)
+    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    return np.where(known[place] == wanted, place, -1)
+
+
 def _keys(spans: pa.Table) -> Integers:
-    return (numbers(spans, "rank") << 32) + numbers(spans, "iteration")
+    return iteration_keys(numbers(spans, "rank"), numbers(spans, "iteration"))
 
 
 def _iteration_spans(spans: pa.Table) -> _Iterations:
@@ -419,15 +433,6 @@ def _iteration_spans(spans: pa.Table) -> _Iterations:
         numbers(table, "start_ns"),
         numbers(table, "duration_ns"),
     )
-
-
-def _place(talk: pa.Table, iterations: _Iterations) -> Integers:
-    """Return (span,) the row of the iteration that a span belongs to, -1 for no iteration."""
-    if not len(iterations.key):
-        return np.full(talk.num_rows, -1, dtype=np.int64)
-    key = _keys(talk)
-    place = np.minimum(np.searchsorted(iterations.key, key), len(iterations.key) - 1)
-    return np.where(iterations.key[place] == key, place, -1)
 
 
 def _wait_share(talk: pa.Table, place: Integers, iterations: _Iterations) -> Counter:
@@ -657,11 +662,4 @@ def _selected(curve: Counter, selection: Selection) -> Counter:
         chosen &= np.isin(curve.rank, sorted(selection.ranks))
     if selection.iterations is not None:
         chosen &= np.isin(curve.iteration, sorted(selection.iterations))
-    return Counter(
-        curve.name,
-        curve.unit,
-        curve.rank[chosen],
-        curve.iteration[chosen],
-        curve.time_ns[chosen],
-        curve.value[chosen],
-    )
+    return curve.at(chosen)
