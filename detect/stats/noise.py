@@ -115,16 +115,14 @@ class Noise:
 
     def level_p_value(self, effect: Floats, num_iterations: float) -> Floats:
         """Return the one-sided probability that levels of healthy ranks reach `effect`."""
-        error, degrees = self.level_error(num_iterations), self.level_degrees(num_iterations)
-        by_spread = special.stdtr(degrees, -np.nan_to_num(effect / error))
-        if not np.isfinite(self.most):
-            return np.asarray(by_spread)
-        bounded = replace(self, between=self.most, between_degrees=NOISE.max_degrees)
-        error = bounded.level_error(num_iterations)
-        by_bound = special.stdtr(
-            bounded.level_degrees(num_iterations), -np.nan_to_num(effect / error)
-        )
-        return np.asarray(np.minimum(by_spread, by_bound))
+        p_values = [
+            special.stdtr(
+                one.level_degrees(num_iterations),
+                -np.nan_to_num(effect / one.level_error(num_iterations)),
+            )
+            for one in self._as_seen_and_bounded()
+        ]
+        return np.asarray(np.minimum.reduce(p_values))
 
     def detectable(self, num_iterations: float, p_value: float, power: float) -> float:
         """Return the least lasting effect that has this p-value with probability `power`.
@@ -133,15 +131,18 @@ class Noise:
 
         the usual formula (Bloom 1995, Evaluation Review 19(5)) with the t law's quantiles.
         """
-        forms = [self]
-        if np.isfinite(self.most):
-            forms.append(replace(self, between=self.most, between_degrees=NOISE.max_degrees))
         least = float("inf")
-        for one in forms:
+        for one in self._as_seen_and_bounded():
             degrees = one.level_degrees(num_iterations)
             reach = special.stdtrit(degrees, power) - special.stdtrit(degrees, p_value)
             least = min(least, float(np.median(reach * one.level_error(num_iterations))))
         return least
+
+    def _as_seen_and_bounded(self) -> tuple[Noise, ...]:
+        """Return this noise and, if there is a bound, that of ranks that differ by `most`."""
+        if not np.isfinite(self.most):
+            return (self,)
+        return self, replace(self, between=self.most, between_degrees=NOISE.max_degrees)
 
     def change_p_value(self, score: Floats | float) -> Floats:
         """Return the one-sided probability of changes of `score` standard errors or more."""
@@ -235,14 +236,11 @@ def _between(sound: Floats, explained: float, usual: Usual) -> tuple[float, floa
     """
     level = robust.centre(sound)
     level = level[np.isfinite(level)]
-    weight = max(0.0, NOISE.inner_efficiency * len(level) - 1.0)
-    seen = 0.0
+    seen = weight = 0.0
     if len(level) > 2:  # two ranks mirror each other: their one distance is what is in question
-        seen = float(np.quantile(np.abs(level), NOISE.inner_share)) / float(
-            special.ndtri(0.5 + NOISE.inner_share / 2)
-        )
-    else:
-        weight = 0.0
+        inner = float(np.quantile(np.abs(level), NOISE.inner_share))
+        seen = inner / float(special.ndtri(0.5 + NOISE.inner_share / 2))
+        weight = max(0.0, NOISE.inner_efficiency * len(level) - 1.0)
     own = max(seen**2 - explained, 0.0)
     # where ranks differ by far more than is usual, what is usual says little
     far = (NOISE.believed_times * usual.spread) ** 2 / max(own, 1e-12)

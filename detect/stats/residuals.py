@@ -25,7 +25,7 @@ import numpy as np
 from detect.observe.observations import BACKWARD, FORWARD, Members, Work
 from detect.stats import robust
 from detect.thresholds import DATA, ROBUST
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Flags, Floats, Integers, combine
 
 
 @dataclass(frozen=True)
@@ -274,11 +274,8 @@ def _slope(cause: Floats, outcome: Floats) -> float:
     x, y = cause[use], centred[use]
     if len(x) < DATA.min_samples or not x.any() or not y.any():
         return 0.0
-    limit_x, limit_y = (
-        DATA.max_sigmas * robust.spread(x) + 1e-12,
-        DATA.max_sigmas * robust.spread(y) + 1e-12,
-    )
-    x, y = np.clip(x, -limit_x, limit_x), np.clip(y, -limit_y, limit_y)
+    limits = [DATA.max_sigmas * robust.spread(one) + 1e-12 for one in (x, y)]
+    x, y = np.clip(x, -limits[0], limits[0]), np.clip(y, -limits[1], limits[1])
     correlation = float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
     return float((x * y).sum() / (x * x).sum()) if correlation > DATA.min_correlation else 0.0
 
@@ -292,7 +289,7 @@ def _position_effect(by_phase: Floats, members: Members, excluded: Flags) -> Flo
     """
     effect = np.zeros((*by_phase.shape[:2], 1))
     place = members.place
-    position = (place["tp"] * 1024 + place["cp"]) * 1024 + place["ep"]
+    position = combine(place["tp"], place["cp"], place["ep"])
     if len(np.unique(position)) < 2:
         return effect
     level = robust.median(by_phase, axis=2)
