@@ -17,7 +17,6 @@ from functools import partial
 import numpy as np
 
 from detect.observe.facts import Facts, facts_in, facts_of, joined
-from detect.observe.launches import launch_pace
 from detect.observe.observations import (
     Members,
     Observations,
@@ -29,7 +28,7 @@ from detect.observe.observations import (
     typical_readings,
 )
 from detect.observe.spans import Frame, Glance, SpanIndex, sums_by_cell
-from detect.observe.stalls import Collections, stalled_time, within_stalls
+from detect.observe.stalls import Collections, launch_pace, stalled_time, within_stalls
 from detect.observe.transfers import transfers_of
 from detect.observe.work import (
     OwnTimes,

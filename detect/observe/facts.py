@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from detect.observe.launches import Launches, launched_in_turn, launches_of
 from detect.observe.spans import (
     WORK_NAMES,
     Frame,
@@ -36,11 +35,14 @@ from detect.observe.spans import (
 from detect.observe.stalls import (
     Collections,
     Contents,
+    Launches,
     Pieces,
     Starved,
     collecting_time,
     contents_of,
+    launched_in_turn,
     launched_late,
+    launches_of,
     loading_time,
     starved,
 )
@@ -50,6 +52,7 @@ from detect.observe.work import (
     Gathers,
     Layers,
     Samples,
+    Unseen,
     entangled_in,
     entangling_modules,
     gathers_of,
@@ -391,15 +394,16 @@ def _joined_entangled(parts: Sequence[Entangled], outer: _Order) -> Entangled:
         kinds=kinds,
         kind=order.joined(kind),
         owner=order.joined(owner),
-        unseen=None
-        if not unseen
-        else replace(
-            unseen[0],
-            stands_in=order.joined([one.stands_in for one in unseen]),
-            held=order.joined([one.held for one in unseen]),
-            lost=outer.joined([one.lost for one in unseen]),
-            lost_ns=outer.joined([one.lost_ns for one in unseen]),
-        ),
+        unseen=_joined_unseen(unseen, order, outer) if unseen else None,
+    )
+
+
+def _joined_unseen(parts: Sequence[Unseen], modules: _Order, passes: _Order) -> Unseen:
+    return Unseen(
+        stands_in=modules.joined([part.stands_in for part in parts]),
+        held=modules.joined([part.held for part in parts]),
+        lost=passes.joined([part.lost for part in parts]),
+        lost_ns=passes.joined([part.lost_ns for part in parts]),
     )
 
 
@@ -453,4 +457,10 @@ class _Cells:
                 log_held_ns[rows[:, None], :, columns] = np.moveaxis(part.log_held_ns, 2, 1)
                 stopped_ns[rows] = part.stopped_ns
                 launching_ns[rows] = part.launching_ns
-        return Launches(kinds, log_ns, log_held_ns, stopped_ns, launching_ns)
+        return Launches(
+            kinds=kinds,
+            log_ns=log_ns,
+            log_held_ns=log_held_ns,
+            stopped_ns=stopped_ns,
+            launching_ns=launching_ns,
+        )

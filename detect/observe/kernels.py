@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.observe.launches import launch_pace, put_quick_steps
 from detect.observe.observations import (
     BACKWARD,
     FORWARD,
@@ -47,7 +46,7 @@ from detect.observe.spans import (
     unmatched_time,
     where_text,
 )
-from detect.observe.stalls import starved
+from detect.observe.stalls import launch_pace, put_quick_steps, starved
 from detect.observe.work import LAYER_NAMES
 from detect.report import Cause
 from detect.stats import robust

@@ -21,6 +21,7 @@ from megascan.arrays import (
     Floats,
     Integers,
     by_name,
+    combine,
     group_lengths,
     group_starts,
     lower_medians,
@@ -149,15 +150,13 @@ def _kinds(
     stages = {rank: header.coordinates.pp for rank, header in timeline.headers.items()}
     stage = np.array([min((stages.get(one, -1) for one in ranks), default=-1) for ranks in members])
     unsized = np.where(size < 0, stage[unit], -1)
-    kind = np.zeros(len(unit), dtype=np.int64)
-    for part in (axis, op_code, size, width[unit], crossed[unit], unsized):
-        values, code = np.unique(part, return_inverse=True)
-        kind = np.unique(kind * len(values) + code.reshape(-1), return_inverse=True)[1].reshape(-1)
-    first = np.unique(kind, return_index=True)[1].tolist()
+    together = combine(axis, op_code, size, width[unit], crossed[unit], unsized)
+    _, first, kind = np.unique(together, return_index=True, return_inverse=True)
     what = [
-        f"{axes[axis[one]]} {'message' if is_p2p[one] else op_texts[op_code[one]]}" for one in first
+        f"{axes[axis[one]]} {'message' if is_p2p[one] else op_texts[op_code[one]]}"
+        for one in first.tolist()
     ]
-    return kind.astype(np.int64), _named(what, size[first])
+    return kind.reshape(-1).astype(np.int64), _named(what, size[first])
 
 
 def bytes_text(size_bytes: float) -> str:

@@ -285,9 +285,8 @@ def layers_of(
         return None
     work = work_of(layers.samples, time_ns, shape)
     keys = work.phase * (work.microbatch.max() + 1) + work.microbatch
-    slots = np.unique(keys)
+    slots, first = np.unique(keys, return_index=True)
     by_slot = [robust.mean(work.log_ns[:, :, keys == key], axis=2) for key in slots]
-    first = [int(np.flatnonzero(keys == key)[0]) for key in slots]
     return Work(
         log_ns=np.stack(by_slot, axis=2), phase=work.phase[first], microbatch=work.microbatch[first]
     )
