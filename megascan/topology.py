@@ -142,6 +142,10 @@ class Layout:
             members.append(self.rank_of(Coordinates(**place)))
         return tuple(members)
 
+    def used(self, *axes: str) -> tuple[str, ...]:
+        """Return those of the given axes, in their order, that are larger than 1."""
+        return tuple(axis for axis in axes if getattr(self, axis) > 1)
+
     def to_json(self) -> dict[str, int | str]:
         """Return the layout as it stands in a rank file's header."""
         return asdict(self)
@@ -149,7 +153,7 @@ class Layout:
     def label(self, rank: int) -> str:
         """Return a rank's name from every axis above 1, DP first: `DP1 PP0 TP1`."""
         place = self.coordinates(rank)
-        axes = [axis for axis in ("dp", "pp", "cp", "ep", "tp") if getattr(self, axis) > 1]
+        axes = self.used("dp", "pp", "cp", "ep", "tp")
         return " ".join(f"{axis.upper()}{getattr(place, axis)}" for axis in axes) or "single rank"
 
 

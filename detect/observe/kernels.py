@@ -293,7 +293,7 @@ def _samples(index: SpanIndex, kernels: _Kernels) -> Floats:
     phase, time_ns = kernels.phase[rows], kernels.time_ns[rows]
     sequence = _numbered(kernels.sequence[rows], phase)
     kind = _numbered(sequence, kernels.kind[rows])
-    typical = _typical_ns(kind, time_ns)
+    typical = lower_medians(kind, time_ns)[1][kind]  # of two ranks, the faster one's
     op = phase * KERNELS.num_parts + _part_of_pass(sequence, kind, cell, typical)
     size = num_ranks * num_iterations * num_ops
     own = np.bincount(cell * num_ops + op, weights=time_ns, minlength=size)
@@ -303,13 +303,6 @@ def _samples(index: SpanIndex, kernels: _Kernels) -> Floats:
         log_ns = np.log(own / expected).reshape(-1, num_ops) + np.log(usual)
     log_ns[~np.isfinite(log_ns)] = np.nan
     return np.asarray(log_ns.reshape(num_ranks, num_iterations, num_ops))
-
-
-def _typical_ns(kind: Integers, time_ns: Floats) -> Floats:
-    """Return for each kernel the lower median of the durations of its kind: if two ranks run the
-    sequence, the faster rank's duration.
-    """
-    return lower_medians(kind, time_ns)[1][kind]
 
 
 def _part_of_pass(sequence: Integers, kind: Integers, cell: Integers, typical: Floats) -> Integers:

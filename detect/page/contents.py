@@ -59,6 +59,7 @@ from megascan.topology import Layout
 
 MOST_CHARTS = 12
 MOST_RUNS_NAMED = 24
+MOST_NAMED = 4
 MOST_LETTERS_IN_A_FIGURE = 12
 MOST_RANKS_IN_A_HEADLINE = 2
 MOST_DEVICES = 2
@@ -95,6 +96,14 @@ class PageInputs:
     why_no_whatif: str = ""
     timeline: Timeline | None = None
     look: str = ""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line of a table of facts."""
+
+    name: str
+    value: str
 
 
 @dataclass(frozen=True)
@@ -508,17 +517,6 @@ def _figures(inputs: PageInputs, findings: Sequence[Finding]) -> dict[str, Json]
     }
 
 
-MOST_NAMED = 4
-
-
-@dataclass(frozen=True)
-class Fact:
-    """One line of the table."""
-
-    name: str
-    value: str
-
-
 def facts_of_timeline(timeline: Timeline) -> tuple[Fact, ...]:
     """Return the facts of a traced run."""
     headers = list(timeline.headers.values())
@@ -547,11 +545,8 @@ def facts_of_op_table(seen: Observations) -> tuple[Fact, ...]:
 
 
 def _layout(layout: Layout) -> str:
-    sizes = [
-        f"{axis.upper()} {getattr(layout, axis)}"
-        for axis in ("dp", "pp", "vpp", "cp", "ep", "tp")
-        if getattr(layout, axis) > 1
-    ]
+    used = layout.used("dp", "pp", "vpp", "cp", "ep", "tp")
+    sizes = [f"{axis.upper()} {getattr(layout, axis)}" for axis in used]
     return " × ".join(sizes) or "a single rank"
 
 

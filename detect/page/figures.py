@@ -327,7 +327,7 @@ def rank_columns(examined: Examination, shares: Shares, findings: Sequence[Findi
     used = np.flatnonzero(shares.ratio.max(axis=0, initial=0.0) >= 0.0005)
     names = [shares.names[one] for one in used]
     return {
-        "names": [_joined(workers) for workers in members.workers],
+        "names": ["+".join(map(str, workers)) for workers in members.workers],
         "first": [int(workers[0]) for workers in members.workers],
         "places": list(members.labels),
         "hosts": list(hosts),
@@ -344,10 +344,6 @@ def rank_columns(examined: Examination, shares: Shares, findings: Sequence[Findi
         "share_names": [[name, MEANINGS[name]] for name in names],
         "shares": _packed(_of_rows(members, shares)[:, used] * 1000),
     }
-
-
-def _joined(ranks: tuple[int, ...]) -> str:
-    return "+".join(map(str, ranks))
 
 
 def _of_rows(members: Members, shares: Shares) -> Floats:

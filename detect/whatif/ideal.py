@@ -63,23 +63,23 @@ def ideal_timeline(replay: Replay, source: Timeline | None = None) -> Timeline:
     `source` is the timeline that was replayed, for its headers; an op table has none, and gets
     plain ones.
     """
-    start, end = _times(replay)
-    layout = source.layout if source is not None else _plain_layout(replay)
-    ranks = replay.ranks if source is not None else _plain_ranks(replay)
-    drawn = [_drawn(node) for node in replay.graph.nodes]
-    shown = np.flatnonzero(end > start)
-    origin = source.origin_ns if source is not None else 0
-    spans = _spans(replay, ranks, (start, end), shown, drawn, origin_ns=origin)
-    headers = source.headers if source is not None else _plain_headers(layout, ranks)
+    if source is None:  # an op table holds one rank of each TP group: they are numbered from 0
+        layout = Layout(dp=replay.num_lanes, pp=replay.graph.num_stages)
+        ranks = np.arange(replay.ranks.size).reshape(replay.ranks.shape)
+        run_id, headers, origin_ns = "ideal", _plain_headers(layout, ranks), 0
+    else:
+        layout, ranks = source.layout, replay.ranks
+        run_id, headers, origin_ns = f"{source.run_id} ideal", source.headers, source.origin_ns
+    spans = _spans(replay, ranks, origin_ns)
     return Timeline(
-        run_id=f"{source.run_id} ideal" if source is not None else "ideal",
+        run_id=run_id,
         layout=layout,
         headers=headers,
         spans=spans,
         windows={},
         clocks={},
         clock_method="replayed; all ranks on one clock",
-        origin_ns=origin,
+        origin_ns=origin_ns,
         completeness=Completeness(
             world_size=layout.world_size,
             ranks=tuple(sorted(ranks.ravel().tolist())),
@@ -117,18 +117,12 @@ def _drawn(node: Node) -> _Drawn:
     return _Drawn(Kind.COLLECTIVE, node.optype, Track.COMMUNICATION, op=node.optype)
 
 
-def _spans(
-    replay: Replay,
-    ranks: Integers,
-    times: tuple[Floats, Floats],
-    shown: Integers,
-    drawn: list[_Drawn],
-    *,
-    origin_ns: int,
-) -> pa.Table:
+def _spans(replay: Replay, ranks: Integers, origin_ns: int) -> pa.Table:
     """Return all spans, ordered by (rank, start), one row for each (step, node, lane)."""
-    graph = replay.graph
-    nodes, looks = [graph.nodes[n] for n in shown], [drawn[n] for n in shown]
+    graph, times = replay.graph, _times(replay)
+    shown = np.flatnonzero(times[1] > times[0])
+    nodes = [graph.nodes[n] for n in shown]
+    looks = [_drawn(node) for node in nodes]
     shape = (len(replay.steps), len(shown), replay.num_lanes)
 
     def spread(values: npt.ArrayLike) -> Integers:
@@ -191,16 +185,7 @@ def _matches(graph: Graph, shown: Integers, shape: tuple[int, int, int]) -> Inte
     return np.where(pair[None, :, None] < 0, NOT_APPLICABLE, ids).ravel()
 
 
-def _plain_layout(replay: Replay) -> Layout:
-    return Layout(dp=replay.num_lanes, pp=replay.graph.num_stages)
-
-
-def _plain_ranks(replay: Replay) -> Integers:
-    """Number the recorded ranks from 0: an op table holds one rank of each TP group."""
-    return np.arange(replay.ranks.size).reshape(replay.ranks.shape)
-
-
-def _plain_headers(layout: Layout, ranks: Integers) -> dict[int, RankHeader]:
+def _plain_headers(layout: Layout, ranks: Integers) -> Mapping[int, RankHeader]:
     clock = ClockOrigin(domain="ideal", source="replay", origin_unix_ns=0)
     device = Device(kind="cuda", name="")
     return {

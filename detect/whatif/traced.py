@@ -455,7 +455,7 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
         dependencies=dependencies,
         groups=tuple(_groups(drafts, partitions)),
         partitions=partitions,
-        finish=_last_nodes(programs),
+        finish=tuple((np.cumsum([len(program.nodes) for program in programs]) - 1).tolist()),
     )
     _settle_transfers(graph, drafts, weights, _clock_error_s(timeline))
     _fill_missing(weights)
@@ -470,7 +470,7 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
         steps=stack.iterations,
         measured=_measured(stack),
         instants=TracedInstants.of(stack, drafts),
-        layout_text=_sizes_text(layout) or "single rank",
+        layout_text=_sizes_text(layout),
         labels={int(rank): layout.label(int(rank)) for rank in stack.ranks.ravel()},
         columns=np.array([place.dp for place in places]),
         row_labels=tuple(_row_label(layout, place) for place in places),
@@ -481,14 +481,15 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
 
 
 def _sizes_text(layout: Layout) -> str:
-    axes = ("dp", "pp", "cp", "ep", "tp")
-    used = [axis for axis in axes if getattr(layout, axis) > 1]
-    return " ".join(f"{axis.upper()} {getattr(layout, axis)}" for axis in used)
+    """Return the sizes of the axes that the job uses ("DP 2 TP 4")."""
+    used = layout.used("dp", "pp", "cp", "ep", "tp")
+    sizes = " ".join(f"{axis.upper()} {getattr(layout, axis)}" for axis in used)
+    return sizes or "single rank"
 
 
 def _row_label(layout: Layout, place: Coordinates) -> str:
     """Return a rank's place within its stage and replica ("CP0 TP1")."""
-    used = [axis for axis in ("cp", "tp") if getattr(layout, axis) > 1]
+    used = layout.used("cp", "tp")
     return " ".join(f"{axis.upper()}{getattr(place, axis)}" for axis in used)
 
 
@@ -507,11 +508,6 @@ def _joined_programs(
         )
     weights = np.stack([draft.weight_ns for program in programs for draft in program.nodes])
     return tuple(nodes), tuple(dependencies), weights * _NS
-
-
-def _last_nodes(programs: list[StageProgram]) -> tuple[int, ...]:
-    offsets = np.cumsum([0] + [len(program.nodes) for program in programs])
-    return tuple(int(offset) - 1 for offset in offsets[1:])
 
 
 def _groups(drafts: list[DraftNode], partitions: dict[str, Partition]) -> list[Group]:
@@ -626,8 +622,7 @@ def _entangled(
     lanes = [int(rank) for rank in stack.ranks[0]]
     found = {}
     for optype in (FORWARD, BACKWARD):
-        hidden = [axis for axis in ("tp", "ep")
-                  if getattr(layout, axis) > 1 and (axis, optype) not in seen]  # fmt: skip
+        hidden = [axis for axis in layout.used("tp", "ep") if (axis, optype) not in seen]
         labels = np.arange(len(lanes))
         for axis in hidden:
             for group in {layout.group(rank, axis) for rank in lanes}:

@@ -101,8 +101,7 @@ def group_titles(layout: Layout, rank: int) -> list[str]:
 
     Axes of size 1 make no group, nor do the axes within a stage's replica.
     """
-    axes = [axis for axis in ("dp", "pp", "cp") if getattr(layout, axis) > 1]
-    labels = axis_labels(layout, rank, axes)
+    labels = axis_labels(layout, rank, layout.used("dp", "pp", "cp"))
     return [" ".join(labels[: count + 1]) for count in range(len(labels))]
 
 
