@@ -12,7 +12,8 @@ The client (`CLIENT`) stands for the child: it takes its signals, dies as it die
 is killed takes the child along. What the child inherits (words, variables, folder, limits, cores,
 ignored signals) the server reads from the client's /proc. In a child, `sys.executable` is the
 client, so that what a launcher starts is forked, too. Only packages that are not ours are imported
-before the fork. What a fork would run differently is run anew by the client (`Asked.differs`).
+before the fork, but for those of commands: a program whose path leads to others of these names
+imports its own. What a fork would run differently is run anew by the client (`Asked.differs`).
 
 What differs all the same: children of one server have one hash seed, the server is their parent,
 /proc/PID/cmdline names it, and what was imported before the fork is not taken apart at the end.
@@ -51,6 +52,12 @@ from pathlib import Path
 COMMANDS = (
     "numpy", "orjson", "pyarrow.compute", "pyarrow.json", "pandas", "pyarrow.pandas_compat",
     "scipy.sparse", "scipy.special", "isal.isal_zlib", "jinja2", "concurrent.futures.process",
+    "megascan.cli.aggregate", "megascan.cli.detect", "megascan.cli.diff", "megascan.cli.main",
+    "megascan.cli.path", "megascan.cli.plan", "megascan.cli.report", "megascan.cli.simulate",
+    "megascan.cli.watch", "megascan.cli.whatif", "megascan.reader", "megascan.watch.watcher",
+    "aggregate.merge", "aggregate.summary", "detect.comparison.compare", "detect.detector",
+    "detect.page.contents", "detect.text", "detect.whatif.path", "detect.whatif.render",
+    "detect.whatif.slowness", "detect.whatif.traced",
 )  # fmt: skip
 RANKS = (
     "numpy", "orjson", "psutil", "pyarrow.compute", "pyarrow.json", "pandas",
@@ -60,8 +67,13 @@ RANKS = (
 )  # fmt: skip
 """Packages to import before the fork, where they are installed: for `megascan …`, and for ranks.
 
+A command spends half of its time on our own modules, those with dataclasses above all.
 pandas is none of ours, but where it is installed pyarrow imports it with the first table.
 """
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = ("megascan", "aggregate", "detect", "training")
+"""Packages of this checkout."""
 
 READ_AT_START = (
     "PYTHON", "LC_", "LANG", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH_", "PYTORCH_", "NVTE_",
@@ -390,18 +402,31 @@ def become(words: list[str], client: str, found_here: list[str]) -> None:
     if kind == "-m":
         sys.argv = ["-m", *rest[1:]]
         sys.path[:] = [str(Path.cwd()), *named, *found_here]
-        sys.modules.pop(rest[0], None)
+        forget_those_of_elsewhere()
+        if not hasattr(sys.modules.get(rest[0]), "__path__"):
+            sys.modules.pop(rest[0], None)
         runpy._run_module_as_main(rest[0])
     elif kind == "-c":
         sys.argv = ["-c", *rest[1:]]
         sys.path[:] = ["", *named, *found_here]
+        forget_those_of_elsewhere()
         exec(compile(rest[0], "<string>", "exec"), vars(main))
     else:
         sys.argv = [kind, *rest]
         sys.path[:] = [str(Path(kind).resolve().parent), *named, *found_here]
+        forget_those_of_elsewhere()
         main.__file__ = kind
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", kind)
         exec(compile(Path(kind).read_bytes(), kind, "exec"), vars(main))
+
+
+def forget_those_of_elsewhere() -> None:
+    """Have a program import our packages itself, unless its path leads to those that are here."""
+    here = {name: sys.modules[name].__file__ for name in OURS if name in sys.modules}
+    found = {name: importlib.machinery.PathFinder.find_spec(name) for name in here}
+    if any(spec is None or spec.origin != here[name] for name, spec in found.items()):
+        for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+            del sys.modules[name]
 
 
 def preload(packages: Sequence[str]) -> None:
@@ -414,11 +439,13 @@ def preload(packages: Sequence[str]) -> None:
     """
     spared: dict[str, object] = {}
     atexit.register(lambda: [sys.modules.pop(name, None) for name in spared])
+    sys.path.insert(0, str(ROOT))
     for name in packages:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    sys.path.remove(str(ROOT))
     for name, module in sys.modules.items():
-        if name not in TAKEN_APART:
+        if name not in TAKEN_APART and name.partition(".")[0] not in OURS:
             spared[name] = module
     spared[""] = spared  # so that it outlives the callback
     for finalizer in list(weakref.finalize._registry):

@@ -114,6 +114,29 @@ def test_a_command_is_forked_without_any_of_our_variables(tmp_path: Path) -> Non
     assert forked.stdout.startswith("True ")
 
 
+def test_a_command_has_our_packages_where_it_would_import_them_from(tmp_path: Path) -> None:
+    """Another checkout's are another checkout's, alone or together with a part of this one's."""
+    code = "import sys; print('detect.detector' in sys.modules); import megascan, detect; "
+    code += "print(megascan.__file__, detect.__file__, 'megascan.errors' in sys.modules)"
+
+    def told_in(folder: Path, path: Path) -> list[str]:
+        variables = {**ranks.COMMAND, "PYTHONPATH": str(path)}
+        done = subprocess.run(
+            [ranks.warm_command(), "-c", code], env=variables, cwd=folder, capture_output=True,
+            text=True, check=True,
+        )  # fmt: skip
+        return done.stdout.split()
+
+    ours = [str(ranks.ROOT / name / "__init__.py") for name in ("megascan", "detect")]
+    assert told_in(tmp_path, ranks.ROOT) == ["True", *ours, "True"]
+    assert told_in(ranks.ROOT, tmp_path) == ["True", *ours, "True"]
+    theirs = tmp_path / "megascan" / "__init__.py"
+    theirs.parent.mkdir()
+    theirs.touch()
+    assert told_in(tmp_path, ranks.ROOT) == ["False", str(theirs), ours[1], "False"]
+    assert told_in(ranks.ROOT.parent, tmp_path) == ["False", str(theirs), ours[1], "False"]
+
+
 def test_a_fork_has_one_thread_and_random_numbers_of_its_own(tmp_path: Path) -> None:
     code = "import os, random, numpy; print(len(os.listdir('/proc/self/task')));"
     code += "print(random.random(), numpy.random.random())"
