@@ -35,31 +35,6 @@ from detect.comparison.measures import (
 )
 from detect.report import Finding
 
-
-def match_findings(
-    before: Sequence[Finding], after: Sequence[Finding], same_ranks: bool
-) -> FindingChanges:
-    """Pair findings of the same cause with ranks in common (any ranks where the layouts differ)."""
-    left = list(before)
-    new, same = [], []
-    for finding in after:
-        earlier = next((one for one in left if _are_of_one_fault(one, finding, same_ranks)), None)
-        if earlier is None:
-            new.append(finding)
-        else:
-            left.remove(earlier)
-            same.append((earlier, finding))
-    return FindingChanges(new=tuple(new), gone=tuple(left), same=tuple(same))
-
-
-def _are_of_one_fault(one: Finding, other: Finding, same_ranks: bool) -> bool:
-    if one.cause != other.cause:
-        return False
-    if not same_ranks or not (one.ranks or other.ranks):
-        return len(one.ranks) == len(other.ranks) or one.owner == other.owner
-    return bool(set(one.ranks) & set(other.ranks))
-
-
 FALSE_DISCOVERY_RATE = 0.01
 POWER = 0.95
 LARGEST_LOG = 700.0
@@ -179,3 +154,27 @@ def _notes(before: Side, after: Side) -> Iterable[str]:
         ranks = side.examined.report.completeness.get("missing_ranks")
         if isinstance(ranks, list) and ranks:
             yield f"{which}: {len(ranks)} ranks were not recorded and are not compared"
+
+
+def match_findings(
+    before: Sequence[Finding], after: Sequence[Finding], same_ranks: bool
+) -> FindingChanges:
+    """Pair findings of the same cause with ranks in common (any ranks where the layouts differ)."""
+    left = list(before)
+    new, same = [], []
+    for finding in after:
+        earlier = next((one for one in left if _are_of_one_fault(one, finding, same_ranks)), None)
+        if earlier is None:
+            new.append(finding)
+        else:
+            left.remove(earlier)
+            same.append((earlier, finding))
+    return FindingChanges(new=tuple(new), gone=tuple(left), same=tuple(same))
+
+
+def _are_of_one_fault(one: Finding, other: Finding, same_ranks: bool) -> bool:
+    if one.cause != other.cause:
+        return False
+    if not same_ranks or not (one.ranks or other.ranks):
+        return len(one.ranks) == len(other.ranks) or one.owner == other.owner
+    return bool(set(one.ranks) & set(other.ranks))

@@ -409,8 +409,8 @@ def comparable(before: Side, after: Side) -> Comparable:
 
 
 def _sizes(layout: Layout) -> str:
-    used = [f"{axis.upper()}{getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
-    return " ".join(used) or "one rank"
+    used = layout.used(*AXES)
+    return " ".join(f"{axis.upper()}{getattr(layout, axis)}" for axis in used) or "one rank"
 
 
 def _num_passes(side: Side) -> int:
@@ -509,6 +509,8 @@ class Measure:
 
     kind: Quantity
     subject: str
+    row: int
+    """Which of the things that were compared together this is."""
     effect: float
     error: float
     reach: float
@@ -529,6 +531,7 @@ def _measures(
         Measure(
             kind=kind,
             subject=subject,
+            row=row,
             effect=float(moved.effect[row]),
             error=float(moved.error[row]),
             reach=float(reach[row]),
@@ -595,9 +598,10 @@ def rank_measures(before: Side, after: Side) -> Iterator[Measure]:
     moved = shift(against[0], against[1])
     own_effect = np.log(np.maximum(busy[1], 1.0) / np.maximum(busy[0], 1.0))
     few = _has_few_peers(new.seen.members, rows[1])
-    for row, measure in _by_row(_measures(moved, Quantity.RANK, names, (busy[0], busy[1])), moved):
-        if not few[row] or own_effect[row] * np.sign(measure.effect) > abs(measure.effect) / 2:
-            yield _ranked(measure, before, after, (int(rows[0][row]), int(rows[1][row])))
+    for measure in _measures(moved, Quantity.RANK, names, (busy[0], busy[1])):
+        own = own_effect[measure.row] * np.sign(measure.effect)
+        if not few[measure.row] or own > abs(measure.effect) / 2:
+            yield _ranked(measure, before, after, rows)
     yield from _loss_measures(before, after, rows)
 
 
@@ -607,15 +611,15 @@ def _has_few_peers(members: Members, rows: Integers) -> Flags:
     return np.asarray(size[members.stage[rows]] < ENOUGH_RANKS)
 
 
-def _by_row(measures: list[Measure], moved: Shift) -> Iterator[tuple[int, Measure]]:
-    return zip(np.flatnonzero(np.isfinite(moved.effect)).tolist(), measures, strict=True)
-
-
-def _ranked(measure: Measure, before: Side, after: Side, rows: tuple[int, int]) -> Measure:
-    old_host, new_host = before.members.hosts[rows[0]], after.members.hosts[rows[1]]
-    moved = f"it ran on host {old_host} before" if old_host != new_host and old_host else ""
-    workers = after.members.workers[rows[1]]
-    return replace(measure, ranks=workers, notes=(moved,) if moved else ())
+def _ranked(
+    measure: Measure, before: Side, after: Side, rows: tuple[Integers, Integers]
+) -> Measure:
+    """Return the measure of one of the shared `rows` with its ranks, and a note of another host."""
+    old, new = int(rows[0][measure.row]), int(rows[1][measure.row])
+    old_host, new_host = before.members.hosts[old], after.members.hosts[new]
+    moved = old_host and old_host != new_host
+    notes = (f"it ran on host {old_host} before",) if moved else ()
+    return replace(measure, ranks=after.members.workers[new], notes=notes)
 
 
 def _name(side: Side, row: int) -> str:
@@ -657,9 +661,8 @@ def _loss_measures(before: Side, after: Side, rows: tuple[Integers, Integers]) -
             continue
         moved = _mean_shift(shares[0] - fleet[0], shares[1] - fleet[1])
         names = [f"{name} of {_name(after, row)}" for row in rows[1].tolist()]
-        found = _measures(moved, Quantity.LOSS, names, (times[0], times[1]))
-        for row, measure in _by_row(found, moved):
-            yield _ranked(measure, before, after, (int(rows[0][row]), int(rows[1][row])))
+        for measure in _measures(moved, Quantity.LOSS, names, (times[0], times[1])):
+            yield _ranked(measure, before, after, rows)
 
 
 def _fleet_loss(name: str, fleet: list[Floats], steps: list[float]) -> list[Measure]:
@@ -751,13 +754,10 @@ def _compare_connections(
     level = [robust.median(one, axis=1) for one in shown or values]
     moved = shift(_log(values[0]), _log(values[1]), between=LINK_NOISE)
     least = float(np.log(MIN_LINK_CHANGE))
-    for row, measure in _by_row(
-        _measures(moved, Quantity.LINK, subjects, (level[0], level[1])), moved
-    ):
-        difference = abs(float(robust.median(values[1][row]) - robust.median(values[0][row])))
-        seen = difference > 2 * error_ns
-        p_value = measure.p_value if seen else 1.0
-        yield replace(measure, ranks=ranks[row], least=least, p_value=p_value)
+    for measure in _measures(moved, Quantity.LINK, subjects, (level[0], level[1])):
+        old, new = (float(robust.median(one[measure.row])) for one in values)
+        p_value = measure.p_value if abs(new - old) > 2 * error_ns else 1.0
+        yield replace(measure, ranks=ranks[measure.row], least=least, p_value=p_value)
 
 
 def _clock_error_ns(side: Side) -> float:
