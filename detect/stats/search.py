@@ -287,15 +287,15 @@ def _charged(
     if not np.isfinite(others).any():
         return stretch
     hits, length = int((inside > middle).sum()), int(np.isfinite(inside).sum())
-    tried, above = 1, others > middle
+    height, tried = middle, 1
     if length < value.shape[1]:  # a change: the others, too, are measured from their own level
-        tried, above = num_tried, _changes(others) > middle - stretch.normal
-    num_above = int(above.sum())
+        height, tried = middle - stretch.normal, num_tried
+        others = _changes(others)
+    num_above = int((others > height).sum())
     rate = (num_above + PERSISTENCE.prior_hits) / (
         int(np.isfinite(others).sum()) + 2 * PERSISTENCE.prior_hits
     )
     if not num_above and noise.tail_degrees:
-        height = middle if tried == 1 else middle - stretch.normal
         sigmas = height / max(float(np.median(noise.sigma)), 1e-6)
         rate = min(rate, float(special.stdtr(noise.tail_degrees, -sigmas)))
     by_chance = float(special.bdtrc(hits - 1, length, rate)) * tried * 2
