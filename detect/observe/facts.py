@@ -96,8 +96,11 @@ class Cells:
     attention_ns: Floats
     """Of forward passes; NaN where no attention was traced."""
     gap_ns: Floats
+    """In no span."""
     waiting_ns: Floats
+    """Doing nothing but wait for others; 0 where no communication is split."""
     split_wait_ns: Floats
+    """Waiting in all communication that is split, also beside computing."""
 
 
 @dataclass(frozen=True, kw_only=True)

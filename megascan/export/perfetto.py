@@ -129,6 +129,8 @@ def build_tree(drawing: Drawing) -> TrackTree:
 
 
 class _Builder:
+    """Gives tracks their uuids, parents first."""
+
     def __init__(self, drawing: Drawing) -> None:
         self._drawing = drawing
         self._layout = drawing.timeline.layout
