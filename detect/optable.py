@@ -41,6 +41,7 @@ from detect.whatif.graph import (
     EACH_LANE,
     FORWARD,
     GC,
+    NS_PER_S,
     OPTIMIZER,
     Graph,
     Group,
@@ -566,9 +567,6 @@ def replay_of_op_table(table: OpTable) -> Replay:
     )
 
 
-NS_PER_SECOND = 1e9
-
-
 @dataclass(frozen=True)
 class TableInstants:
     """When the operations of an op table took place; `stage` (node,), times (node, lane, step)."""
@@ -580,12 +578,12 @@ class TableInstants:
     def begin_ns(self, node: int, lane: int, step: int) -> int:
         """Return when the rank that ran a node began the step."""
         own = self.start_s[self.stage == self.stage[node], lane, step]
-        return round(float(own.min()) * NS_PER_SECOND)
+        return round(float(own.min()) * NS_PER_S)
 
     def ends_ns(self, nodes: Integers, lanes: Integers, step: int) -> Integers:
         """Return when operations ended, from the step's begin."""
         ends = self.end_s[nodes, lanes, step].astype(np.float64)
-        return np.asarray(np.rint(ends * NS_PER_SECOND), dtype=np.int64)
+        return np.asarray(np.rint(ends * NS_PER_S), dtype=np.int64)
 
     def rows(self, nodes: Integers, lanes: Integers, step: int) -> Integers:
         """Return -1: an op table holds no spans."""
@@ -655,7 +653,7 @@ def observe_op_table(table: OpTable) -> Observations:
     ranks, row = np.unique(np.asarray(table.rank, dtype=np.int64), return_inverse=True)
     row, slot = row.reshape(-1), slot.reshape(-1)
     shape = (len(ranks), len(steps))
-    duration = table.duration.astype(np.float64) * NS_PER_SECOND
+    duration = table.duration.astype(np.float64) * NS_PER_S
     named = {name: _is(table, name) for name in (*PHASE_OF, OPTIMIZER, GC)}
     gc = named[GC]
     compute = named[FORWARD] | named[BACKWARD]
@@ -695,7 +693,7 @@ def _step_times(table: OpTable, slot: Integers, num_steps: int) -> Floats:
     """Return how long each step took: starts are relative to its first, so it ends with its last
     operation.
     """
-    end = (table.start_ts + table.duration).astype(np.float64) * NS_PER_SECOND
+    end = (table.start_ts + table.duration).astype(np.float64) * NS_PER_S
     longest = np.zeros(num_steps)
     np.maximum.at(longest, slot, end)
     return longest

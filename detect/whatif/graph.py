@@ -33,6 +33,7 @@ import numpy as np
 from megascan.arrays import Flags, Floats, Integers, group_starts
 from megascan.errors import InputError
 
+NS_PER_S = 1e9
 EACH_LANE = ""
 """Partition of an operation in which lanes do not wait for one another."""
 FORWARD, BACKWARD, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"

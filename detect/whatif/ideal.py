@@ -19,6 +19,7 @@ from detect.whatif.graph import (
     FORWARD,
     GC,
     HOST,
+    NS_PER_S,
     OPTIMIZER,
     Graph,
     Node,
@@ -34,7 +35,6 @@ from megascan.topology import Layout
 from megascan.vocabulary import RECV, SEND
 
 _STEP_SPACING = 1.1
-_NS_PER_S = 1e9
 _KINDS = {
     FORWARD: (Kind.COMPUTE, vocabulary.FORWARD, Track.COMPUTE),
     BACKWARD: (Kind.COMPUTE, vocabulary.BACKWARD, Track.COMPUTE),
@@ -130,7 +130,7 @@ def _spans(replay: Replay, ranks: Integers, origin_ns: int) -> pa.Table:
         return np.broadcast_to(np.asarray(values)[None, :, None], shape).ravel()
 
     offset = np.arange(len(replay.steps))[:, None] * _STEP_SPACING * replay.ideal_s
-    begin, end = (np.rint((t[shown] + offset) * _NS_PER_S).astype(np.int64) for t in times)
+    begin, end = (np.rint((t[shown] + offset) * NS_PER_S).astype(np.int64) for t in times)
     duration = np.broadcast_to((end - begin)[:, :, None], shape).ravel()
     local = spread([node.is_local for node in nodes])
     numbers = {

@@ -36,13 +36,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from detect.whatif.graph import DATA, EACH_LANE, GC, HOST, Graph, Replay, sweep
+from detect.whatif.graph import DATA, EACH_LANE, GC, HOST, NS_PER_S, Graph, Replay, sweep
 from detect.whatif.ideal import name_of
 from megascan.arrays import Floats, Integers, group_starts
 from megascan.schema import NOT_APPLICABLE
 
 _HOST_TYPES = frozenset({DATA, GC, HOST})
-_NS_PER_S = 1e9
 Who = TypeVar("Who", int, "Link")
 
 
@@ -326,7 +325,7 @@ def _recorded(replay: Replay, step: int, chain: tuple[Integers, Integers]) -> St
     """Look a chain up among the recorded times."""
     nodes, lanes = chain
     weights_s = replay.weights[nodes, lanes, step]
-    weights_ns = np.rint(weights_s * _NS_PER_S).astype(np.int64)
+    weights_ns = np.rint(weights_s * NS_PER_S).astype(np.int64)
     instants = replay.instants
     ends_ns = _known_ends(instants.ends_ns(nodes, lanes, step), weights_ns)
     begin_ns = instants.begin_ns(int(nodes[0]), int(lanes[0]), step)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detect.text import milliseconds, ranks_text
-from detect.whatif.graph import Replay
+from detect.whatif.graph import NS_PER_S, Replay
 from detect.whatif.path import CriticalPath, Link, Makeup, Share, StepPath, pieces
 from detect.whatif.savings import Saving
 from detect.whatif.slowness import Explained, WhatIf
@@ -80,7 +80,7 @@ def _where(result: WhatIf) -> list[str]:
 
 
 def _saving_line(result: WhatIf, saving: Saving) -> str:
-    names = ", ".join(_name(result, rank) for rank in saving.ranks[:4])
+    names = ", ".join(_rank(result.replay, rank) for rank in saving.ranks[:4])
     why = f" [{', '.join(saving.causes)}]" if saving.causes else ""
     more = (f" and {len(saving.ranks) - 4} more" if len(saving.ranks) > 4 else "") + why
     if saving.compared_with == "nobody":
@@ -104,18 +104,16 @@ def _hours(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _name(result: WhatIf, rank: int) -> str:
-    return f"rank {rank} ({result.replay.labels.get(rank, '')})"
-
-
 def _ranks(result: WhatIf) -> list[str]:
     """Return lines on the ranks that cost most beyond their peers, not those of a heavy stage."""
     ratios, peers = result.rank_ratio.ravel(), result.peer_ratio.ravel()
     ranks = result.replay.ranks.ravel()
     order = np.lexsort((ranks, -ratios / peers))[:_NUM_RANKS_SHOWN]
     return [
-        f"  rank    {ratios[n]:.3f}  {_name(result, int(ranks[n]))}, its peers {peers[n]:.3f}"
-        for n in order
+        f"  rank    {ratio:.3f}  {_rank(result.replay, rank)}, its peers {peer:.3f}"
+        for ratio, peer, rank in zip(
+            ratios[order], peers[order], ranks[order].tolist(), strict=True
+        )
     ]
 
 
@@ -314,7 +312,7 @@ def _cell(result: WhatIf, grid: HeatGrid, place: tuple[int, int], rgb: tuple[int
     width, height = _cell_size(grid)
     x, y = _LEFT + column * width, _TOP + row * height
     value, rank = float(grid.values[place]), int(grid.ranks[place])
-    name = escape(f"rank {rank} ({result.replay.labels.get(rank, '')}): {value:.4f}")
+    name = escape(f"{_rank(result.replay, rank)}: {value:.4f}")
     rectangle = (
         f'<g><title>{name}</title><rect x="{x}" y="{y}" width="{width - 1}" '
         f'height="{height - 1}" fill="rgb{tuple(rgb)}" stroke="#cccccc"/>'
@@ -439,7 +437,9 @@ def made_of(path: CriticalPath, step: StepPath) -> str:
 
 
 def _trust_in_path(path: CriticalPath) -> Iterator[str]:
-    error = float(path.replay.traced_s.sum() * 1e9 / max(sum(s.length_ns for s in path.steps), 1))
+    error = float(
+        path.replay.traced_s.sum() * NS_PER_S / max(sum(s.length_ns for s in path.steps), 1)
+    )
     yield f"The replayed steps (megascan whatif) take {abs(error - 1):.1%} " + (
         "longer." if error >= 1 else "less."
     )
@@ -473,7 +473,7 @@ def path_to_json(path: CriticalPath) -> dict[str, Json]:
         "iterations": [
             {
                 "iteration": step.iteration,
-                "replayed_ns": round(replayed_s * 1e9),
+                "replayed_ns": round(replayed_s * NS_PER_S),
                 **_makeup_to_json(one),
                 "chain": _chain(path, step),
             }
