@@ -28,6 +28,7 @@ from distributed import LocalCluster
 
 from aggregate import cluster as connection
 from aggregate.cluster import connect
+from tests import warm_python
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 
@@ -42,7 +43,8 @@ def environment():
 class Workers:
     """A scheduler of this process and workers that may be killed."""
 
-    def __init__(self, scheduler, folder):
+    def __init__(self, python, scheduler, folder):
+        self.python = python
         self.scheduler = scheduler
         self.address = scheduler.scheduler_address
         self.folder = folder
@@ -55,7 +57,7 @@ class Workers:
         wanted = len(self.scheduler.scheduler.workers) + count
         for _ in range(count):
             process = subprocess.Popen(
-                [sys.executable, *words],
+                [self.python, *words],
                 cwd=cwd or self.folder,
                 env=environment(),
                 stdout=subprocess.DEVNULL,
@@ -77,21 +79,35 @@ class Workers:
             process.wait()
 
 
-@contextmanager
-def some_workers(count, folder):
-    """Scheduler and workers."""
-    options = {"n_workers": 0, "dashboard_address": ":0", "host": "127.0.0.1"}
-    with LocalCluster(**options) as scheduler:
-        workers = Workers(scheduler, folder)
-        try:
-            workers.start(count)
-            yield workers
-        finally:
-            workers.stop()
+@pytest.fixture(scope="module")
+def python():
+    """An interpreter that has imported what each worker needs two CPU seconds for."""
+    packages = (*warm_python.COMMANDS, "distributed", "distributed.cli.dask_worker")
+    server, program = warm_python.start(packages, environment())
+    yield program
+    server.communicate()
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
+def some_workers(python):
+    """Scheduler and so many workers."""
+
+    @contextmanager
+    def started(count, folder):
+        options = {"n_workers": 0, "dashboard_address": ":0", "host": "127.0.0.1"}
+        with LocalCluster(**options) as scheduler:
+            workers = Workers(python, scheduler, folder)
+            try:
+                workers.start(count)
+                yield workers
+            finally:
+                workers.stop()
+
+    return started
+
+
+@pytest.fixture(scope="module")
+def two(some_workers, tmp_path_factory):
     with some_workers(2, tmp_path_factory.mktemp("workers")) as workers:
         yield workers
 
@@ -229,7 +245,9 @@ class Killing:
             yield result
 
 
-def test_a_worker_that_dies_in_the_middle_costs_time_only(traced, tmp_path, small_shards):
+def test_a_worker_that_dies_in_the_middle_costs_time_only(
+    some_workers, traced, tmp_path, small_shards
+):
     """Its shards are read again by the other."""
     write_timeline(shards_of(traced, Here())[0], tmp_path / "local.json.gz")
     with some_workers(2, tmp_path) as workers, connect(workers.address) as cluster:
@@ -240,7 +258,7 @@ def test_a_worker_that_dies_in_the_middle_costs_time_only(traced, tmp_path, smal
 
 
 def test_when_all_workers_die_it_says_so_and_leaves_no_file(
-    traced, tmp_path, small_shards, monkeypatch
+    some_workers, traced, tmp_path, small_shards, monkeypatch
 ):
     monkeypatch.setattr(connection, "_PATIENCE_SECONDS", 1.0)
     out = tmp_path / "remote.json.gz"
@@ -252,7 +270,7 @@ def test_when_all_workers_die_it_says_so_and_leaves_no_file(
     assert not out.exists()
 
 
-def test_a_scheduler_without_workers_is_an_error(tmp_path):
+def test_a_scheduler_without_workers_is_an_error(some_workers, tmp_path):
     with (
         some_workers(0, tmp_path) as nobody,
         pytest.raises(MissingError, match="has no workers; start some with `dask worker tcp"),
