@@ -1,7 +1,7 @@
 """Training loops of libraries, for `benchmarks.trainers`: where they are installed.
 
-Hugging Face's Trainer with our callback, a loop of Accelerate that shards by FSDP2, and DeepSpeed's
-engine at each stage of ZeRO, all on the model of `trainer_loops.py`.
+The Trainers of Hugging Face and Lightning with our callbacks, a loop of Accelerate that shards by
+FSDP2, and DeepSpeed's engine at each stage of ZeRO, all on the model of `trainer_loops.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.trainer_loops import Block, Gpt, Run, adam, built, loss_of
-from megascan.callbacks import for_transformers
+from megascan.callbacks import for_lightning, for_transformers
 from megascan.config import TraceConfig
 
 NUM_SAMPLES = 10_000
@@ -74,6 +74,43 @@ def transformers(run: Run) -> None:
         callbacks=[for_transformers(TraceConfig(enabled=True, directory=run.directory))],
     )
     trainer.train()
+
+
+def lightning(run: Run) -> None:
+    """Train by Lightning's Trainer, which wraps the model in DDP."""
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Module(LightningModule):
+        """The model, as Lightning wants it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Model(built(run))
+
+        def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            """Return the loss of a batch."""
+            loss: torch.Tensor = self.model(**batch)["loss"]
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            """Return the optimizer of all other trainers here."""
+            return adam(run, self.model)
+
+    trainer = Trainer(
+        max_steps=run.iterations,
+        accelerator="cpu" if run.device.type == "cpu" else "gpu",
+        devices=dist.get_world_size(),
+        strategy="ddp",
+        accumulate_grad_batches=run.microbatches,
+        use_distributed_sampler=False,
+        default_root_dir=run.scratch,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+        callbacks=[for_lightning(TraceConfig(enabled=True, directory=run.directory))],
+    )
+    trainer.fit(Module(), DataLoader(Samples(run), batch_size=1))
 
 
 def accelerate(run: Run) -> None:
@@ -137,6 +174,7 @@ def deepspeed(run: Run, *, stage: int) -> None:
 
 _NEEDS = {
     "transformers": ("transformers", "accelerate"),
+    "lightning": ("lightning",),
     "accelerate": ("accelerate",),
     "deepspeed": ("deepspeed",),
 }
@@ -156,6 +194,7 @@ def versions() -> str:
 
 LOOPS: dict[str, Callable[[Run], None]] = {
     "transformers": transformers,
+    "lightning": lightning,
     "accelerate": accelerate,
     **{f"deepspeed zero {stage}": partial(deepspeed, stage=stage) for stage in (1, 2, 3)},
 }

@@ -5,9 +5,9 @@
     python -m benchmarks.trainers --judge DIR       (what --keep packed again, on any machine)
 
 The trainers are in `trainer_loops.py`, and in `trainer_libraries.py` those of libraries, which run
-where these are installed (transformers, accelerate, deepspeed). What is wrong with their ranks is
-in `trainer_faults.py`. On the CPU every rank has a core of its own, and jobs run side by side on
-the cores of this process.
+where these are installed (transformers, lightning, accelerate, deepspeed). What is wrong with their
+ranks is in `trainer_faults.py`. On the CPU every rank has a core of its own, and jobs run side by
+side on the cores of this process.
 
 - right: exactly the faulty rank is named, with a cause of its fault; where none is, nobody
 - other cause: that rank, with another cause
@@ -354,7 +354,7 @@ def _connections(loop: str) -> dict[str, str]:
 
 def _is_traced_only(case: Case) -> bool:
     """Tell whether a profile would show its fault, or whether a callback of ours records it."""
-    return FAULTS[case.fault].num_kept > 0 or case.loop == "transformers"
+    return FAULTS[case.fault].num_kept > 0 or case.loop in ("transformers", "lightning")
 
 
 def _is_wanted(name: str, only: Sequence[str] | None) -> bool:
