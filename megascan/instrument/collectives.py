@@ -659,13 +659,45 @@ def _all_reduce(
     if work is None:
         raise RuntimeError("an asynchronous all-reduce returned no work")
 
-    def first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        if isinstance(work, PendingWork):  # a callback runs on a stream that waits for the work
+    def first(reduced: list[torch.Tensor]) -> torch.Tensor:
+        if isinstance(work, PendingWork):  # the current stream waits for the work
             work.mark_done_here()
-        return future.value()[0]
+        return reduced[0]
 
-    reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(first)
-    return reduced
+    if buffer.is_cuda:
+        return _reduced_aside(work.get_future(), first, buffer.device)
+    on_cpu: torch.futures.Future[torch.Tensor] = work.get_future().then(
+        lambda future: first(future.value())
+    )
+    return on_cpu
+
+
+def _reduced_aside(
+    reduced: torch.futures.Future[list[torch.Tensor]],
+    first: Callable[[list[torch.Tensor]], torch.Tensor],
+    device: torch.device,
+) -> torch.futures.Future[torch.Tensor]:
+    """Return what `reduced.then(first)` would, on a stream that nobody else has.
+
+    Callbacks of a future run on torch's 32 streams of usual priority, each on the next one, which
+    then waits for the reduction. One of them may be the stream on which a trainer has its gradients
+    accumulated (Lightning builds DDP on one): from then on each reduction would hold up the rest of
+    the backward pass.
+    """
+    import torch
+
+    result: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[device])
+    with torch.cuda.stream(_stream_aside(device)):
+        result.set_result(first(reduced.wait()))  # the stream waits, not the host
+    return result
+
+
+@functools.cache
+def _stream_aside(device: torch.device) -> torch.cuda.Stream:
+    """Return a stream of high priority, so that it is none of those that callbacks run on."""
+    import torch
+
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 def _scales_exactly(buffer: torch.Tensor, group: ProcessGroup, num_ranks: int) -> bool:

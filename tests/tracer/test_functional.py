@@ -220,7 +220,8 @@ IDS, HIDDEN = torch.ones(2, 8, dtype=torch.int64), torch.ones(2, 8, 16)
         ((), {"input_ids": IDS, "labels": IDS, "position_ids": IDS, "use_cache": False}, 16),
         ((IDS,), {"attention_mask": IDS}, 0),  # of padded documents, maybe
         ((IDS, torch.tensor([0, 3, 8])), {}, 0),  # where documents end
-        (({"input_ids": IDS},), {}, 0),
+        (({"input_ids": IDS, "labels": IDS}, 3), {}, 16),  # a batch and its number: Lightning's
+        (({"input_ids": IDS, "attention_mask": IDS},), {}, 0),
         ((torch.ones(7),), {}, 7),
         ((), {}, 0),
     ],
