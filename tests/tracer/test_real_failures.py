@@ -104,10 +104,16 @@ def test_a_full_disk(tmp_path, small_disk):
 
 
 def test_a_folder_that_vanishes(tmp_path):
+    """One rank may find its file gone and the other the folder: each trouble is said once."""
     ended = run("vanished_folder", tmp_path / "trace")
     assert_trained(ended)
-    (warning,) = ended.warnings
-    assert "was removed while it was written" in warning or "No such file" in warning
+    stopped = [line for line in ended.warnings if "tracing stopped" in line]
+    troubles = [
+        trouble
+        for trouble in ("was removed while it was written", "No such file")
+        if any(trouble in line for line in stopped)
+    ]
+    assert troubles and len(stopped) == len(troubles), ended.err[-3000:]
 
 
 def test_a_folder_that_cannot_be_written_is_said_by_one_rank(tmp_path):
