@@ -82,6 +82,21 @@ def test_a_fork_ends_without_copying_all_that_it_was_forked_with(tmp_path: Path)
     assert num_copied() - before < 0.12 * num_resident
 
 
+def test_the_order_of_made_up_data_is_that_of_megatron_core(tmp_path: Path) -> None:
+    """Also when an earlier fork has shuffled as many with the same seed, and with another one."""
+    pytest.importorskip("megatron.core")
+    code = "import numpy; from megatron.core.datasets.gpt_dataset import _build_shuffle_index\n"
+    code += "for size, seed in ((200_000, 1), (150_000, 1), (200_000, 2), (200_000, 1)):\n"
+    code += "    for shuffle in (_build_shuffle_index, _build_shuffle_index.__wrapped__):\n"
+    code += "        state = numpy.random.RandomState(seed)\n"
+    code += "        order = shuffle(size, 200_000, state)\n"
+    code += "        print(hash(order.tobytes()), order.dtype, state.random())"
+    for _ in range(2):
+        orders = told(ranks.warm(), "-c", code, cwd=tmp_path)[1].splitlines()
+        assert len(orders) == 8 and orders[::2] == orders[1::2]
+        assert len({*orders}) == 3
+
+
 def test_a_fork_joins_the_network_and_the_host_name_of_its_client(tmp_path: Path) -> None:
     code = "import os, socket, sys; print('torch' in sys.modules, socket.gethostname(), "
     code += "*map(os.readlink, ('/proc/self/ns/net', '/proc/self/ns/mnt', '/proc/self/cwd')))"
