@@ -579,6 +579,11 @@ class _Device:
         math.log(3.0), "log", Origin.PHYSICS,
         "that it may be slower than the passes: more of a device's memory would slow those as well",
     )  # fmt: skip
+    most_token_power: float = limit(
+        2.0, "power", Origin.PHYSICS,
+        "of the number of tokens with which a pass's time grows at most: that of attention grows "
+        "with the square, all else in proportion",
+    )  # fmt: skip
     sure_sigmas: float = limit(
         3.0, "sigma", Origin.CONVENTION, "of sound ranks by which a slow optimizer stands out"
     )

@@ -18,11 +18,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from detect.causes.device import (
+    DATA_ADVICE,
     GPU_ADVICE,
     half_starved,
     host_advice,
     is_host_bound,
     is_isolated,
+    launched_late,
     mates_of,
     may_wait_for_launches,
     not_shown,
@@ -45,6 +47,7 @@ from detect.causes.ordinary import (
     decide_pair,
     effects_beside,
     even_data,
+    longer_data,
     ordinary_difference,
 )
 from detect.causes.power import Power, limits, planted_power, slowest
@@ -296,6 +299,11 @@ def _judge(
     has_low_clock = clock_of_slow(seen, found, slow) is not None
     if not has_low_clock and (_one_sided(slow) or _is_estimated_in_one(seen, slow)):
         return Cause.UNKNOWN, Owner.UNDECIDED, (NOT_ALIKE,)
+    data = None if has_low_clock else longer_data(seen, found, slow)
+    if data is not None:
+        owner, because = data
+        cause = Cause.SEQUENCE_IMBALANCE if owner == Owner.JOB else Cause.COMPUTE
+        return cause, owner, (because,)
     decision = _decide(inquiry, found, slow)
     is_group = len(seen.members.workers[slow.suspect.row]) > 1
     if decision.decided and is_group and not has_low_clock:
@@ -317,11 +325,12 @@ def _decide(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision:
 
 
 def _by_what_is_ordinary(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
-    seen, row = inquiry.seen, slow.suspect.row
+    seen, row, course = inquiry.seen, slow.suspect.row, slow.suspect.course
     doubt = (
         _shared_core(seen, slow)
         or ordinary_difference(inquiry, found, slow)
-        or half_starved(seen, row, slow.suspect.course.active)
+        or half_starved(seen, row, course.active)
+        or launched_late(seen, row, course.active, course.effect)
         or _perhaps_not_slow(slow)
         or _waits_beside(seen, slow)
         or ("" if _optimizer_agrees(slow) else may_wait_for_launches(seen))
@@ -478,11 +487,17 @@ def _evidence(seen: Observations, slow: SlowRow) -> list[str]:
     ]
 
 
+ADVICE = {
+    Cause.SEQUENCE_IMBALANCE: (DATA_ADVICE,),
+    Cause.UNKNOWN: ("trace again at granularity full, over more iterations",),
+}
+
+
 def _advice(cause: Cause, owner: Owner, *, has_gpu: bool, is_group: bool) -> tuple[str, ...]:
     if cause == Cause.HOST:
         return host_advice(owner)
-    if cause == Cause.UNKNOWN:
-        return ("trace again at granularity full, over more iterations",)
+    if cause in ADVICE:
+        return ADVICE[cause]
     if owner == Owner.UNDECIDED and has_gpu and is_group:
         return (
             "measure the GPUs of these ranks' host against each other, with the job away: python "

@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from detect.causes.device import HOST_ADVICE, optimizer_residuals
+from detect.causes.device import DATA_ADVICE, HOST_ADVICE, optimizer_residuals
 from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
 from detect.report import Cause, Finding, Owner
@@ -57,10 +57,6 @@ DOUBTFUL_ADVICE = (
     "if it is more work: " + STAGE_ADVICE,
 )
 
-SEQUENCE_ADVICE = (
-    "balance the documents of a global batch over the data-parallel ranks by their cost (length "
-    "squared for attention)"
-)
 DEVICES_ADVICE = (
     "look at what else runs on the ranks' cores (top, taskset -p PID), or at the GPUs' clocks, "
     "while the job runs; record the lengths of the microbatches beside their times",
@@ -634,7 +630,7 @@ def _sequence_finding(seen: Observations, skew: SequenceSkew) -> Finding:
                 f"{where} (rank correlation {skew.correlation:.2f})",
                 *((skew.doubt,) if skew.doubt else ()),
             ),
-            advice=(*(DEVICES_ADVICE if skew.doubt else ()), SEQUENCE_ADVICE),
+            advice=(*(DEVICES_ADVICE if skew.doubt else ()), DATA_ADVICE),
             is_replayed=False,
         ),
     )

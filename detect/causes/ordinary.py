@@ -3,6 +3,7 @@
     ordinary_difference    slow by so little, or in such a place, that no node need be at fault
     decide_pair            with one peer: which of the two
     even_data              why longer data are not the reason
+    longer_data            whether they are, where tokens were counted
 
 Ordinary. Two sound chips differ by a per cent or two, and the first rank of a TP group has duties
 of its own. A rank may then be slower than its peers beyond doubt, and its node be as good as any.
@@ -46,9 +47,11 @@ from detect.causes.device import (
 from detect.causes.finding import Inquiry
 from detect.causes.searches import ComputeSearch, SlowRow
 from detect.observe.observations import BACKWARD, FORWARD, Observations
+from detect.report import Owner
 from detect.stats import robust
 from detect.stats.residuals import deviations, stage_groups
 from detect.stats.search import Course
+from detect.text import times
 from detect.thresholds import DEVICE, KERNELS, ORDINARY, PAIRS, SPELLS
 from megascan.arrays import Floats, mask_of
 
@@ -104,12 +107,52 @@ def even_data(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | 
     if members.device_kind == "cpu":
         return None
     alone = int((members.replica == members.replica[row]).sum()) == 1
-    if seen.rules_data_out and alone:
+    tokens = seen.tokens_of(row)
+    gets_no_more = tokens is not None and tokens[0] <= tokens[1]
+    if (seen.rules_data_out or gets_no_more) and alone:
         return EVEN
     for same_data in (mates_of(members, row), np.flatnonzero(members.other_stages(row))):
         if len(same_data) and found.slow_rows[same_data].all():
             return None  # all ranks with the same documents are slow: hardly all their devices
     return SPARES_MEMORY if _spares_memory(seen, found, slow) else None
+
+
+def longer_data(
+    seen: Observations, found: ComputeSearch, slow: SlowRow
+) -> tuple[Owner, str] | None:
+    """Return whose doing it is that a row which gets more tokens than its peers is slow, with a
+    sentence; None where it gets no more, or nobody recorded how many.
+
+    Most of a pass takes time in proportion to its tokens, attention to the square of their number:
+    n times the tokens explain passes that take up to n^2 times as long. Beyond that, or where the
+    optimizer step, which no data can lengthen, is slower as well, the device may be slow besides.
+
+    Example: 2,560 tokens against 2,048, 1.25 times as many, explain up to 1.56 times the time; a
+    fused attention takes 1.26 times, one that writes its scores to memory 1.44 times.
+    """
+    row, course = slow.suspect.row, slow.suspect.course
+    tokens = seen.tokens_of(row)
+    if tokens is None or not tokens[0] > tokens[1]:
+        return None
+    own, theirs = tokens
+    words = (
+        f"each of its passes gets {own:,} tokens, those of its peers {theirs:,.0f} "
+        f"({times(own / theirs)} as many)"
+    )
+    explained = DEVICE.most_token_power * float(np.log(own / theirs))
+    optimizer = found.optimizer[:, course.active]
+    if optimizer_shows(optimizer, effects_beside(seen, found, slow), row):
+        level = float(np.exp(robust.centre(optimizer[row])))
+        return Owner.UNDECIDED, (
+            f"{words}, but its optimizer step, which no data can lengthen, takes {times(level)} "
+            "the time of its peers': a slow device, besides, may be part of the reason"
+        )
+    if course.effect > explained + course.standard_error:
+        return Owner.UNDECIDED, (
+            f"{words}, which explains at most {times(float(np.exp(explained)))} the time: a slow "
+            "device, besides, may be part of the reason"
+        )
+    return Owner.JOB, f"{words}, which explains it: no device need be slow"
 
 
 def _spares_memory(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:

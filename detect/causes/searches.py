@@ -341,7 +341,7 @@ def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
     told = tuple(
         one
         for one in result.suspects
-        if _exceeds_nearly_always(lost, one, excluded)
+        if _exceeds_nearly_always(lost, one, excluded, inquiry.settings.min_share)
         and _mean_share(one) >= LOSSES.least_mean_share
     )
     if loss.stands_out and not result.suspects:
@@ -410,12 +410,18 @@ def _mean_share(suspect: Suspect) -> float:
     return suspect.course.effect * float(np.mean(suspect.course.active))
 
 
-def _exceeds_nearly_always(lost: _Lost, suspect: Suspect, excluded: Flags) -> bool:
+def _exceeds_nearly_always(
+    lost: _Lost, suspect: Suspect, excluded: Flags, min_share: float
+) -> bool:
     """Return whether nearly any iteration of a row loses more than nearly any of its peers'.
 
     Asked of pairs and where `stands_out` is set. Two rows do not show how often sound rows have
     bursts; lost times have heavy tails, and one long pause of a row is no level. `excluded` rows
     are suspects, too, and no peers.
+
+    Of several peers it is enough if most iterations of the row, `min_share`, lose more than any of
+    theirs. Example: 107 to 121 ms in 8 of 10 iterations, and nothing in two, whose batches came
+    while another rank saved a checkpoint; at most 0.9 ms in the 30 iterations of its peers.
     """
     rows = next(rows for rows in lost.loss.groups if suspect.row in rows)
     if len(rows) != 2 and not lost.loss.stands_out:
@@ -424,7 +430,9 @@ def _exceeds_nearly_always(lost: _Lost, suspect: Suspect, excluded: Flags) -> bo
     others = lost.time_ns[rows[(rows != suspect.row) & ~excluded[rows]]]
     other = others[np.isfinite(others)]
     more = np.searchsorted(np.sort(other), own) / max(len(other), 1)
-    return not len(other) or float(np.mean(more)) >= LOSSES.separated_share
+    if not len(other) or float(np.mean(more)) >= LOSSES.separated_share:
+        return True
+    return len(rows) > 2 and float(np.mean(own > other.max())) >= min_share
 
 
 def _without_overlap(

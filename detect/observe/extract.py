@@ -143,6 +143,7 @@ def _observations(
         splits_tensor_groups=_splits_tensor_groups(frame, timeline),
         transfers=transfers,
         has_even_data=_has_even_data(timeline),
+        tokens=_tokens(timeline),
         has_equal_layers=are_alike,
         counters=typical_readings(timeline),
         alignment=_alignment(timeline),
@@ -350,6 +351,16 @@ def _has_even_data(timeline: Timeline) -> bool:
         stage = timeline.headers[rank].coordinates.pp
         counts.setdefault(stage, set()).update(window.tokens for window in windows)
     return bool(counts) and all(_are_even(found) for found in counts.values())
+
+
+def _tokens(timeline: Timeline) -> dict[int, int]:
+    """Return the tokens of a pass, by rank, of ranks all of whose passes got as many."""
+    found = {}
+    for rank, windows in timeline.windows.items():
+        counts = {window.tokens for window in windows}
+        if _are_even(counts):
+            found[rank] = next(iter(counts))[0]
+    return found
 
 
 def _are_even(windows: set[tuple[int, ...]]) -> bool:

@@ -446,6 +446,8 @@ class Observations:
     has_even_data: bool = False
     """Whether all passes of a stage got as many tokens as each other, on all ranks and in all
     windows, and all ranks recorded that."""
+    tokens: Mapping[int, int] = field(default_factory=dict)
+    """Tokens that a pass gets, by rank; of ranks all of whose passes got as many."""
     has_equal_layers: bool = False
     """Whether all ranks recorded what their layers are made of, and all layers are of one kind."""
     counters: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
@@ -465,6 +467,17 @@ class Observations:
         router sends more of them to some experts.
         """
         return self.has_even_data and self.members.layout.ep == 1
+
+    def tokens_of(self, row: int) -> tuple[int, float] | None:
+        """Return how many tokens a row's passes get, and those of its typical stage peer; None
+        where somebody's are not known or vary, or a router sends them to experts.
+        """
+        members = self.members
+        peers = [one for one in members.rows_of_stage(int(members.stage[row])) if one != row]
+        known = [self.tokens.get(members.workers[one][0], 0) for one in (row, *peers)]
+        if members.layout.ep > 1 or not peers or min(known) <= 0:
+            return None
+        return known[0], float(np.median(known[1:]))
 
     @property
     def knows_roles(self) -> bool:

@@ -39,7 +39,7 @@ def test_a_slow_rank_on_even_data_is_its_device(job):
 @pytest.mark.parametrize(
     "tokens",
     [
-        lambda rank: (6144, 6144) if rank == 3 else (4096, 4096),  # its documents are longer
+        lambda rank: (4096, 6144) if rank == 3 else (4096, 4096),  # its documents vary
         lambda rank: (512, 4096),
         lambda rank: () if rank == 5 else (4096, 4096),  # one did not say, or packs its sequences
     ],
@@ -47,6 +47,52 @@ def test_a_slow_rank_on_even_data_is_its_device(job):
 def test_data_that_differ_or_are_not_known_stay_a_reason(job, tokens):
     report = job(layout=Layout(dp=8), work=in_passes_only, tokens=tokens).report()
     assert owners(report) == [((3,), Cause.COMPUTE, Owner.UNDECIDED)]
+
+
+def longer_at(row_rank, num_tokens=5120):
+    return lambda rank: (num_tokens, num_tokens) if rank == row_rank else (4096, 4096)
+
+
+@pytest.mark.parametrize("factor", [1.1, 1.25, 1.5])
+def test_longer_data_that_were_counted_are_the_job_s_doing(job, factor):
+    """1.25 times the tokens: in proportion, or up to their square where attention is all."""
+
+    def longer(slot):
+        return factor if slot.rank == 3 and slot.name != "optimizer" else 1.0
+
+    run = job(layout=Layout(dp=8), work=longer, tokens=longer_at(3))
+    report = run.report()
+    assert owners(report) == [((3,), Cause.SEQUENCE_IMBALANCE, Owner.JOB)]
+    (finding,) = report.findings
+    assert any("5,120 tokens, those of its peers 4,096" in one for one in finding.evidence)
+    assert any("balance the documents" in one for one in finding.next_steps)
+    assert report.verdict == "job"
+    assert owners(run.but(layout=Layout(dp=8, ep=8)).report()) != owners(report)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda slot: 1.8 if slot.rank == 3 and slot.name != "optimizer" else 1.0,
+        lambda slot: 1.4 if slot.rank == 3 else 1.0,  # its optimizer step, too
+    ],
+)
+def test_longer_data_excuse_no_more_than_they_explain(job, work):
+    report = job(layout=Layout(dp=8), work=work, tokens=longer_at(3)).report()
+    assert owners(report) == [((3,), Cause.COMPUTE, Owner.UNDECIDED)]
+    assert any("may be part of the reason" in one for one in report.findings[0].evidence)
+
+
+def test_longer_data_of_another_rank_excuse_nobody(job):
+    def of_two(slot):
+        factors = {3: 1.25, 6: 1.15} if slot.name != "optimizer" else {}
+        return factors.get(slot.rank, 1.0)
+
+    report = job(layout=Layout(dp=8), work=of_two, tokens=longer_at(3)).report()
+    assert set(owners(report)) == {
+        ((3,), Cause.SEQUENCE_IMBALANCE, Owner.JOB),
+        ((6,), Cause.COMPUTE, Owner.NODE),
+    }
 
 
 def test_experts_may_get_more_of_as_many_tokens(job):

@@ -619,3 +619,63 @@ def test_of_a_profile_without_any_match_nobody_knows_who_ought_to_be_alike(job, 
     report = judge(seen, DetectorSettings())
     found = [one for one in report.findings if one.cause == Cause.HOST]
     assert [one.owner for one in found] == [Owner.NODE if seen.knows_roles else Owner.UNDECIDED]
+
+
+@pytest.mark.parametrize(
+    ("own", "pace", "is_doubtful"),
+    [
+        (0.65, 0.25, True),
+        (0.65, 0.05, False),  # its host is hardly slower than its device's work
+        (0.4, 0.25, False),  # its host is mostly ahead
+    ],
+)
+def test_work_that_a_slow_host_launches_late_may_be_as_slow_as_the_host(
+    job, own, pace, is_doubtful
+):
+    """1.1 times the work of its peers, half of which come just in time as well."""
+
+    def longer(slot):
+        return 1.1 if slot.rank == 3 else 1.0
+
+    made = job(layout=Layout(dp=4), work=longer, launch_lead_ns=lambda rank: 10**8)
+    starved, paces = np.full((4, 20), 0.5), np.zeros((4, 20))
+    starved[3], paces[3] = own, pace
+    told = replace(observe(made.timeline()), starved_share=starved, held_pace=paces)
+    (finding,) = judge(told, DetectorSettings()).findings
+    assert (finding.ranks, finding.cause) == ((3,), Cause.COMPUTE)
+    assert finding.owner is (Owner.UNDECIDED if is_doubtful else Owner.NODE)
+    assert any("from launch to launch" in one for one in finding.evidence) == is_doubtful
+
+
+@pytest.mark.parametrize(
+    ("pace", "launching_ms", "owner"),
+    [
+        (0.08, 50.0, Owner.UNDECIDED),  # 1.08 times 50 ms is no reason for 16 ms
+        (0.45, 50.0, Owner.NODE),
+        (0.08, 5.0, Owner.NODE),  # it does something else for longer than it launches
+    ],
+)
+def test_gaps_are_a_host_s_if_it_launches_slower_by_as_much(job, pace, launching_ms, owner):
+    """A device of four has nothing to do for 16 ms an iteration, 84 % launched just in time."""
+    made = job(layout=Layout(dp=4), gap_ms=lambda slot: 16.0 if slot.rank == 2 else 0.1)
+    seen = observe(made.timeline())
+    starved, paces = np.zeros((4, 20)), np.zeros((4, 20))
+    starved[2], paces[2] = 0.84, pace
+    told = replace(seen, starved_share=starved, held_pace=paces,
+                   launching_ns=np.full((4, 20), launching_ms * 1e6))  # fmt: skip
+    (finding,) = judge(told, DetectorSettings()).findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((2,), Cause.HOST, owner)
+
+
+@pytest.mark.parametrize(("without", "is_told"), [(2, True), (5, False)])
+def test_a_loader_that_is_late_but_where_all_wait_for_a_checkpoint(job, without, is_told):
+    """115 ms in most of ten iterations, and nothing in those that another rank has held up."""
+    late = np.full((4, 10), 0.9e6)
+    late[:, 3] = late[:, 7] = 0.0
+    late[2] = 115e6
+    late[2, np.linspace(1, 9, without).astype(int)] = 0.0
+    seen = observe(job(layout=Layout(dp=4), iterations=10).timeline())
+    told = replace(seen, lost_ns={**seen.lost_ns, Cause.LOADER: late}, costs=None)
+    found = [one for one in judge(told, DetectorSettings()).findings if one.cause is Cause.LOADER]
+    lasting = [one for one in found if one.owner is Owner.NODE and len(one.episodes) == 1]
+    assert [one.ranks for one in lasting] == [(2,)] * is_told
