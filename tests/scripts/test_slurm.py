@@ -188,9 +188,15 @@ def test_software_by_container_conda_or_venv(
     """An image for srun's plugin, a file for Apptainer, an environment's own interpreter."""
     run = ("sbatch", "--nodes=1", "scripts/slurm/run.slurm")
     (checkout / "logs").mkdir()
+    of_image = tmp_path / "programs" / "python3"  # trains nothing, but is sbatch's own, too
+    of_image.write_text(
+        f'#!/bin/bash\n[[ $1 != {STAND_INS}/* ]] || exec "{sys.executable}" "$@"\n'
+        f'exec "{echo}" "$@"\n'
+    )
+    of_image.chmod(0o755)
     submit(
         *run,
-        MEGASCAN_PYTHON=echo,
+        MEGASCAN_PYTHON="not in the image",
         CONTAINER_IMAGE="registry.invalid#team/megascan:1",
         CONTAINER_MOUNTS="/data:/data",
     )
@@ -198,6 +204,7 @@ def test_software_by_container_conda_or_venv(
     assert "srun: --container-image=registry.invalid#team/megascan:1" in said
     assert f"srun: --container-mounts={checkout}:{checkout},{checkout}/runs/megascan-101" in said
     assert ":/data" in said
+    assert "python -m torch.distributed.run" in said
 
     image = tmp_path / "megascan.sif"
     image.touch()
