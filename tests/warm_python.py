@@ -348,7 +348,8 @@ class End:
 
     def __init__(self) -> None:
         self.code: int | None = None  # until it is known
-        self._sys, self._exit = sys, ctypes.CDLL(None).exit
+        # keeps the interpreter's lock: what torch's libraries leave behind holds Python objects
+        self._sys, self._exit = sys, ctypes.PyDLL(None).exit
 
     def __del__(self) -> None:
         """Leave it to Python where the code is not known, or what was printed cannot be written."""
