@@ -37,6 +37,7 @@ from scipy import special
 
 from detect.causes.device import (
     attention_residuals,
+    launches_as_quickly,
     mates_of,
     may_wait_for_launches,
     starvation,
@@ -82,7 +83,7 @@ from detect.stats.residuals import (
     stage_groups,
 )
 from detect.text import counted, milliseconds, percent, place, ranks_of
-from detect.thresholds import BURSTS, IMBALANCE, LOSSES, OCCUPANCY, PAIRS
+from detect.thresholds import BURSTS, IMBALANCE, LOSSES, OCCUPANCY, PAIRS, STARVATION
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 SHARED = (
@@ -502,18 +503,23 @@ def _shows_in_attention(seen: Observations, burst: Burst) -> bool:
 
 
 def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> tuple[str, ...]:
-    """Return how uneven data may explain what a rank lost to its host; () where it cannot.
+    """Return how launching, or uneven data, may explain what a rank lost to its host; () where they
+    cannot.
 
     What a pass takes besides its layers does not follow the layers' length, so longer data may look
     like stalls. Time between passes does not depend on the data.
     """
     stage = seen.members.stage
-    if is_uneven and 0 < int(stage[burst.row]) == int(stage.max()):
-        return (LENGTHS,)
     row, step_ns = burst.row, float(np.median(seen.iteration_ns))
+    share = float(burst.excess[burst.hits].mean())
+    if launches := launches_as_quickly(
+        seen, row, burst.hits, share, least_starved=STARVATION.fed_share
+    ):
+        return (launches,)
+    if is_uneven and 0 < int(stage[row]) == int(stage.max()):
+        return (LENGTHS,)
     stalled = float(np.nan_to_num(seen.stalled_ns[row][burst.hits]).mean()) / step_ns
-    lost = float(burst.excess[burst.hits].mean())
-    if lost >= BURSTS.least_uneven_share or stalled < BURSTS.most_of_host_share * lost:
+    if share >= BURSTS.least_uneven_share or stalled < BURSTS.most_of_host_share * share:
         return ()
     spread = float(robust.spread(deviations(seen.work, stage_groups(seen.members), ~burst.others)))
     return (LONGER,) if spread >= IMBALANCE.min_sequence_spread_log else ()

@@ -67,7 +67,7 @@ from detect.stats import robust
 from detect.stats.noise import Usual, estimate_noise
 from detect.stats.residuals import stage_groups
 from detect.text import milliseconds, times
-from detect.thresholds import COMPUTE, DEVICE, PACE, PAIRS, READINGS, STARVATION
+from detect.thresholds import COMPUTE, COSTS, DEVICE, PACE, PAIRS, READINGS, STARVATION
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -626,6 +626,29 @@ def _slower_to_launch(seen: Observations, paces: Floats, row: int, active: Flags
     """Return how much longer the row's host takes from launch to launch than its peers', log."""
     pace = robust.median(paces[:, active], axis=1)
     return float(pace[row] - robust.median(pace[_stage_peers(seen, row)]))
+
+
+def launches_as_quickly(
+    seen: Observations, row: int, active: Flags, share: float, *, least_starved: float
+) -> str:
+    """Say why a host need not be to blame for gaps of its device, a `share` of the iteration: it
+    launches hardly more slowly than its peers' hosts. Empty where that is not so, and where less
+    than `least_starved` of the device's work comes just in time, since pauses are then few.
+
+    What launching takes longer is a part of what it takes at all. Example: gaps of 16.3 ms of 81,
+    and 49 ms to launch all passes, are 1.5 times the time; the host takes 1.1 times its peers'.
+    Where that time is not known (profiles), it is the iteration's, and the host is to blame only if
+    it is slower than processors of one model differ (`PACE.slow_log`): somebody is always the last.
+    """
+    iteration_ns = float(np.median(seen.iteration_ns[active]))
+    launching_ns = 0.0
+    if seen.launching_ns is not None:
+        launching_ns = float(robust.median(seen.launching_ns[row][active]))
+    of_launching = min(share * iteration_ns / (launching_ns or iteration_ns), COSTS.max_saved_share)
+    effect = -float(np.log1p(-of_launching))
+    if not launching_ns:
+        effect = max(effect, PACE.slow_log / STARVATION.slower_share)
+    return hardly_slower_host(seen, row, active, effect, least_starved=least_starved)
 
 
 def stands_still(seen: Observations, row: int, active: Flags) -> bool:

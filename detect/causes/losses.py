@@ -17,10 +17,10 @@ from scipy import special
 from detect.causes.device import (
     UNKNOWN_ROLES,
     half_starved,
-    hardly_slower_host,
     host_advice,
     hosts_are_all_late,
     is_host_bound,
+    launches_as_quickly,
     launches_slowly,
     mates_of,
     stands_still,
@@ -50,7 +50,7 @@ from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course, Suspect
 from detect.text import milliseconds, percent, place, ranks_of
-from detect.thresholds import COSTS, LOSSES, NETWORKS, OCCUPANCY, SEARCH
+from detect.thresholds import LOSSES, NETWORKS, OCCUPANCY, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -314,26 +314,9 @@ def _doubt_of_host(inquiry: Inquiry, suspect: Suspect) -> str:
         return OF_ITS_STAGE
     if _is_hardly_more(seen, suspect):
         return HARDLY_MORE
-    slower = _slowdown_of_launching(seen, suspect)
-    return half_starved(seen, row, active) or hardly_slower_host(
-        seen, row, active, slower, least_starved=LOSSES.many_gaps_share
+    return half_starved(seen, row, active) or launches_as_quickly(
+        seen, row, active, suspect.course.effect, least_starved=LOSSES.many_gaps_share
     )
-
-
-def _slowdown_of_launching(seen: Observations, suspect: Suspect) -> float:
-    """Return by how much longer a host would have to take for its launches than its peers' hosts,
-    log, for that to be why its device has nothing to do; of the iteration where the time that
-    launching takes is not known.
-
-    Example: 16.3 ms of 81, and 49 ms to launch all passes: 1.5 times as long.
-    """
-    row, active = suspect.row, suspect.course.active
-    iteration_ns = float(np.median(seen.iteration_ns[active]))
-    launching_ns = 0.0
-    if seen.launching_ns is not None:
-        launching_ns = float(robust.median(seen.launching_ns[row][active]))
-    share = suspect.course.effect * iteration_ns / (launching_ns or iteration_ns)
-    return -float(np.log1p(-min(share, COSTS.max_saved_share)))
 
 
 def _refills_its_queue(seen: Observations, suspect: Suspect) -> bool:

@@ -46,7 +46,7 @@ from detect.causes.device import (
 )
 from detect.causes.finding import Inquiry
 from detect.causes.searches import ComputeSearch, SlowRow
-from detect.observe.observations import BACKWARD, FORWARD, Observations
+from detect.observe.observations import BACKWARD, FORWARD, Members, Observations
 from detect.report import Owner
 from detect.stats import robust
 from detect.stats.residuals import deviations, stage_groups
@@ -344,14 +344,30 @@ def _by_pool(seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int)
         f"{np.exp(other):.2f}x"
     )
     if own >= PAIRS.agrees_share * effect and other < PAIRS.agrees_share * effect:
-        mates = seen.members.other_stages(slow.suspect.row)
-        level = robust.median(found.pool.value[mates][:, active], axis=1)
-        if mates.any() and bool((level >= PAIRS.agrees_share * effect).all()):
+        level = robust.median(found.pool.value[:, active], axis=1)
+        if _other_stages_differ_alike(seen.members, level, slow.suspect.row, peer, effect):
             return Decision(False, words + DATA_OF_REPLICA)
         return Decision(True, words)
     if own < PAIRS.agrees_share * effect and other <= -PAIRS.agrees_share * effect:
         return Decision(False, words + ": the peer is faster than everybody else")
     return None
+
+
+def _other_stages_differ_alike(
+    members: Members, level: Floats, row: int, peer: int, effect: float
+) -> bool:
+    """Return whether other stages of the row's replica are slower than those of the peer's replica
+    by about as much as the row is, as longer data of the whole replica make them.
+
+    `level` (row,) is what layers take over those of all stages, log. Example: 0.06 and -0.04 in the
+    last stage; 0.03 and -0.01, 0.04 and -0.03, 0.04 and -0.01 in the others.
+    """
+    of_peer = members.replica == members.replica[peer]
+    over = [
+        float(level[mate] - robust.median(level[of_peer & (members.stage == members.stage[mate])]))
+        for mate in np.flatnonzero(members.other_stages(row))
+    ]
+    return bool(over) and float(robust.median(np.array(over))) >= PAIRS.agrees_share * effect
 
 
 def _by_history(

@@ -679,3 +679,29 @@ def test_a_loader_that_is_late_but_where_all_wait_for_a_checkpoint(job, without,
     found = [one for one in judge(told, DetectorSettings()).findings if one.cause is Cause.LOADER]
     lasting = [one for one in found if one.owner is Owner.NODE and len(one.episodes) == 1]
     assert [one.ranks for one in lasting] == [(2,)] * is_told
+
+
+@pytest.mark.parametrize(
+    ("pace", "launching_ms", "owner"),
+    [
+        (0.05, 120.0, Owner.UNDECIDED),
+        (0.45, 120.0, Owner.NODE),
+        (0.2, None, Owner.UNDECIDED),  # a profile: processors of one model differ by as much
+        (0.45, None, Owner.NODE),
+    ],
+)
+def test_gaps_now_and_then_are_a_host_s_if_it_launches_slower(job, pace, launching_ms, owner):
+    """60 ms in six of twenty iterations, whose operations come just in time."""
+    hits = {2, 3, 7, 8, 13, 17}
+
+    def gaps(slot):
+        return 60.0 if slot.rank == 1 and slot.iteration in hits else 0.1
+
+    seen = observe(job(layout=Layout(dp=4), gap_ms=gaps).timeline())
+    starved, paces = np.zeros((4, 20)), np.zeros((4, 20))
+    starved[1], paces[1] = 0.8, pace
+    launching = None if launching_ms is None else np.full((4, 20), launching_ms * 1e6)
+    told = replace(seen, starved_share=starved, held_pace=paces, launching_ns=launching)
+    report = judge(told, DetectorSettings(num_warmup_iterations=0))
+    found = {one.cause: one.owner for one in report.findings if one.ranks == (1,)}
+    assert found == {Cause.HOST: owner}

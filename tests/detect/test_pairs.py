@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from detect import Cause, Owner, Verdict
+from detect.causes.ordinary import _other_stages_differ_alike
+from detect.observe.extract import observe
 from megascan.topology import Layout
 
 
@@ -79,3 +82,13 @@ def test_layers_of_a_whole_replica_may_be_its_data(job):
 
     report = job(layout=Layout(dp=2, pp=2), layers=2, work=replica).report()
     assert report.findings and {one.owner for one in report.findings} == {Owner.UNDECIDED}
+
+
+@pytest.mark.parametrize(("effect", "is_alike"), [(0.077, True), (0.2, False)])
+def test_other_stages_are_compared_with_the_other_replica_s(job, effect, is_alike):
+    """Against all stages they are above the typical by less than half of what the last one is."""
+    members = observe(job(layout=Layout(dp=2, pp=4)).timeline()).members
+    level = np.array([0.026, -0.013, 0.038, -0.033, 0.043, -0.011, 0.061, -0.036])
+    assert _other_stages_differ_alike(members, level, 6, 7, effect) == is_alike
+    sound = np.where(np.arange(8) == 6, level, 0.0)
+    assert not _other_stages_differ_alike(members, sound, 6, 7, effect)
