@@ -121,7 +121,8 @@ def longer_data(
     seen: Observations, found: ComputeSearch, slow: SlowRow
 ) -> tuple[Owner, str] | None:
     """Return whose doing it is that a row which gets more tokens than its peers is slow, with a
-    sentence; None where it gets no more, or nobody recorded how many.
+    sentence; None where it gets no more, where nobody recorded how many, and where it is not slow
+    all the time: its passes always get as many.
 
     Most of a pass takes time in proportion to its tokens, attention to the square of their number:
     n times the tokens explain passes that take up to n^2 times as long. Beyond that, or where the
@@ -132,7 +133,7 @@ def longer_data(
     """
     row, course = slow.suspect.row, slow.suspect.course
     tokens = seen.tokens_of(row)
-    if tokens is None or not tokens[0] > tokens[1]:
+    if tokens is None or not tokens[0] > tokens[1] or not course.active.all():
         return None
     own, theirs = tokens
     words = (

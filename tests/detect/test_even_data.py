@@ -83,6 +83,17 @@ def test_longer_data_excuse_no_more_than_they_explain(job, work):
     assert any("may be part of the reason" in one for one in report.findings[0].evidence)
 
 
+def test_data_that_were_always_longer_are_not_why_a_rank_became_slow(job):
+    def later(slot):
+        grows = slot.rank == 3 and slot.iteration >= 12
+        return 1.3 if grows and slot.name != "optimizer" else 1.0
+
+    report = job(layout=Layout(dp=8), work=later, tokens=longer_at(3)).report()
+    ((ranks, cause, _),) = owners(report)
+    assert (ranks, cause) == ((3,), Cause.COMPUTE)
+    assert report.findings[0].first_iteration == 12
+
+
 def test_longer_data_of_another_rank_excuse_nobody(job):
     def of_two(slot):
         factors = {3: 1.25, 6: 1.15} if slot.name != "optimizer" else {}
