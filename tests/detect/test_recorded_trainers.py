@@ -1,6 +1,6 @@
-"""Runs of other people's trainers (`benchmarks.trainers`: gloo, two H100) judged wrongly once.
+"""Runs of other people's trainers (`benchmarks.trainers`: gloo, two and four H100).
 
-What was planted is in each file's name; the files do not say it.
+Most were judged wrongly once. What was planted is in each file's name; the files do not say it.
 """
 
 from __future__ import annotations
@@ -133,3 +133,34 @@ def test_a_core_shared_under_layers_in_turns_is_named_for_its_host_not_its_loade
     assert named(report) == [((3,), Cause.HOST)]
     (loader,) = [one for one in report.findings if one.cause is Cause.LOADER]
     assert loader.owner is Owner.UNDECIDED
+
+
+def test_a_loader_that_is_late_between_checkpoints_costs_all_that_it_is_late(report_of):
+    """Rank 2 loads 121 ms longer in all iterations; in two rank 0 saves a checkpoint for 3 s."""
+    (finding,) = report_of("h100-hybrid-of-4-rank-2-late-batches").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((2,), Cause.LOADER, Owner.NODE)
+    assert finding.step_time_cost_ratio > 2.5  # 3.05 times the healthy job's step
+
+
+@pytest.mark.parametrize("name", ["h100-fsdp-of-4-last-host", "h100-fsdp-of-4-healthy-in-turns"])
+def test_whose_host_is_the_last_by_a_little_is_not_named_for_what_all_wait(report_of, name):
+    """Now this host and now that one is the last, and the step takes as long with either."""
+    report = report_of(name)
+    assert report.verdict is Verdict.UNDECIDED and not named(report)
+
+
+def test_a_replica_with_counted_longer_data_is_the_job_s_doing(report_of):
+    (finding,) = report_of("h100-ddp-of-4-rank-1-longer-data").findings
+    assert (finding.ranks, finding.cause) == ((1,), Cause.SEQUENCE_IMBALANCE)
+    assert finding.owner is Owner.JOB
+    assert finding.step_time_cost_ratio == pytest.approx(1.15, abs=0.02)  # of the healthy job's
+
+
+def test_longer_data_beside_an_optimizer_step_that_waits_for_launches_stay_undecided(report_of):
+    report = report_of("h100-accelerate-of-4-rank-1-longer-data")
+    assert report.verdict is Verdict.UNDECIDED and not named(report)
+
+
+def test_beside_a_slow_device_one_that_waits_for_its_host_is_not_slow(report_of):
+    report = report_of("h100-lightning-of-4-rank-2-fewer-sms")
+    assert named(report) == [((2,), Cause.COMPUTE)]
