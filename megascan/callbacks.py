@@ -113,8 +113,14 @@ def for_transformers(config: TraceConfig, *, mesh: DeviceMesh | None = None) -> 
 
 
 def for_lightning(config: TraceConfig, *, mesh: DeviceMesh | None = None) -> Callback:
-    """Return a callback that traces a fit of Lightning's Trainer; `mesh` is that of `start`."""
-    from lightning.pytorch import Callback
+    """Return a callback that traces a fit of Lightning's Trainer; `mesh` is that of `start`.
+
+    Lightning is installed as `lightning` or as `pytorch-lightning`; either will do.
+    """
+    try:
+        from lightning.pytorch import Callback
+    except ModuleNotFoundError:
+        from pytorch_lightning import Callback  # type: ignore[assignment]
 
     steps = Steps(config, mesh)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from megascan.callbacks import for_lightning
+from megascan.config import TraceConfig
 from tests import ranks
 from tests.instrument import called_back_trainer as called_back
 from tests.instrument.wrapped_trainer import NUM_LAYERS, WAIT_S, WIDTH
@@ -128,3 +131,10 @@ def test_no_iteration_has_an_evaluation_in_it(called_back_run, kind):
 @pytest.mark.parametrize("kind", ["transformers", "lightning"])
 def test_no_iteration_follows_the_last_step(called_back_run, kind):
     assert called_back_run.spans(kind, called_back.NUM_STEPS + 1) == [[], []]
+
+
+def test_lightning_may_be_installed_under_its_other_name(monkeypatch, tmp_path):
+    for name in ("lightning", "lightning.pytorch"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not there
+    callback = for_lightning(TraceConfig(enabled=True, directory=tmp_path))
+    assert type(callback).__mro__[1].__module__.startswith("pytorch_lightning.")
