@@ -24,7 +24,7 @@ from detect.causes.device import (
     host_advice,
     is_host_bound,
     is_isolated,
-    launched_late,
+    launched_by_slow_host,
     mates_of,
     may_wait_for_launches,
     not_shown,
@@ -330,7 +330,7 @@ def _by_what_is_ordinary(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) 
         _shared_core(seen, slow)
         or ordinary_difference(inquiry, found, slow)
         or half_starved(seen, row, course.active)
-        or launched_late(seen, row, course.active, course.effect)
+        or launched_by_slow_host(seen, row, course.active, course.effect)
         or _perhaps_not_slow(slow)
         or _waits_beside(seen, slow)
         or ("" if _optimizer_agrees(slow) else may_wait_for_launches(seen))

@@ -472,8 +472,8 @@ def starvation(
             "whatever the node"
         )
     words += _idle_beyond_launching(seen, row, active)
-    doubt = _doubt(seen, row, num_others=len(others)) or hardly_slower_host(
-        seen, row, active, effect
+    doubt = _doubt(seen, row, num_others=len(others)) or _hardly_slower_host(
+        seen, row, active, STARVATION.slower_share * effect
     )
     if not len(others) and theirs > STARVATION.fed_share:
         return Owner.JOB, f"{words}: the job is host-bound, whatever the node"
@@ -515,7 +515,7 @@ def waits_for_launches(seen: Observations, row: int, active: Flags) -> str:
     )
 
 
-def launched_late(seen: Observations, row: int, active: Flags, effect: float) -> str:
+def launched_by_slow_host(seen: Observations, row: int, active: Flags, effect: float) -> str:
     """Say that half of a device's operations come just in time, from a host that launches more
     slowly than its peers' hosts by as much as the device's work is slower, by the log slowdown
     `effect`: its host may be the reason. Empty elsewhere.
@@ -587,8 +587,8 @@ def _doubt(seen: Observations, row: int, *, num_others: int) -> str:
     return ""
 
 
-def hardly_slower_host(
-    seen: Observations, row: int, active: Flags, effect: float, *, least_starved: float = 0.0
+def _hardly_slower_host(
+    seen: Observations, row: int, active: Flags, least: float, *, least_starved: float = 0.0
 ) -> str:
     """Say why a starved device's host need not be to blame: it is hardly slower than its peers'
     hosts. Empty where that is not so.
@@ -599,13 +599,13 @@ def hardly_slower_host(
     hosts take 106 and 100 ms to launch an iteration of 30 ms of work. The first device then
     seems to compute 3.5 times as long as the second, although its host is 6 % slower.
 
-    So the host is to blame only where it launches slower than its peers' by a good part of `effect`
-    (log), which is what its device loses. Empty, too, where the trace does not tell launches, where
-    the host stops now and then (`stands_still`) or does something else for longer than all its
-    launching takes, and where the device is not starved (less than `least_starved` of its work
-    comes just in time, by default `_least_starved`).
+    So the host is to blame only where it launches slower than its peers' by `least` (log), a good
+    part of what its device loses; 0 where that is not known. Empty then, too, where the trace does
+    not tell launches, where the host stops now and then (`stands_still`) or does something else for
+    longer than all its launching takes, and where the device is not starved (less than
+    `least_starved` of its work comes just in time, by default `_least_starved`).
     """
-    if seen.held_pace is None or seen.starved_share is None or not effect:
+    if seen.held_pace is None or seen.starved_share is None or not least:
         return ""
     if stands_still(seen, row, active) or _idle_beyond_launching(seen, row, active):
         return ""
@@ -613,7 +613,7 @@ def hardly_slower_host(
     if not own >= (least_starved or _least_starved(theirs)):
         return ""
     over = _slower_to_launch(seen, seen.held_pace, row, active)
-    if not np.isfinite(over) or over >= STARVATION.slower_share * effect:
+    if not np.isfinite(over) or over >= least:
         return ""
     return (
         f"but from launch to launch its host takes {np.exp(over):.2f}x the time of its peers': "
@@ -645,10 +645,10 @@ def launches_as_quickly(
     if seen.launching_ns is not None:
         launching_ns = float(robust.median(seen.launching_ns[row][active]))
     of_launching = min(share * iteration_ns / (launching_ns or iteration_ns), COSTS.max_saved_share)
-    effect = -float(np.log1p(-of_launching))
+    least = STARVATION.slower_share * -float(np.log1p(-of_launching))
     if not launching_ns:
-        effect = max(effect, PACE.slow_log / STARVATION.slower_share)
-    return hardly_slower_host(seen, row, active, effect, least_starved=least_starved)
+        least = max(least, PACE.slow_log)
+    return _hardly_slower_host(seen, row, active, least, least_starved=least_starved)
 
 
 def stands_still(seen: Observations, row: int, active: Flags) -> bool:

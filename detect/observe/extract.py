@@ -11,6 +11,7 @@ kernels of a profile         all of the above that passes would tell (detect.obs
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -115,7 +116,7 @@ def _observations(
         Cause.HOST: cells.gap_ns + stalled + stolen,
     }
     guessed = (GUESSED,) if are_guessed(timeline.headers) else ()
-    are_alike = _has_equal_layers(timeline)
+    are_alike, tokens = _has_equal_layers(timeline), _tokens(timeline)
     return Observations(
         members=members,
         iterations=frame.iterations,
@@ -142,8 +143,8 @@ def _observations(
         mixes_communication=frame.uses_cpu_time and _hides_model_parallel(timeline),
         splits_tensor_groups=_splits_tensor_groups(frame, timeline),
         transfers=transfers,
-        has_even_data=_has_even_data(timeline),
-        tokens=_tokens(timeline),
+        has_even_data=_has_even_data(timeline, tokens),
+        tokens=tokens,
         has_equal_layers=are_alike,
         counters=typical_readings(timeline),
         alignment=_alignment(timeline),
@@ -344,31 +345,23 @@ def _members(timeline: Timeline, ranks: Integers) -> Members:
     )
 
 
-def _has_even_data(timeline: Timeline) -> bool:
-    """Return whether all passes of each stage got as many tokens."""
-    counts: dict[int, set[tuple[int, ...]]] = {}
-    for rank, windows in timeline.windows.items():
-        stage = timeline.headers[rank].coordinates.pp
-        counts.setdefault(stage, set()).update(window.tokens for window in windows)
-    return bool(counts) and all(_are_even(found) for found in counts.values())
-
-
 def _tokens(timeline: Timeline) -> dict[int, int]:
     """Return the tokens of a pass, by rank, of ranks all of whose passes got as many."""
     found = {}
     for rank, windows in timeline.windows.items():
-        counts = {window.tokens for window in windows}
-        if _are_even(counts):
-            found[rank] = next(iter(counts))[0]
+        counts = {number for window in windows for number in window.tokens}
+        if len(counts) == 1 and all(window.tokens for window in windows):
+            found[rank] = counts.pop()
     return found
 
 
-def _are_even(windows: set[tuple[int, ...]]) -> bool:
-    """Return whether the `windows`, tokens by pass each, are alike, and all passes of one."""
-    if len(windows) != 1:
-        return False
-    (tokens,) = windows
-    return len(set(tokens)) == 1
+def _has_even_data(timeline: Timeline, tokens: Mapping[int, int]) -> bool:
+    """Return whether all passes of each stage got as many of the `tokens`."""
+    counts: dict[int, set[int | None]] = {}
+    for rank, windows in timeline.windows.items():
+        of_stage = counts.setdefault(timeline.headers[rank].coordinates.pp, set())
+        of_stage.update(tokens.get(rank) for _ in windows)
+    return bool(counts) and all(len(one) == 1 and None not in one for one in counts.values())
 
 
 def _has_equal_layers(timeline: Timeline) -> bool:

@@ -326,12 +326,11 @@ def num_tokens(positional: Sequence[object], named: Mapping[str, object]) -> int
     """
     import torch
 
-    said = {**named}
-    for one in positional:  # a batch as a whole, as Lightning hands it on
-        said.update(one if isinstance(one, dict) else {})
-    others = [one for name, one in said.items() if not _is_said(str(name))]
-    alone = [one for one in positional if not isinstance(one, dict)]
-    given = [one for one in (*alone, *others) if not _is_plain(one)]
+    unnamed = [one for one in positional if not isinstance(one, dict)]
+    for batch in positional:  # as a whole, as Lightning hands it on
+        named = {**named, **batch} if isinstance(batch, dict) else named
+    others = [one for name, one in named.items() if not _is_said(str(name))]
+    given = [one for one in (*unnamed, *others) if not _is_plain(one)]
     tokens = given[0] if len(given) == 1 else None
     if not isinstance(tokens, torch.Tensor) or tokens.is_nested:
         return 0
