@@ -7,6 +7,7 @@ Each evaluates and saves between its steps, and takes two batches a step.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -21,8 +22,23 @@ import megascan
 from megascan.callbacks import for_lightning, for_transformers
 
 NUM_STEPS, NUM_BATCHES, NUM_LAYERS, WIDTH = 8, 2, 3, 32
-EVERY, PAUSE_S = 3, 0.5
-"""Steps between two evaluations, and how long one of those takes at least."""
+EVERY = 3
+"""Steps between two evaluations."""
+
+
+class Evaluations:
+    """When this rank evaluated, as (begin, end) in unix ns: beside the trace, for the test."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / f"evaluations-{os.environ['RANK']}.json"
+        self._times: list[list[int]] = []
+
+    def begin(self) -> None:
+        self._times.append([time.time_ns()])
+
+    def end(self) -> None:
+        self._times[-1].append(time.time_ns())
+        self._path.write_text(json.dumps(self._times))
 
 
 class Words(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -39,15 +55,10 @@ class Words(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 class Lines(torch.utils.data.Dataset[torch.Tensor]):
     """Lines of numbers."""
 
-    def __init__(self, is_slow: bool = False) -> None:
-        self.is_slow = is_slow
-
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, number: int) -> torch.Tensor:
-        if self.is_slow:
-            time.sleep(2 * PAUSE_S / len(self))  # each rank takes half of them
         return torch.full((WIDTH,), float(number))
 
 
@@ -59,10 +70,14 @@ def config_of(directory: Path) -> megascan.TraceConfig:
 def train_transformers(directory: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-    class Slow(Trainer):
+    evaluations = Evaluations(directory)
+
+    class Evaluating(Trainer):
         def evaluate(self, *positional: object, **named: object) -> dict[str, float]:
-            time.sleep(PAUSE_S)
-            return super().evaluate(*positional, **named)
+            evaluations.begin()
+            metrics = super().evaluate(*positional, **named)
+            evaluations.end()
+            return metrics
 
     shape = {
         "vocab_size": 8,
@@ -71,7 +86,7 @@ def train_transformers(directory: Path) -> None:
         "n_layer": NUM_LAYERS,
         "n_head": 2,
     }
-    trainer = Slow(
+    trainer = Evaluating(
         model=GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0)),
         args=TrainingArguments(
             output_dir=str(directory / "saved"),
@@ -87,13 +102,15 @@ def train_transformers(directory: Path) -> None:
         ),
         train_dataset=Words(),
         eval_dataset=Words(),
-        callbacks=[for_transformers(config_of(directory / "transformers"))],
+        callbacks=[for_transformers(config_of(directory))],
     )
     trainer.train()
 
 
 def train_lightning(directory: Path) -> None:
     import lightning.pytorch as lightning
+
+    evaluations = Evaluations(directory)
 
     class Network(lightning.LightningModule):
         def __init__(self) -> None:
@@ -109,6 +126,12 @@ def train_lightning(directory: Path) -> None:
 
         def validation_step(self, batch: torch.Tensor) -> torch.Tensor:
             return self.training_step(batch)
+
+        def on_validation_start(self) -> None:
+            evaluations.begin()
+
+        def on_validation_epoch_end(self) -> None:
+            evaluations.end()
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters())
@@ -127,16 +150,17 @@ def train_lightning(directory: Path) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=str(directory / "checkpoints"),
-        callbacks=[for_lightning(config_of(directory / "lightning"))],
+        callbacks=[for_lightning(config_of(directory))],
     )
     batches = torch.utils.data.DataLoader(Lines(), batch_size=2)
-    trainer.fit(Network(), batches, torch.utils.data.DataLoader(Lines(is_slow=True)))
+    trainer.fit(Network(), batches, torch.utils.data.DataLoader(Lines(), batch_size=2))
 
 
 def main() -> None:
     dist.init_process_group("gloo")
-    train_transformers(Path(sys.argv[1]))
-    train_lightning(Path(sys.argv[1]))
+    for kind, train in (("transformers", train_transformers), ("lightning", train_lightning)):
+        (Path(sys.argv[1]) / kind).mkdir(exist_ok=True)
+        train(Path(sys.argv[1]) / kind)
     if dist.is_initialized():
         dist.destroy_process_group()
 
