@@ -400,7 +400,8 @@ class _Memory:
     )  # fmt: skip
     agrees_share: float = limit(
         0.5, "share of the effect", Origin.CONVENTION,
-        "that the optimizer shows at least, and the other way round",
+        "that the optimizer shows at least, and the other way round; that what moves memory shows "
+        "at least where the device as a whole is slow",
     )  # fmt: skip
 
 

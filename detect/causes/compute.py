@@ -75,6 +75,7 @@ from detect.thresholds import COMPUTE as LIMITS
 from detect.thresholds import (
     DEVICE,
     IMBALANCE,
+    MEMORY,
     ORDINARY,
     PAIRS,
     PERSISTENCE,
@@ -98,6 +99,10 @@ BOUND = (
 GATHERED = (
     "parameters are gathered beside the passes, which wait for the slowest rank in it, and no "
     "layers were recorded that would tell how long (granularity full, a model that is not compiled)"
+)
+MOVES = (
+    "kernels that only move memory take {times} as long, too: those of one name and launch move as "
+    "much on every rank, as longer data or heavier layers launch larger ones"
 )
 NOT_ALIKE = (
     "its passes are not slow alike; a slow device slows both, so this is rather a difference of "
@@ -282,8 +287,10 @@ def _predicate(slow: SlowRow, cause: Cause, owner: Owner, is_bound: bool, *, is_
     elif cause == Cause.HOST:
         how = f"is starved by its host: work takes {slowdown} the time of its {peers}"
     if slow.is_mean:
-        how += " on the mean, if not in its typical pass,"
-    return f"{how}, undecided whose fault that is" if owner == Owner.UNDECIDED else how
+        how += " on the mean, if not in its typical pass"
+    if owner == Owner.UNDECIDED:
+        return f"{how}, undecided whose fault that is"
+    return f"{how}," if slow.is_mean else how
 
 
 def _judge(
@@ -346,7 +353,7 @@ def _by_clock(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision
 def _by_when(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
     """Doubt what is slow in some passes only, or while the run warms up."""
     if slow.is_mean:
-        return Decision(False, ON_THE_MEAN)
+        return _by_what_it_moves(inquiry.seen, slow) or Decision(False, ON_THE_MEAN)
     return Decision(False, WARMING_UP) if _warms_up(inquiry, slow) else None
 
 
@@ -451,13 +458,39 @@ def _alone_on_its_stage(seen: Observations, slow: SlowRow) -> Decision:
             "changed inside the trace, and what a stage has to do does not",
         )
     # stages differ a little anyway: what they run besides their layers differs
-    if seen.has_equal_layers and slow.suspect.course.effect >= np.log(ORDINARY.little_ratio):
-        return Decision(True, EQUAL_LAYERS)
+    if slow.suspect.course.effect >= np.log(ORDINARY.little_ratio):
+        if seen.has_equal_layers:
+            return Decision(True, EQUAL_LAYERS)
+        moves = _by_what_it_moves(seen, slow)
+        if moves is not None:
+            return moves
     return Decision(
         False,
         "no other rank shares its stage, and layers of one kind may be heavier than others: a "
         "benchmark of this device and of another stage's, or a second replica, decides",
     )
+
+
+def _by_what_it_moves(seen: Observations, slow: SlowRow) -> Decision | None:
+    """Blame the node of a profile's row whose kernels that only move memory are slow as well; None
+    where they are not, or were not recorded.
+
+    Example: another process has a stage's GPU for half of the time. Its products of matrices take
+    2.3 times as long as those of the other stages, and so would heavier layers, whose products sum
+    over more at an equal launch; but its additions of as many elements take 2.2 times as long, too.
+    """
+    if seen.boundness is None:
+        return None
+    active = slow.suspect.course.active
+    time = np.exp(seen.boundness.memory.log_ns[:, active])
+    known = np.isfinite(time[[slow.suspect.row, *slow.peers]]).all(axis=(0, 1))
+    moving = time[:, :, known].sum(axis=2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slower = np.log(moving[slow.suspect.row] / robust.median(moving[slow.peers], axis=0))
+    effect = float(robust.median(slower))
+    if not effect >= MEMORY.agrees_share * slow.suspect.course.effect:
+        return None
+    return Decision(True, MOVES.format(times=times(float(np.exp(effect)))))
 
 
 def _evidence(seen: Observations, slow: SlowRow) -> list[str]:

@@ -669,10 +669,12 @@ def _messages(
 
 
 class CheckpointSaves:
-    """Wraps checkpoint saves."""
+    """Wraps functions that save checkpoints, on the training thread; a save may use another one."""
 
     def __init__(self, tracer: RecordingTracer) -> None:
         self._tracer = tracer
+        self._thread = threading.get_ident()
+        self._is_saving = False
 
     def save_checkpoint(self, original: Function) -> Function:
         """Record `save-checkpoint`, also between iterations; the span goes to the next window."""
@@ -680,10 +682,15 @@ class CheckpointSaves:
 
         @functools.wraps(original)
         def traced(*positional: object, **named: object) -> object:
-            if not tracer.waiting:
+            is_part = self._is_saving or threading.get_ident() != self._thread
+            if is_part or not tracer.waiting:
                 return original(*positional, **named)
             begin = tracer.mark_host()
-            result = original(*positional, **named)
+            self._is_saving = True
+            try:
+                result = original(*positional, **named)
+            finally:
+                self._is_saving = False
             try:
                 tracer.add(Kind.CHECKPOINT, SAVE_CHECKPOINT, begin, tracer.mark_host(), {})
             except Exception as error:

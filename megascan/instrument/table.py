@@ -79,7 +79,7 @@ def places(
     p2p: PointToPoint,
     collectives: Collectives,
     *,
-    host: CheckpointSaves,
+    saves: CheckpointSaves,
     updates: Updates,
 ) -> list[Place]:
     """Return the table of a job on megatron.core."""
@@ -115,7 +115,7 @@ def places(
         *_collective_places(collectives),
         *(
             Place(module=module, attribute=attribute, wrap=wrap, granularity=Granularity.FULL)
-            for module, attribute, wrap in _full_places(modules, host)
+            for module, attribute, wrap in _full_places(modules, saves)
         ),
     ]
 
@@ -129,7 +129,7 @@ def _collective_places(collectives: Collectives) -> Iterator[Place]:
 
 
 def _full_places(
-    modules: Modules, host: CheckpointSaves
+    modules: Modules, saves: CheckpointSaves
 ) -> Iterator[tuple[str, str, Callable[[Function], Function]]]:
     """Yield the places that granularity `full` adds: module, attribute, and wrapper."""
     for span, module, name in _MODULES:
@@ -137,11 +137,15 @@ def _full_places(
     for span, module, attribute in _RECOMPUTED:
         yield module, attribute, modules.recompute_of(span)
     yield f"{_CORE}.models.gpt.gpt_model", "GPTModel.forward", modules.output_layer_of
-    yield f"{_CORE}.dist_checkpointing.serialization", "save", host.save_checkpoint
+    yield f"{_CORE}.dist_checkpointing.serialization", "save", saves.save_checkpoint
 
 
 def plain_places(
-    watched: WatchedModels, exchanges: Exchanges, batches: Batches, collectives: Collectives
+    watched: WatchedModels,
+    exchanges: Exchanges,
+    batches: Batches,
+    collectives: Collectives,
+    saves: CheckpointSaves,
 ) -> list[Place]:
     """Return the additional places of jobs whose models of plain PyTorch are watched."""
     distributed = "torch.distributed"
@@ -170,7 +174,21 @@ def plain_places(
             attribute="_batch_p2p",
             wrap=exchanges.batch,
         ),
+        *(
+            Place(module=module, attribute=name, wrap=saves.save_checkpoint)
+            for module, name in _SAVES
+            if module in sys.modules
+        ),
     ]
+
+
+_SAVES = (
+    ("torch.distributed.checkpoint", "save"),
+    ("safetensors.torch", "save_file"),
+    ("torch", "save"),
+)
+"""Functions by which loops save checkpoints, often on one rank and within an iteration, while the
+others wait: not that rank's host's fault."""
 
 
 def install(
@@ -192,13 +210,14 @@ def install(
         tracer.listen(GarbageCollections(tracer))
     installation = Installation()
     installation.undo_full.append(modules.remove)
+    saves = CheckpointSaves(tracer)
     collectives = Collectives(tracer, position, groups, knows_experts=not models)
     wanted = places(
         Passes(tracer, position, backward_spans, updates),
         modules,
         PointToPoint(tracer, position, groups),
         collectives,
-        host=CheckpointSaves(tracer),
+        saves=saves,
         updates=updates,
     )
     if models:
@@ -211,7 +230,10 @@ def install(
         tracer.listen(watched)
         exchanges, batches = Exchanges(tracer, position, groups), Batches(tracer)
         tracer.listen(batches)
-        wanted += [*plain_places(watched, exchanges, batches, collectives), *functional.places()]
+        wanted += [
+            *plain_places(watched, exchanges, batches, collectives, saves),
+            *functional.places(),
+        ]
     if not tracer.full:
         wanted = [place for place in wanted if place.granularity is Granularity.BASE]
     installation.install(wanted)

@@ -13,7 +13,13 @@ from megascan.callbacks import for_lightning
 from megascan.config import TraceConfig
 from tests import ranks
 from tests.instrument import called_back_trainer as called_back
-from tests.instrument.wrapped_trainer import NUM_LAYERS, WAIT_S, WIDTH
+from tests.instrument.wrapped_trainer import (
+    NUM_LAYERS,
+    SAVE_TOGETHER,
+    SAVES_ALONE,
+    WAIT_S,
+    WIDTH,
+)
 
 TRAINER = Path(__file__).with_name("wrapped_trainer.py")
 CALLED_BACK = Path(__file__).with_name("called_back_trainer.py")
@@ -80,6 +86,17 @@ def test_buffers_that_ddp_sends_are_seen_in_their_forward(run):
         assert (sent["args"]["group"], sent["args"]["size_bytes"]) == ("dp@0", 4 * WIDTH)
         assert forward["ts"] <= sent["ts"]
         assert sent["ts"] + sent["dur"] <= forward["ts"] + forward["dur"]
+
+
+def test_saves_within_an_iteration_are_recorded_once_each(run):
+    """The others wait for a rank that saves alone: that is not its host's fault."""
+    for iteration, expected in ((2, [0, 0]), (SAVES_ALONE, [1, 0]), (SAVE_TOGETHER, [1, 1])):
+        saves = [
+            [span for span in spans if span["cat"] == "checkpoint"]
+            for spans in run.spans("inner", iteration)
+        ]
+        assert [len(of_rank) for of_rank in saves] == expected
+        assert all(one["name"] == "save-checkpoint" for of_rank in saves for one in of_rank)
 
 
 def test_what_fsdp_waits_for_at_last_is_no_backward(run):

@@ -2,7 +2,8 @@
 
 torchrun … wrapped_trainer.py DIR
 
-inner  DDP, of which the trainer hands out the model inside only; batches are fetched between steps
+inner  DDP, of which the trainer hands out the model inside only; batches are fetched between steps;
+       one step saves a checkpoint on rank 0, the next one on all ranks together
 zero   gradients and parameters travel by functions that an engine has kept before tracing begins,
        and in sets that it coalesces itself
 fsdp   FSDP2, which waits for its last reduction when autograd has ended: half a second here
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed import distributed_c10d
 from torch.nn.functional import cross_entropy
 
@@ -23,6 +25,8 @@ import megascan
 
 WIDTH, CLASSES, BATCH, NUM_LAYERS, NUM_STEPS = 64, 8, 16, 3, 4
 WAIT_S = 0.5
+SAVES_ALONE, SAVE_TOGETHER = 3, 4
+"""Steps in which rank 0, and in which all ranks save."""
 
 
 class Nested(torch.nn.Module):
@@ -92,6 +96,10 @@ def train_inner(directory: Path) -> None:
             cross_entropy(replica(samples), labels).backward()
             optimizer.step()
             optimizer.zero_grad()
+            if iteration == SAVES_ALONE and dist.get_rank() == 0:
+                torch.save(model.state_dict(), directory / "alone.pt")
+            if iteration == SAVE_TOGETHER:  # which calls torch.save for its parts
+                dcp.save({"model": model.state_dict()}, checkpoint_id=directory / "together")
     tracer.close()
 
 

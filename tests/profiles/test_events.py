@@ -89,6 +89,32 @@ def test_collectives_without_a_group_on_one_stream_are_of_all_ranks(tmp_path):
     assert several["group"].tolist() == ["", ""]
 
 
+@pytest.mark.parametrize("is_of_profile", [True, False])
+def test_kernels_that_were_queued_before_the_profile_say_nothing_of_it(tmp_path, is_of_profile):
+    """Of these nothing but the name is recorded; all others say their group."""
+    kernel = "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    said = {"Collective name": "_reduce_scatter_base", "Process Group Name": "0",
+            "Process Group Ranks": "[0, 1, 2, 3]", "Process Group Description": "default_pg",
+            "Group size": 4}  # fmt: skip
+    queued = launched(kernel, 8, 50, 40, 22)
+    events = [
+        *launched(kernel, 10, 100, 50, 22, **said),
+        *launched(kernel, 11, 200, 50, 24, **said),
+    ]
+    document = {
+        "distributedInfo": {"rank": 0, "world_size": 4},
+        "traceEvents": [
+            {"ph": "X", "pid": 0, **event}
+            for event in (*(queued if is_of_profile else queued[1:]), *events)
+        ],
+    }
+    (tmp_path / "rank0.json").write_text(json.dumps(document))
+    trace = read_trace(tmp_path / "rank0.json")
+    assert sorted(trace.spans.to_pandas()["group"]) == ["", "world@0", "world@0"]
+    notes = [note for note in trace.completeness.notes if "does not say its process group" in note]
+    assert len(notes) == is_of_profile
+
+
 def test_the_operator_around_a_kernel_describes_it(tmp_path):
     said = {
         "Collective name": "all_to_allv", "In msg nelems": 512, "dtype": "BFloat16", "Seq": 9,

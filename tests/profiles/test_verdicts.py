@@ -171,8 +171,12 @@ def test_a_pipeline_of_one_rank_a_stage(verdict):
     lone = {"num_ranks": 2, "groups": megatron(2, "PIPELINE_MODEL_PARALLEL_GROUP")}
     assert verdict("pp", **lone).findings == ()
     slow = verdict("pp", **lone, gpu={0: 1.6})
-    assert named(slow) == [((0,), Cause.COMPUTE, Owner.UNDECIDED)]
+    assert named(slow) == [((0,), Cause.COMPUTE, Owner.NODE)]
     assert any("same kernels of the other stages" in one for one in slow.findings[0].evidence)
+    assert any("only move memory take 1.6" in one for one in slow.findings[0].evidence)
+    heavier = with_slow_kernels(*PRODUCTS, rank=0, factor=1.8, of_all=pipeline)
+    report = verdict("pp", **lone, program=heavier)  # products that sum over more
+    assert named(report) == [((0,), Cause.COMPUTE, Owner.UNDECIDED)]
     slow = verdict("pp", **lone, memory={1: 1.6})
     assert named(slow) == [((1,), Cause.COMPUTE, Owner.UNDECIDED)]
     assert slow.findings[0].headline.startswith("the memory of rank 1")

@@ -158,12 +158,21 @@ def _described(host: Host, rows: Integers, covered: Flags) -> Communication:
     stated = (elements >= 0) & (elements < _MOST_ELEMENTS) & (sizes > 0)
     sizes = np.where(stated, np.where(stated, elements, 0) * sizes, NOT_APPLICABLE)
     sequence = events.column("Seq").fill_null(NOT_APPLICABLE).to_numpy().copy()
-    unnamed = any(each.op and not each.group.id and each.peer < 0 for each in operations)
+    unsaid = [bool(each.op) and not each.group.id and each.peer < 0 for each in operations]
+    unnamed = np.array([*unsaid, False])[code] & _of_profile(host, rows)
     notes = (
         f"rank {profile.rank}: communication does not say its process group (torch before 2.3) and "
         "runs on several streams: it is not matched",
-    ) * unnamed
+    ) * bool(unnamed.any())
     return _communication(rows, (code, operations), (sizes, sequence), covered, notes)
+
+
+def _of_profile(host: Host, rows: Integers) -> Flags:
+    """Mark the events that were launched while the profile was recorded; all of them where no
+    launches were. Of a kernel that was launched before, nothing but its name is recorded.
+    """
+    launched = host.launch[rows] != NOT_APPLICABLE
+    return np.asarray(launched | ~launched.any())
 
 
 def _describing(host: Host, rows: Integers) -> Integers:
