@@ -11,9 +11,9 @@ test starts up to nine of them. The server here imports them once and forks a ch
 The client (`CLIENT`) stands for the child: it takes its signals, dies as it dies, and a client that
 is killed takes the child along. What the child inherits (words, variables, folder, limits, cores,
 ignored signals) the server reads from the client's /proc. In a child, `sys.executable` is the
-client, so that what a launcher starts is forked, too. Only packages that are not ours are imported
-before the fork, but for those of commands: a program whose path leads to others of these names
-imports its own. What a fork would run differently is run anew by the client (`Asked.differs`).
+client, so that what a launcher starts is forked, too. Our own packages are imported before the fork
+as well: a program whose path leads to others of these names imports its own. What a fork would run
+differently is run anew by the client (`Asked.differs`).
 
 What differs all the same: children of one server have one hash seed, the server is their parent,
 /proc/PID/cmdline names it, and what was imported before the fork is not taken apart at the end.
@@ -48,7 +48,7 @@ import tempfile
 import types
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,15 +67,26 @@ RANKS = (
     "pyarrow.pandas_compat", "torch", "torch.distributed.run", "megatron.core",
     "megatron.core.datasets.blended_megatron_dataset_builder", "megatron.core.datasets.gpt_dataset",
     "megatron.core.models.gpt", "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.datasets.helpers", "megatron.core.dist_checkpointing.strategies.torch",
+    "megatron.core.dist_checkpointing.strategies.cached_metadata_filesystem_reader",
+    "multiprocessing.queues", "torch.profiler._cupti_monitor",
+    "aggregate.merge", "megascan.callbacks", "megascan.instrument.table",
+    "megascan.instrument.starting", "megascan.launch", "megascan.probes",
+    "megascan.reader", "megascope.probe", "megascope.recorder", "megascope.server",
+    "megascope.session", "training.checkpoint", "training.convert", "training.cpu_backend",
+    "training.data.datasets", "training.generate", "training.helper", "training.hf.weights",
+    "training.job", "training.pipeline.dynamic", "training.pipeline.helped",
+    "training.pipeline.running", "training.preprocess_data", "training.serve",
 )  # fmt: skip
 """Packages to import before the fork, where they are installed: for `megascan …`, and for ranks.
 
-A command spends half of its time on our own modules, those with dataclasses above all.
+A command spends half of its time on our own modules, those with dataclasses above all, and so does
+a rank that trains one iteration.
 pandas is none of ours, but where it is installed pyarrow imports it with the first table.
 """
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = ("megascan", "aggregate", "detect", "training")
+OURS = ("megascan", "megascope", "aggregate", "detect", "training")
 """Packages of this checkout."""
 
 READ_AT_START = (
@@ -96,8 +107,8 @@ TAKEN_APART = frozenset({
 what a program makes, process groups above all, and those that it needs to the end."""
 JOINED = ("net", "uts", "mnt")
 """Namespaces that root's child takes over from its client: those of a machine in a test."""
-MANY_SAMPLES = 100_000
-"""From here on an order is rather read than shuffled again."""
+MANY_SAMPLES, MANY_DOCUMENTS = 100_000, 50_000
+"""From here on an order is rather read than computed again."""
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 ANEW = 1 << 16
 """The answer to a client that has to run the program itself."""
@@ -460,34 +471,61 @@ def preload(packages: Sequence[str]) -> None:
     gc.freeze()  # else a child copies and collects all these objects when it ends: one second
 
 
-def share_shuffles(folder: Path) -> None:
-    """Have the order of made-up data, once shuffled, read by all other ranks from a folder.
+def share_orders(folder: Path) -> None:
+    """Have the order of made-up data, once computed, read by all other ranks from a folder.
 
     Megatron-Core's hundred thousand documents are two million short samples. Every rank of every
-    job shuffles them, a quarter of a CPU second, and most of them alike.
+    job finds where they begin and shuffles them, a third of a CPU second, and most of them alike.
     """
-    module = sys.modules.get("megatron.core.datasets.gpt_dataset")
-    if module is None:
+    datasets = sys.modules.get("megatron.core.datasets.gpt_dataset")
+    helpers = sys.modules.get("megatron.core.datasets.helpers")
+    if datasets is None or helpers is None:
         return
-    shuffle = module._build_shuffle_index
+    shuffle, cut = datasets._build_shuffle_index, helpers.build_sample_idx
 
     @functools.wraps(shuffle)
     def shuffled(first: int, whole: int, state: object) -> object:
         if whole < MANY_SAMPLES:
             return shuffle(first, whole, state)
-        given = pickle.dumps((first, whole, state.get_state()))
-        place = folder / hashlib.sha256(given).hexdigest()
-        if place.exists():
-            order, after = pickle.loads(place.read_bytes())
-            state.set_state(after)
-            return order
-        order = shuffle(first, whole, state)
-        part = place.with_suffix(f".{os.getpid()}")
-        part.write_bytes(pickle.dumps((order, state.get_state()), protocol=5))
-        part.rename(place)
+
+        def anew() -> tuple[object, object]:
+            order = shuffle(first, whole, state)
+            return order, state.get_state()
+
+        order, after = shared(folder, ("shuffle", first, whole, state.get_state()), anew)
+        state.set_state(after)
         return order
 
-    module._build_shuffle_index = shuffled
+    @functools.wraps(cut)
+    def samples(sizes: object, documents: object, *counts: object) -> object:
+        if len(documents) < MANY_DOCUMENTS:
+            return cut(sizes, documents, *counts)
+        given = ("samples", sizes.tobytes(), documents.tobytes(), counts)
+        return shared(folder, given, lambda: (cut(sizes, documents, *counts), None))[0]
+
+    datasets._build_shuffle_index, helpers.build_sample_idx = shuffled, samples
+
+
+def shared(
+    folder: Path, given: object, anew: Callable[[], tuple[object, object]]
+) -> tuple[object, object]:
+    """Return an array and what goes with it: those that follow from what is given, or made anew.
+
+    The array is that of a file, whose pages all ranks share until one writes into its own.
+    """
+    numpy = sys.modules["numpy"]
+    place = folder / hashlib.sha256(pickle.dumps(given, protocol=5)).hexdigest()
+    of_array, of_others = place.with_suffix(".npy"), place.with_suffix(".pickle")
+    if of_array.exists():
+        array = numpy.asarray(numpy.load(of_array, mmap_mode="c"))
+        return array, pickle.loads(of_others.read_bytes())
+    array, others = anew()
+    part = place.with_suffix(f".{os.getpid()}.npy")
+    part.write_bytes(pickle.dumps(others))
+    part.rename(of_others)
+    numpy.save(part, array)
+    part.rename(of_array)
+    return array, others
 
 
 def start(
@@ -518,7 +556,7 @@ def main(number: str, client: str, *packages: str) -> None:
     """Be the server, and then each of its children."""
     found_here = sys.path[1:]  # without this file's folder
     preload(packages)
-    share_shuffles(Path(client).parent)
+    share_orders(Path(client).parent)
     asked = Server(socket.socket(fileno=int(number)), str(Path(client).parent)).serve()
     asked.inherit()
     leave_libraries_be()

@@ -59,12 +59,13 @@ def test_a_program_ends_as_under_python(ending: str, tmp_path: Path) -> None:
         assert told(ranks.warm(), *words, cwd=tmp_path) == expected
 
 
-def test_the_packages_are_there_and_ours_are_not(tmp_path: Path) -> None:
-    code = "import sys; print('torch' in sys.modules, {'megascan', 'training'} & {*sys.modules})"
-    assert told(ranks.warm(), "-c", code, cwd=tmp_path)[1] == "True set()\n"
+def test_the_packages_are_there_unless_they_would_have_read_other_variables(tmp_path: Path) -> None:
+    code = "import sys; print('torch' in sys.modules, 'training' in sys.modules)"
+    assert told(ranks.warm(), "-c", code, cwd=tmp_path)[1] == "True True\n"
     for early in ({"PYTHONHASHSEED": "1"}, {"OMP_NUM_THREADS": "2"}, {"TORCH_LOGS": "+all"}):
-        assert told(ranks.warm(), "-c", code, cwd=tmp_path, **early)[1] == "False set()\n"
-    assert told(ranks.warm(), "-W", "ignore", "-c", code, cwd=tmp_path)[1] == "False set()\n"
+        assert told(ranks.warm(), "-c", code, cwd=tmp_path, **early)[1] == "False False\n"
+    cold = told(ranks.warm(), "-W", "ignore", "-c", code, cwd=tmp_path)
+    assert cold[1] == "False False\n"
 
 
 def test_a_fork_ends_without_copying_all_that_it_was_forked_with(tmp_path: Path) -> None:
@@ -95,6 +96,22 @@ def test_the_order_of_made_up_data_is_that_of_megatron_core(tmp_path: Path) -> N
         orders = told(ranks.warm(), "-c", code, cwd=tmp_path)[1].splitlines()
         assert len(orders) == 8 and orders[::2] == orders[1::2]
         assert len({*orders}) == 3
+
+
+def test_where_made_up_samples_begin_is_what_megatron_core_computes(tmp_path: Path) -> None:
+    """Also when an earlier fork has computed as many of other documents."""
+    pytest.importorskip("megatron.core")
+    code = "import numpy; from megatron.core.datasets.helpers import build_sample_idx\n"
+    code += "for seed, length in ((1, 32), (2, 32), (1, 64), (1, 32)):\n"
+    code += "    documents = numpy.arange(60_000, dtype=numpy.int32)\n"
+    code += "    sizes = numpy.random.RandomState(seed).randint(1, 99, 60_000, numpy.int32)\n"
+    code += "    for build in (build_sample_idx, build_sample_idx.__wrapped__):\n"
+    code += "        found = build(sizes, documents, length, 1, int(sizes.sum()))\n"
+    code += "        print(hash(found.tobytes()), found.dtype, found.shape, found.flags.writeable)"
+    for _ in range(2):
+        found = told(ranks.warm(), "-c", code, cwd=tmp_path)[1].splitlines()
+        assert len(found) == 8 and found[::2] == found[1::2]
+        assert len({*found}) == 3
 
 
 def test_a_fork_joins_the_network_and_the_host_name_of_its_client(tmp_path: Path) -> None:
@@ -129,20 +146,28 @@ def test_a_command_is_forked_without_any_of_our_variables(tmp_path: Path) -> Non
     assert forked.stdout.startswith("True ")
 
 
-def test_a_command_has_our_packages_where_it_would_import_them_from(tmp_path: Path) -> None:
-    """Another checkout's are another checkout's, alone or together with a part of this one's."""
-    code = "import sys; print('detect.detector' in sys.modules); import megascan, detect; "
-    code += "print(megascan.__file__, detect.__file__, 'megascan.errors' in sys.modules)"
+@pytest.mark.parametrize("other", ["detect", "training"])
+def test_a_fork_has_our_packages_where_it_would_import_them_from(
+    other: str, tmp_path: Path
+) -> None:
+    """A command has those that read traces, a rank has the trainer.
+
+    Another checkout's are another checkout's, alone or together with a part of this one's.
+    """
+    code = "import sys; print('megascan.schema' in sys.modules); "
+    code += f"import megascan, {other}; "
+    code += f"print(megascan.__file__, {other}.__file__, 'megascan.errors' in sys.modules)"
+    python = ranks.warm_command() if other == "detect" else ranks.warm()
+    variables = ranks.COMMAND if other == "detect" else ranks.environment()
 
     def told_in(folder: Path, path: Path) -> list[str]:
-        variables = {**ranks.COMMAND, "PYTHONPATH": str(path)}
         done = subprocess.run(
-            [ranks.warm_command(), "-c", code], env=variables, cwd=folder, capture_output=True,
-            text=True, check=True,
+            [python, "-c", code], env={**variables, "PYTHONPATH": str(path)}, cwd=folder,
+            capture_output=True, text=True, check=True,
         )  # fmt: skip
         return done.stdout.split()
 
-    ours = [str(ranks.ROOT / name / "__init__.py") for name in ("megascan", "detect")]
+    ours = [str(ranks.ROOT / name / "__init__.py") for name in ("megascan", other)]
     assert told_in(tmp_path, ranks.ROOT) == ["True", *ours, "True"]
     assert told_in(ranks.ROOT, tmp_path) == ["True", *ours, "True"]
     theirs = tmp_path / "megascan" / "__init__.py"
