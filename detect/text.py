@@ -186,7 +186,8 @@ def _finding(finding: Finding) -> list[str]:
 def _cost(finding: Finding) -> str:
     ratio = finding.step_time_cost_ratio
     how = "by replay of the step" if finding.cost_is_replayed else "estimate"
-    alone = f"an iteration takes {ratio:.3f} times what it would without it ({how})"
+    what = "one of these iterations" if len(finding.episodes) > 1 else "an iteration"
+    alone = f"{what} takes {ratio:.3f} times what it would without it ({how})"
     if ratio < COSTS.next_to_nothing_ratio:
         alone = f"next to nothing: it hides in time that others spend anyway ({how})"
     others = tuple(rank for rank in finding.joint_ranks if rank not in finding.ranks)
