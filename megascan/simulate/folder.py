@@ -31,7 +31,7 @@ from megascan.rankfile import (
     set_earlier_run_aside,
     set_earlier_truth_aside,
 )
-from megascan.schema import NOT_APPLICABLE, SPAN_COLUMNS, Kind, Track
+from megascan.schema import NOT_APPLICABLE, SPAN_COLUMNS, Column, Kind, Track
 from megascan.simulate.execution import Draws, Engine, Recording, empty_recording
 from megascan.simulate.job import Fault, JobModel, RankClocks
 from megascan.simulate.program import (
@@ -42,7 +42,7 @@ from megascan.simulate.program import (
     StageProgram,
     compile_job,
 )
-from megascan.timeline import TRACE_SCHEMA, Completeness, Trace
+from megascan.timeline import TRACE_SCHEMA, Completeness, Trace, narrow_codes
 
 _TEXT_FIELDS = ("kind", "name", "phase", "op", "direction")
 _NUMBER_FIELDS = ("track", "microbatch", "chunk", "layer", "sequence", "size_bytes")
@@ -453,19 +453,36 @@ def _rows_of(spans: pa.Table, rank: int) -> pa.Table:
 
 def _span_records(spans: pa.Table, origin_unix_ns: int) -> list[SpanRecord]:
     """Return rows as records for the writer; arguments that do not apply are absent."""
-    columns = {name: spans.column(name).to_pylist() for name in spans.column_names}
     arguments: list[dict[str, int | str]] = [{} for _ in range(spans.num_rows)]
     for column in _ARGUMENTS:
-        absent = "" if column.type == "text" else NOT_APPLICABLE
-        for record, value in zip(arguments, columns[column.name], strict=True):
-            if value != absent:
-                record[column.name] = value
-    return [
-        (kind, name, track, start - origin_unix_ns, duration, values)
-        for kind, name, track, start, duration, values in zip(
-            *(columns[name] for name in _FRAME[1:]), arguments, strict=True
-        )
-    ]
+        _add_argument(arguments, spans, column)
+    kinds, names = (_texts_of(spans, name) for name in ("kind", "name"))
+    tracks, starts, durations = (
+        spans.column(name).to_numpy() for name in ("track", "start_ns", "duration_ns")
+    )
+    starts = starts - origin_unix_ns
+    numbers = (tracks.tolist(), starts.tolist(), durations.tolist())
+    return list(zip(kinds, names, *numbers, arguments, strict=True))
+
+
+def _texts_of(spans: pa.Table, name: str) -> list[str]:
+    row_codes, texts = narrow_codes(spans, name)
+    return [texts[code] for code in row_codes.tolist()]
+
+
+def _add_argument(arguments: list[dict[str, int | str]], spans: pa.Table, column: Column) -> None:
+    """Add a column to the arguments of the rows that it applies to."""
+    name = column.name
+    if column.type == "text":
+        row_codes, texts = narrow_codes(spans, name)
+        applies = np.array([text != "" for text in texts] or [False])[row_codes]
+        values = [texts[code] for code in row_codes[applies].tolist()]
+    else:
+        numbers = spans.column(name).to_numpy()
+        applies = numbers != NOT_APPLICABLE
+        values = numbers[applies].tolist()
+    for row, value in zip(np.flatnonzero(applies).tolist(), values, strict=True):
+        arguments[row][name] = value
 
 
 def ground_truth(
