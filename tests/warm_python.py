@@ -99,6 +99,12 @@ READ_LATER = (
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
 )  # fmt: skip
 """Of those, what a child can still be given."""
+READ_WITH_A_MODEL = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+"""Those that Megatron-Core writes for the attention of a model that it builds.
+
+Nothing that is imported before the fork has read them, so that what such a rank starts, a helper
+for one, can be forked, too.
+"""
 TAKEN_APART = frozenset({
     "__main__", "builtins", "sys", "megatron.core.parallel_state",
     "torch.distributed.distributed_c10d",
@@ -219,7 +225,7 @@ class Asked:
         return (
             (first.startswith("-") and first not in ("-m", "-c"))
             or not (first.startswith("-") or Path(self.folder, first).is_file())
-            or early(self.variables) != early(variables_of("self"))
+            or before_a_model(self.variables) != before_a_model(variables_of("self"))
             or surroundings(self.pid) != surroundings("self")
             or any(map(os.isatty, self.streams))
             or self.num_files != len(self.streams) + 1  # more are inherited, by a new process alone
@@ -255,6 +261,13 @@ def early(variables: os._Environ[str] | dict[str, str]) -> dict[str, str]:
         name: value
         for name, value in variables.items()
         if name.startswith(READ_AT_START) and not name.startswith(READ_LATER)
+    }
+
+
+def before_a_model(variables: dict[str, str]) -> dict[str, str]:
+    """Return those of them that the fork of a rank needs to have been given."""
+    return {
+        name: value for name, value in early(variables).items() if name not in READ_WITH_A_MODEL
     }
 
 

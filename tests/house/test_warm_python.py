@@ -136,6 +136,14 @@ def test_what_a_package_leaves_in_our_environment_does_not_make_later_ranks_star
     assert told(ranks.warm(), "-c", code, cwd=tmp_path)[1] == "True False\n"
 
 
+def test_what_a_rank_with_a_model_starts_is_forked(tmp_path: Path) -> None:
+    """A helper, to whom Megatron-Core's variables are handed on."""
+    code = "import os, sys; print('torch' in sys.modules, os.environ.get('NVTE_FUSED_ATTN'))"
+    starts = "import os, subprocess, sys; os.environ['NVTE_FUSED_ATTN'] = '1'; "
+    starts += f"subprocess.run([sys.executable, '-c', {code!r}])"
+    assert told(ranks.warm(), "-c", starts, cwd=tmp_path)[1] == "True 1\n"
+
+
 def test_a_command_is_forked_without_any_of_our_variables(tmp_path: Path) -> None:
     code = "import os, sys; print('pyarrow' in sys.modules, sorted(os.environ.items()))"
     forked, new = (
