@@ -215,7 +215,7 @@ def test_replicas_reduce_as_before_and_may_take_unequal_shares(compare: Compare)
 
 def test_microbatches_leave_a_slow_replica_while_the_job_runs(compare: Compare) -> None:
     """The parameters show that shares have changed, the losses that nothing else has."""
-    flags = [*NO_DROPOUT, "--global-batch-size", "16", "--train-iters", "12"]
+    flags = [*NO_DROPOUT, "--num-layers", "2", "--global-batch-size", "12", "--train-iters", "12"]
     slow = ["--inject-fault", "rank=1,kind=compute,factor=3"]
     found = compare(2, flags, {"even": [], "auto": ["--dpp-microbatches", "auto", *slow]})
     assert last_losses(found, "auto")[:10] == last_losses(found, "even")[:10]

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
-NUM_ITERATIONS, NUM_LAYERS, GLOBAL_BATCH = 2, 4, 4
+NUM_ITERATIONS, NUM_LAYERS = 2, 4
 FAMILIES = {family.name: family for family in families("cpu")}
+GLOBAL_BATCH = {name: 2 if name == "TP2" else 4 for name in FAMILIES}
+"""Microbatches of a step: two on each replica, and four where stages take them in turns."""
 AXES = [(family.name, axis) for family in FAMILIES.values() for axis in family.axes]
 
 # Names that must be in the trace of an axis besides those of every job, and their group.
@@ -61,7 +63,12 @@ class Trained:
             patch.setenv("TORCHDYNAMO_DISABLE", "1")  # as in ranks.environment
             patch.setattr("benchmarks.losses.run_ranks", with_few_samples)
             curves = train(
-                family, "cpu", NUM_ITERATIONS, folder, num_untraced=1, global_batch=GLOBAL_BATCH
+                family,
+                "cpu",
+                NUM_ITERATIONS,
+                folder,
+                num_untraced=1,
+                global_batch=GLOBAL_BATCH[name],
             )
         self.curves: dict[str, Curves] = {each.name: each for each in curves}
         self._folders = {axis: folder / str(n) for n, axis in enumerate(FAMILIES[name].axes)}
@@ -143,12 +150,12 @@ def test_a_recomputed_forward_is_marked_and_apart_from_the_first(trained, axis, 
             for span in spans
             if span["args"].get("phase") == "recompute" and span["cat"] == "compute"
         )
-        assert repeated == {name: n * GLOBAL_BATCH for name, n in num_recomputed.items()}
+        assert repeated == {name: n * GLOBAL_BATCH["TP2"] for name, n in num_recomputed.items()}
         for span in spans:
             marked = span["args"].get("phase") == "recompute"
             assert span["cat"] != "compute" or span["name"].endswith("-recompute") == marked
         first = [span for span in spans if span["name"] == "transformer_layer"]
-        assert len(first) == NUM_LAYERS * GLOBAL_BATCH
+        assert len(first) == NUM_LAYERS * GLOBAL_BATCH["TP2"]
 
 
 def test_the_loss_scale_is_the_one_asked_for(trained):
