@@ -27,6 +27,10 @@ _NOT_REBOUND = "torch"
 _REBOUND = "torch.distributed.distributed_c10d"
 """The only module of _NOT_REBOUND whose references are replaced: DeepSpeed calls functions by it.
 """
+_WITHOUT_TORCH = frozenset({"mpmath", "numpy", "pandas", "sympy"})
+"""Packages that import nothing of torch or of what is built on it, and so refer to no function that
+is replaced. They hold half of the names that there are in a trainer.
+"""
 
 
 @dataclass(slots=True)
@@ -227,11 +231,15 @@ def _bindings(originals: Sequence[Function]) -> dict[int, list[tuple[object, str
     """Return by identity of each function where it is bound: `from x import f`, `alias = x.f`,
     `self.f = x.f`.
 
-    Thousands of modules hold some 100,000 names, so they are searched once for all functions.
+    Thousands of modules hold some 100,000 names, so they are searched once for all functions, and
+    those that cannot refer to any are left out.
     """
     found: dict[int, list[tuple[object, str]]] = {id(original): [] for original in originals}
     for holder in (*_modules(), *_keepers(originals)):
-        for name, value in list(vars(holder).items()):
+        attributes = dict(vars(holder))
+        if found.keys().isdisjoint(map(id, attributes.values())):
+            continue
+        for name, value in attributes.items():
             if id(value) in found:
                 found[id(value)].append((holder, name))
     return found
@@ -240,7 +248,10 @@ def _bindings(originals: Sequence[Function]) -> dict[int, list[tuple[object, str
 def _modules() -> Iterator[object]:
     """Yield the modules whose references to functions are replaced."""
     for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and (name == _REBOUND or _is_others(name)):
+        package = name.partition(".")[0]
+        if package in _WITHOUT_TORCH or (package == _NOT_REBOUND and name != _REBOUND):
+            continue
+        if isinstance(module, ModuleType):
             yield module
 
 

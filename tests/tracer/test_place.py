@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import pytest
 
-from megascan.instrument.place import Installation, Place, around
+from megascan.instrument.place import _WITHOUT_TORCH, Installation, Place, around
 from megascan.tracer import Tracer
 
 
@@ -52,6 +53,22 @@ def test_a_function_is_wrapped_wherever_it_is_bound_and_put_back(library):
     assert library.torch_like.alias(2) == 4  # torch's own calls are not counted twice
     installation.remove()
     assert library.home.double is library.user.alias is library.double
+
+
+def test_packages_that_are_not_searched_refer_to_nothing_that_is_replaced():
+    """As they are once both are imported, with all that they import themselves."""
+    pytest.importorskip("megatron.core.pipeline_parallel.schedules")
+    importlib.import_module("torch.distributed")
+    modules = {
+        name: module
+        for name, module in sys.modules.items()
+        if name.partition(".")[0] in _WITHOUT_TORCH and isinstance(module, ModuleType)
+    }
+    assert {"numpy", "sympy"} <= modules.keys()
+    for name, module in modules.items():
+        kept = [value for value in vars(module).values() if isinstance(value, FunctionType)]
+        origins = [str(value.__module__) for value in kept]
+        assert not {"torch", "megatron"} & {one.partition(".")[0] for one in origins}, name
 
 
 def test_two_places_that_name_one_function_are_both_seen_wherever_it_is_bound(library):
