@@ -117,7 +117,7 @@ def traced(megascan, tmp_path_factory):
     """Rank files of a simulated job with a slow rank."""
     folder = tmp_path_factory.mktemp("traced") / "out"
     words = ("--tp", 2, "--pp", 2, "--dp", 2, "--iterations", 6, "--seed", 3)
-    words += ("--layers", 4, "--microbatches", 4, "--fault", "rank=5,kind=compute,factor=1.5")
+    words += ("--layers", 2, "--microbatches", 2, "--fault", "rank=5,kind=compute,factor=1.5")
     done = megascan("simulate", *words, "-o", folder)
     assert done.returncode == 0, done.stderr
     return folder

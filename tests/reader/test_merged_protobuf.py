@@ -44,7 +44,7 @@ def simulated(layout: Layout) -> Timeline:
         iterations=4,
         interval=2,
         window=2,
-        num_microbatches=4,
+        num_microbatches=2,
         num_layers=4,
         clocks=Clocks(offset_ms=50.0, drift_ppm=20.0),
     )
@@ -54,6 +54,12 @@ def simulated(layout: Layout) -> Timeline:
 @pytest.fixture(scope="module", params=LAYOUTS.values(), ids=LAYOUTS.keys())
 def timeline(request: pytest.FixtureRequest) -> Timeline:
     return simulated(request.param)
+
+
+def plain(spans: pa.Table) -> pa.Table:
+    """The same with texts as such: their dictionaries may differ."""
+    types = [getattr(field.type, "value_type", field.type) for field in spans.schema]
+    return spans.cast(pa.schema(list(zip(spans.column_names, types, strict=True))))
 
 
 def in_one_order(spans: pa.Table) -> list[str]:
@@ -92,9 +98,10 @@ def test_pieces_may_end_anywhere(
 ) -> None:
     path = tmp_path / "t.pftrace"
     write_timeline(timeline, path)
+    expected = plain(timeline.spans)
     for size in (997, 4096, 70_001):
         monkeypatch.setattr(merged_protobuf, "_PIECE_BYTES", size)
-        assert read_timeline(path).spans.to_pylist() == timeline.spans.to_pylist()
+        assert plain(read_timeline(path).spans).equals(expected)
 
 
 def test_overlaps_and_spans_of_no_length(merged: Path, folder: Folder) -> None:
