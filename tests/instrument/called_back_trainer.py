@@ -1,16 +1,20 @@
 """Hugging Face's and Lightning's Trainer with our callbacks, both in one job.
 
-torchrun … called_back_trainer.py DIR
+python called_back_trainer.py DIR
 
-Each evaluates and saves between its steps, and takes two batches a step.
+Each evaluates and saves between its steps, and takes two batches a step. The two ranks are forked
+once the packages are imported, which takes longer than all that they do.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import socket
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 os.environ["TORCHELASTIC_RUN_ID"] = "job"  # Lightning then takes the ranks as they are
@@ -21,7 +25,8 @@ import torch.distributed as dist
 import megascan
 from megascan.callbacks import for_lightning, for_transformers
 
-NUM_STEPS, NUM_BATCHES, NUM_LAYERS, WIDTH = 8, 2, 3, 32
+NUM_RANKS, NUM_STEPS, NUM_BATCHES, NUM_LAYERS, WIDTH = 2, 8, 2, 3, 32
+PACKAGES = ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2", "lightning.pytorch")
 EVERY = 3
 """Steps between two evaluations."""
 
@@ -156,14 +161,38 @@ def train_lightning(directory: Path) -> None:
     trainer.fit(Network(), batches, torch.utils.data.DataLoader(Lines(), batch_size=2))
 
 
-def main() -> None:
+def train_both(rank: int, port: int, directory: Path) -> None:
+    """Be one rank."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port}
+    numbers |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), NUM_RANKS)
+    os.environ.update({name: str(number) for name, number in numbers.items()})
     dist.init_process_group("gloo")
     for kind, train in (("transformers", train_transformers), ("lightning", train_lightning)):
-        (Path(sys.argv[1]) / kind).mkdir(exist_ok=True)
-        train(Path(sys.argv[1]) / kind)
+        (directory / kind).mkdir(exist_ok=True)
+        train(directory / kind)
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
+def main() -> int:
+    """Run all ranks; 1 if one of them fails."""
+    for name in PACKAGES:
+        import_module(name)
+    os.environ["MASTER_ADDR"] = "localhost"
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    processes = multiprocessing.get_context("fork")
+    started = [
+        processes.Process(target=train_both, args=(rank, port, Path(sys.argv[1])))
+        for rank in range(NUM_RANKS)
+    ]
+    for one in started:
+        one.start()
+    for one in started:
+        one.join()
+    return int(any(one.exitcode for one in started))
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 class Run:
     """The trace of both jobs, and what was said."""
 
-    def __init__(self, directory: Path, trainer: Path = TRAINER) -> None:
-        done = ranks.run(trainer, directory, num_ranks=2, check=True)
+    def __init__(self, directory: Path, trainer: Path = TRAINER, num_ranks: int = 2) -> None:
+        done = ranks.run(trainer, directory, num_ranks=num_ranks, check=True)
         self.said = done.stderr
         self.directory = directory
 
@@ -123,7 +123,10 @@ def test_batches_fetched_between_iterations_are_spoken_of(run):
 
 @pytest.fixture
 def called_back_run(once, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return once("called back", lambda: Run(tmp_path_factory.mktemp("called"), CALLED_BACK))
+    def train() -> Run:  # which forks its ranks itself
+        return Run(tmp_path_factory.mktemp("called"), CALLED_BACK, num_ranks=1)
+
+    return once("called back", train)
 
 
 @pytest.mark.parametrize("kind", ["transformers", "lightning"])
