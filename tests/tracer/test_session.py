@@ -30,6 +30,7 @@ from megascan.instrument.table import places
 from megascan.instrument.updates import Updates
 from megascan.schema import Granularity
 from megascan.topology import Layout
+from tests import ranks
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,7 +55,7 @@ def table(one_rank):
         Modules(tracer, position, spans),
         PointToPoint(tracer, position, None),
         Collectives(tracer, position, None),
-        host=CheckpointSaves(tracer),
+        saves=CheckpointSaves(tracer),
         updates=Updates(tracer),
     )
     return [place for place in table if not needs_what_is_absent(place)]
@@ -206,10 +207,10 @@ def test_a_trainer_without_megatron_core(tmp_path):
     script = tmp_path / "plain.py"
     script.write_text(PLAIN_TORCH)
     folder = tmp_path / "trace"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [sys.executable, "-IS", str(ranks.LAUNCHER), sys.executable, "2"]  # nothing forked
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(
-        [*command, "--nproc-per-node", "2", str(script), str(folder)],
+        [*command, str(script), str(folder)],
         env=environment,
         timeout=120,
         capture_output=True,
