@@ -122,9 +122,8 @@ class Grid:
     def _spread_max(values: Floats, stride: int, size: int) -> Floats:
         shape = values.shape
         blocks = values.reshape(*shape[:-1], -1, size, stride)
-        largest = blocks.max(axis=-2, keepdims=True)
-        spread: Floats = np.broadcast_to(largest, blocks.shape).reshape(shape)
-        return spread
+        largest = np.maximum.reduce(blocks, axis=-2, keepdims=True)
+        return largest.repeat(size, axis=-2).reshape(shape)  # far quicker than `broadcast_to`
 
     def first_member(self, values: Floats, axis: str) -> Floats:
         """Give every member the value of its group's first member (one draw a group)."""
