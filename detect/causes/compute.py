@@ -509,7 +509,7 @@ def _evidence(seen: Observations, slow: SlowRow) -> list[str]:
         names = listed(members.workers[one][0] for one in slow.peers)
         against = f"of the same work on {'rank' if slow.num_peers == 1 else 'ranks'} {names}"
     course = slow.suspect.course
-    samples = counted(2 * (int(seen.work.microbatch.max()) + 1), "pass")
+    samples = counted(int(np.isfinite(seen.work.log_ns).any(axis=(0, 1)).sum()), "pass")
     if not seen.tells_passes:
         samples = "kernels of equal name and launch"
     typical = "mean" if slow.is_mean else "median"

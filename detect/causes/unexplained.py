@@ -65,7 +65,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course, episodes_of, interval_of_ratio
-from detect.text import counted, milliseconds, place, ranks_of, times
+from detect.text import counted, milliseconds, place, ranks_of, ranks_text, times
 from detect.thresholds import CHANGES, HOSTS, OCCUPANCY, SEARCH, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
@@ -421,8 +421,9 @@ class _LongIterations:
 def _long_iterations(seen: Observations) -> _LongIterations | None:
     """Return the iterations that are far longer than the usual one.
 
-    None where they cost little, or where known losses of ranks (GC, loader, host) explain half of
-    the excess. Example: 3 of 20 steps of 100 ms take 200 ms: 300 of 2,300 ms are lost, 13 %.
+    None where they cost little, or where checkpoints or known losses of ranks (GC, loader, host)
+    explain half of the excess. Example: 3 of 20 steps of 100 ms take 200 ms: 300 of 2,300 ms are
+    lost, 13 %.
     """
     iteration_ns, usual = seen.iteration_ns, float(np.median(seen.iteration_ns))
     is_long = iteration_ns > CHANGES.long_ratio * usual
@@ -434,6 +435,8 @@ def _long_iterations(seen: Observations) -> _LongIterations | None:
         float(np.nan_to_num(seen.lost(cause)).max(axis=0)[is_long].sum())
         for cause in (Cause.LOADER, Cause.HOST)
     )
+    if seen.saving_ns is not None:
+        known_ns += float(seen.saving_ns.max(axis=0)[is_long].sum())
     if lost < CHANGES.lost_share or known_ns >= CHANGES.explains_share * float(excess_ns.sum()):
         return None
     return _LongIterations(
@@ -567,7 +570,7 @@ def _search_long(seen: Observations) -> Answer:
     """Name who holds up the job in its long iterations, or just say that some are long."""
     long = _long_iterations(seen)
     if long is None:
-        return Answer()
+        return Answer(notes=_saves(seen))
     rows = _kept_waiting_by(seen, long)
     if len(rows):
         return Answer(findings=(_long_finding(seen, long, rows),))
@@ -578,6 +581,25 @@ def _search_long(seen: Observations) -> Answer:
             "the others wait where nothing is recorded; the timeline of one of them shows which",
         ),
         hides=long.text if hides else "",
+    )
+
+
+def _saves(seen: Observations) -> tuple[str, ...]:
+    """Say which iterations hold checkpoints, who saves them, and what they take of all time; empty
+    where that is little.
+    """
+    if seen.saving_ns is None:
+        return ()
+    longest_ns = seen.saving_ns.max(axis=0)
+    share = float(longest_ns.sum()) / max(float(seen.iteration_ns.sum()), 1.0)
+    if share < CHANGES.lost_share:
+        return ()
+    saves = longest_ns > 0.0
+    slowest = seen.members.ranks_of(np.unique(seen.saving_ns[:, saves].argmax(axis=0)))
+    return (
+        f"checkpoints are saved within {counted(int(saves.sum()), 'iteration')} "
+        f"({listed(seen.iterations[saves].tolist())}) and take {share:.0%} of all time, longest on "
+        f"{ranks_text(slowest)}: {milliseconds(float(longest_ns.max()))}",
     )
 
 

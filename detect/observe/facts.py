@@ -57,6 +57,7 @@ from detect.observe.work import (
     entangling_modules,
     gathers_of,
     layer_modules,
+    reduces_beside,
 )
 from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
@@ -77,6 +78,8 @@ class Passes:
     """Own times less loading by the wall, where CPU time is used; 0 elsewhere."""
     beside_ns: Floats
     """For how long communication that the pass may have waited for was under way beside it."""
+    reduces: Flags
+    """Whether gradients are reduced over the replicas beside the pass; on CPUs not looked for."""
     gathers: Gathers | None
     entangled: Entangled
     contents: Contents | None
@@ -92,6 +95,8 @@ class Cells:
     """How long spans of loading last; NaN where a rank loads nothing."""
     loading_ns: Floats
     """What loading costs the rank; NaN where it loads nothing."""
+    saving_ns: Floats
+    """How long spans of saving checkpoints last."""
     optimizer_ns: Floats
     attention_ns: Floats
     """Of forward passes; NaN where no attention was traced."""
@@ -141,6 +146,7 @@ def facts_of(index: SpanIndex) -> Facts:
     data_rows = equals(index.table, "kind", Kind.DATA) & index.counts
     loading = loading_time(index, rows, samples.phase, data_rows)
     gc_rows = equals(index.table, "kind", Kind.GC) & index.counts
+    saves = equals(index.table, "kind", Kind.CHECKPOINT) & index.counts
     optimizer, attention = index.named((OPTIMIZER,)), index.named((ATTENTION,))
     begin_ns, end_ns = _extent(index)
     return Facts(
@@ -152,6 +158,7 @@ def facts_of(index: SpanIndex) -> Facts:
             num_spans=_num_spans(index),
             data_ns=index.sums_or_nan(data_rows, index.duration[data_rows].astype(np.float64)),
             loading_ns=index.sums_or_nan(data_rows, loading.lost_ns),
+            saving_ns=index.sums(saves, index.duration[saves].astype(np.float64)),
             optimizer_ns=index.sums_or_nan(optimizer, index.self_time(optimizer)),
             attention_ns=index.sums_or_nan(attention, index.self_time(attention)),
             gap_ns=uncovered_time(index, equals(index.table, "kind", Kind.ITERATION)),
@@ -180,6 +187,7 @@ def _passes(
         time_ns=index.self_time(rows) - loading_ns,
         wall_ns=wall_ns,
         beside_ns=_communicating_beside(index, rows),
+        reduces=reduces_beside(index, rows),
         gathers=gathers_of(index, rows),
         entangled=entangled_in(index, rows, entangling_modules(index)),
         contents=None if index.is_cpu else _contents(index, rows, samples),
@@ -264,6 +272,7 @@ def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
             num_spans=cells.joined([part.cells.num_spans for part in parts], 0),
             data_ns=cells.joined([part.cells.data_ns for part in parts], np.nan),
             loading_ns=cells.joined([part.cells.loading_ns for part in parts], np.nan),
+            saving_ns=cells.joined([part.cells.saving_ns for part in parts], 0.0),
             optimizer_ns=cells.joined([part.cells.optimizer_ns for part in parts], np.nan),
             attention_ns=cells.joined([part.cells.attention_ns for part in parts], np.nan),
             gap_ns=cells.joined([part.cells.gap_ns for part in parts], 0.0),
@@ -345,6 +354,7 @@ def _joined_passes(parts: Sequence[Passes], order: _Order) -> Passes:
         time_ns=order.joined([part.time_ns for part in parts]),
         wall_ns=order.joined([part.wall_ns for part in parts]),
         beside_ns=order.joined([part.beside_ns for part in parts]),
+        reduces=order.joined([part.reduces for part in parts]),
         gathers=_joined_gathers([part.gathers for part in parts], order, parts),
         entangled=_joined_entangled([part.entangled for part in parts], order),
         contents=_joined_contents([part.contents for part in parts], order),

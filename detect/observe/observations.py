@@ -415,6 +415,8 @@ class Observations:
     starved_share: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """GPU runs: share of operations that began as soon as they were launched, so the device waited
     for the host. None where launches were not recorded."""
+    saving_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """Time in which a rank saves checkpoints within iterations."""
     loading_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """How long the spans of loading last, whether or not the device had to wait for it."""
     launch_pace: Floats | None = field(default=None, metadata=along("row", "iteration"))

@@ -155,6 +155,24 @@ def gathers_of(index: SpanIndex, passes: Flags) -> Gathers | None:
     )
 
 
+def reduces_beside(index: SpanIndex, passes: Flags) -> Flags:
+    """Return beside which passes gradients are reduced over the replicas, (pass,).
+
+    A kernel of NCCL holds multiprocessors for as long as it waits, so a pass beside it is longer on
+    whoever waits for the slowest replica:
+
+        slow replica     |── backward 1 ───|── backward 2 ───|
+        its peer         |── backward 1 ──|── backward 2 ─────|     longer than its first one
+        reductions                             |──────────────|
+    """
+    if index.is_cpu:
+        return np.zeros(int(passes.sum()), dtype=bool)
+    reductions = where_text(index.table, "group", is_data_parallel)
+    reductions &= equals(index.table, "op", "all_reduce", "reduce_scatter") & index.counts
+    reductions &= index.track == Track.OVERLAPPED
+    return enclosed_time(index, passes, reductions, np.ones(int(reductions.sum()))) > 0
+
+
 def hide_waiting(phase: Integers, gathers: Gathers | None) -> bool:
     """Return whether passes wait for all other ranks while parameters are gathered, and no layers
     say how long: then all passes last as long as those of the slowest rank.
@@ -218,8 +236,14 @@ def entangled_in(index: SpanIndex, outer: Flags, modules: Flags) -> Entangled:
     return entangled_by(index, marks)
 
 
-def work_of(samples: Samples, time_ns: Floats, shape: tuple[int, int]) -> Work:
-    """Return the mean time by (rank, iteration, phase x chunk x microbatch)."""
+def work_of(
+    samples: Samples, time_ns: Floats, shape: tuple[int, int], held_up: Flags | None = None
+) -> Work:
+    """Return the mean time by (rank, iteration, phase x chunk x microbatch).
+
+    Where some passes of a phase are `held_up`, (pass,), by what runs beside them, only those of
+    other microbatches are known.
+    """
     num_chunks = int(samples.chunk.max(initial=0)) + 1
     num_microbatches = int(samples.microbatch.max(initial=0)) + 1
     num_ops = 2 * num_chunks * num_microbatches
@@ -232,12 +256,29 @@ def work_of(samples: Samples, time_ns: Floats, shape: tuple[int, int]) -> Work:
     with np.errstate(divide="ignore", invalid="ignore"):
         log_ns = np.log(total / count)
     log_ns[count == 0] = np.nan
+    log_ns = log_ns.reshape(num_ranks, num_iterations, num_ops)
+    if held_up is not None:
+        log_ns[:, :, _may_be_left_out(op, held_up, num_ops, num_microbatches)] = np.nan
     ops = np.arange(num_ops)
     return Work(
-        log_ns=log_ns.reshape(num_ranks, num_iterations, num_ops),
+        log_ns=log_ns,
         phase=ops // (num_chunks * num_microbatches),
         microbatch=ops % num_microbatches,
     )
+
+
+def _may_be_left_out(op: Integers, held_up: Flags, num_ops: int, num_microbatches: int) -> Flags:
+    """Return the operations that are held up, (operation,), of phases and chunks that have others.
+
+    Example: of two backward passes gradients are reduced beside the second one; of one, none is
+    left out.
+    """
+    is_held = np.zeros(num_ops, dtype=bool)
+    is_held[op[held_up]] = True
+    known = np.zeros(num_ops, dtype=bool)
+    known[op] = True
+    has_others = (known & ~is_held).reshape(-1, num_microbatches).any(axis=1)
+    return is_held & np.repeat(has_others, num_microbatches)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Layers are compared only where those of a rank are of one kind, in whatever stage they are."""
+"""Layers and passes are compared only where they are of one kind and held up by nothing beside."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detect.observe.observations import FORWARD
-from detect.observe.work import Layers, Samples, layers_of
+from detect.observe.work import Layers, Samples, layers_of, work_of
 
 RANKS_OF_STAGE = 64
 """As TP8 DP8 has: ranks 0 to 63 are the first stage."""
@@ -37,3 +37,15 @@ def test_layers_of_one_kind_are_compared(num_stages):
 def test_expert_layers_of_any_stage_are_noticed(unlike_stage):
     stage = np.repeat(np.arange(4), RANKS_OF_STAGE)
     assert layers_of(layers(stage, unlike_stage), stage, (len(stage), 1)) is None
+
+
+@pytest.mark.parametrize(("microbatches", "known"), [(2, 3), (1, 2)])
+def test_passes_that_are_held_up_are_left_out_where_the_phase_has_others(microbatches, known):
+    """Gradients are reduced beside the last backward pass: of two, or of the only one."""
+    phase, microbatch = np.divmod(np.arange(2 * microbatches), microbatches)
+    zeros = np.zeros(len(phase), dtype=np.int64)
+    samples = Samples(row=zeros, slot=zeros, phase=phase, chunk=zeros, microbatch=microbatch)
+    held_up = np.arange(len(phase)) == len(phase) - 1
+    work = work_of(samples, np.full(len(phase), 1e6), (1, 1), held_up)
+    assert np.isfinite(work.log_ns).sum() == known
+    assert np.isfinite(work_of(samples, np.full(len(phase), 1e6), (1, 1)).log_ns).all()

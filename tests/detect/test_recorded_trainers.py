@@ -1,4 +1,4 @@
-"""Runs of other people's trainers (`benchmarks.trainers`: gloo, two and four H100).
+"""Runs of other people's trainers (`benchmarks.trainers`: gloo, two and four H100, two H200).
 
 Most were judged wrongly once. What was planted is in each file's name; the files do not say it.
 """
@@ -164,3 +164,27 @@ def test_longer_data_beside_an_optimizer_step_that_waits_for_launches_stay_undec
 def test_beside_a_slow_device_one_that_waits_for_its_host_is_not_slow(report_of):
     report = report_of("h100-lightning-of-4-rank-2-fewer-sms")
     assert named(report) == [((2,), Cause.COMPUTE)]
+
+
+def test_a_pass_beside_reductions_says_nothing_of_who_waits_in_them(report_of):
+    """The peer waits in DDP's reductions beside its second backward of two, which takes 1.2 times
+    as long as rank 0's; in all other passes rank 0 is slower by a third.
+    """
+    report = report_of("h200-accelerate-of-2-rank-0-fewer-sms")
+    assert named(report) == [((0,), Cause.COMPUTE)]
+    assert any("median over 3 passes" in one for one in report.findings[0].evidence)
+
+
+def test_a_device_that_is_a_little_slow_does_not_excuse_a_host_that_is_late_for_longer(report_of):
+    """Batches come 107 ms late, in an iteration with 52 ms of computing."""
+    report = report_of("h200-ddp-of-2-rank-0-late-batches")
+    assert named(report) == [((0,), Cause.HOST)]
+    assert report.findings[0].step_time_cost_ratio == pytest.approx(3.0, abs=0.1)
+
+
+def test_iterations_that_hold_checkpoints_are_long_for_no_hidden_reason(report_of):
+    """Rank 0 saves for 3 s in two iterations of 48 ms, while the other waits."""
+    report = report_of("h200-hybrid-of-2-saves")
+    assert report.verdict is Verdict.HEALTHY
+    (note,) = [note for note in report.notes if "checkpoints" in note]
+    assert "within 2 iterations (11 and 21)" in note and "longest on rank 0" in note
