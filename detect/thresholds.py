@@ -919,6 +919,11 @@ class _Losses:
         "launched only just in time, from which on a host's lost time is its pace, and no few "
         "pauses",
     )  # fmt: skip
+    pause_ratio: float = limit(
+        5.0, "ratio", Origin.BENCHMARK,
+        "of the share of the time in gaps to the share of a profile's kernels launched only just "
+        "in time, from which on these gaps are few long pauses",
+    )  # fmt: skip
     place_share: float = limit(
         0.5, "share of its excess", Origin.CONVENTION,
         "of lost time that remains over ranks at the same place in other TP groups, where it is "

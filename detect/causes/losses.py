@@ -314,8 +314,10 @@ def _doubt_of_host(inquiry: Inquiry, suspect: Suspect) -> str:
         return OF_ITS_STAGE
     if _is_hardly_more(seen, suspect):
         return HARDLY_MORE
+    share = suspect.course.effect
+    many = LOSSES.many_gaps_share if seen.tells_passes else share / LOSSES.pause_ratio
     return half_starved(seen, row, active) or launches_as_quickly(
-        seen, row, active, suspect.course.effect, least_starved=LOSSES.many_gaps_share
+        seen, row, active, share, least_starved=many
     )
 
 

@@ -667,6 +667,23 @@ def test_gaps_are_a_host_s_if_it_launches_slower_by_as_much(job, pace, launching
     assert (finding.ranks, finding.cause, finding.owner) == ((2,), Cause.HOST, owner)
 
 
+@pytest.mark.parametrize(
+    ("gaps_ms", "starved_share", "owner"),
+    [
+        (8.0, 0.06, Owner.UNDECIDED),  # some hundred gaps: the pace of a host that comes last
+        (40.0, 0.02, Owner.NODE),  # a few long ones: it did something else
+    ],
+)
+def test_of_a_profile_few_long_gaps_are_pauses(job, gaps_ms, starved_share, owner):
+    made = job(layout=Layout(dp=4), gap_ms=lambda slot: gaps_ms if slot.rank == 2 else 0.1)
+    starved, paces = np.zeros((4, 20)), np.zeros((4, 20))
+    starved[2], paces[2] = starved_share, 0.1
+    told = replace(observe(made.timeline()), tells_passes=False, starved_share=starved,
+                   held_pace=paces, launching_ns=None)  # fmt: skip
+    found = judge(told, DetectorSettings()).findings
+    assert [(one.ranks, one.cause, one.owner) for one in found] == [((2,), Cause.HOST, owner)]
+
+
 @pytest.mark.parametrize(("without", "is_told"), [(2, True), (5, False)])
 def test_a_loader_that_is_late_but_where_all_wait_for_a_checkpoint(job, without, is_told):
     """115 ms in most of ten iterations, and nothing in those that another rank has held up."""
