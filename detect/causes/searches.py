@@ -325,13 +325,16 @@ def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
 
     is_cpu = seen.members.device_kind == "cpu"
     share = LOSSES.cpu_floor_share if is_cpu else LOSSES.gpu_floor_share
+    excused = np.zeros(num_rows, dtype=bool)
+    if loss.excuses_slow and inquiry.slow.any():
+        excused = inquiry.slow & ~_beyond_computing(seen, compare(excused))
     task = SearchTask(
         compare=compare,
         num_rows=num_rows,
         num_tests=inquiry.num_tests,
         floor=max((inquiry.settings.min_slowdown - 1.0) * share, loss.least_share),
         usual=Usual(floor=LOSSES.noise_share, spread=LOSSES.spread_share, bursty=loss.bursty),
-        forbidden=np.asarray(loss.excuses_slow & inquiry.slow & ~_beyond_computing(seen, compare)),
+        forbidden=excused,
         groups=tuple(loss.groups),
         by_majority=True,
     )
@@ -356,15 +359,14 @@ def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
     )
 
 
-def _beyond_computing(seen: Observations, compare: Callable[[Flags], Floats]) -> Flags:
+def _beyond_computing(seen: Observations, excess: Floats) -> Flags:
     """Return the rows that lose more above their peers than they compute, (row,), whatever a slow
-    device adds to it. `compare` returns shares of the median iteration.
+    device adds to it. `excess`, (row, iteration), are shares of the median iteration.
 
     Example: batches come 107 ms late, in an iteration with 52 ms of computing.
     """
-    nobody = np.zeros(len(seen.members), dtype=bool)
-    lost = robust.median(compare(nobody), axis=1) * float(np.median(seen.iteration_ns))
-    return np.asarray(lost > robust.median(seen.busy_ns, axis=1))
+    lost_ns = robust.median(excess, axis=1) * float(np.median(seen.iteration_ns))
+    return np.asarray(lost_ns > robust.median(seen.busy_ns, axis=1))
 
 
 def _hides(loss: Loss, least: float, because: str) -> str:

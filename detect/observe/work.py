@@ -141,9 +141,7 @@ def gathers_of(index: SpanIndex, passes: Flags) -> Gathers | None:
     layers = index.named((PLAIN_LAYER, backward_of(PLAIN_LAYER)))
     if not layers.any() and index.frame.has_loss:
         return None
-    over_replicas = where_text(index.table, "group", is_data_parallel)
-    gathers = over_replicas & equals(index.table, "op", "all_gather") & index.counts
-    gathers &= index.track == Track.OVERLAPPED
+    gathers = _over_replicas(index, "all_gather")
     if not gathers.any():
         return None
     layers_ns = enclosed_time(index, passes, layers, index.self_time(layers))
@@ -151,8 +149,20 @@ def gathers_of(index: SpanIndex, passes: Flags) -> Gathers | None:
         layers_ns *= _layers_a_recorded_one(index, passes, layers)
     return Gathers(
         layers_ns=layers_ns,
-        holds=enclosed_time(index, passes, gathers, np.ones(int(gathers.sum()))) > 0,
+        holds=_hold(index, passes, gathers),
     )
+
+
+def _over_replicas(index: SpanIndex, *operations: str) -> Flags:
+    """Return which spans are such collectives over the replicas, beside other work."""
+    over_replicas = where_text(index.table, "group", is_data_parallel)
+    asked = over_replicas & equals(index.table, "op", *operations) & index.counts
+    return np.asarray(asked & (index.track == Track.OVERLAPPED))
+
+
+def _hold(index: SpanIndex, passes: Flags, inner: Flags) -> Flags:
+    """Return in which passes spans of `inner` start, (pass,)."""
+    return enclosed_time(index, passes, inner, np.ones(int(inner.sum()))) > 0
 
 
 def reduces_beside(index: SpanIndex, passes: Flags) -> Flags:
@@ -167,10 +177,7 @@ def reduces_beside(index: SpanIndex, passes: Flags) -> Flags:
     """
     if index.is_cpu:
         return np.zeros(int(passes.sum()), dtype=bool)
-    reductions = where_text(index.table, "group", is_data_parallel)
-    reductions &= equals(index.table, "op", "all_reduce", "reduce_scatter") & index.counts
-    reductions &= index.track == Track.OVERLAPPED
-    return enclosed_time(index, passes, reductions, np.ones(int(reductions.sum()))) > 0
+    return _hold(index, passes, _over_replicas(index, "all_reduce", "reduce_scatter"))
 
 
 def hide_waiting(phase: Integers, gathers: Gathers | None) -> bool:
@@ -258,7 +265,7 @@ def work_of(
     log_ns[count == 0] = np.nan
     log_ns = log_ns.reshape(num_ranks, num_iterations, num_ops)
     if held_up is not None:
-        log_ns[:, :, _may_be_left_out(op, held_up, num_ops, num_microbatches)] = np.nan
+        log_ns[:, :, _left_out(op, held_up, num_ops, num_microbatches)] = np.nan
     ops = np.arange(num_ops)
     return Work(
         log_ns=log_ns,
@@ -267,7 +274,7 @@ def work_of(
     )
 
 
-def _may_be_left_out(op: Integers, held_up: Flags, num_ops: int, num_microbatches: int) -> Flags:
+def _left_out(op: Integers, held_up: Flags, num_ops: int, num_microbatches: int) -> Flags:
     """Return the operations that are held up, (operation,), of phases and chunks that have others.
 
     Example: of two backward passes gradients are reduced beside the second one; of one, none is

@@ -248,10 +248,8 @@ def _bindings(originals: Sequence[Function]) -> dict[int, list[tuple[object, str
 def _modules() -> Iterator[object]:
     """Yield the modules whose references to functions are replaced."""
     for name, module in list(sys.modules.items()):
-        package = name.partition(".")[0]
-        if package in _WITHOUT_TORCH or (package == _NOT_REBOUND and name != _REBOUND):
-            continue
-        if isinstance(module, ModuleType):
+        is_searched = _is_others(name) and name.partition(".")[0] not in _WITHOUT_TORCH
+        if isinstance(module, ModuleType) and (name == _REBOUND or is_searched):
             yield module
 
 
