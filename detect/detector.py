@@ -22,14 +22,17 @@ from detect.causes.corruption import CORRUPTION
 from detect.causes.finding import (
     Answer,
     Inquiry,
-    folded,
     undecided,
-    undecided_beside_larger,
     undecided_if_no_gain,
     undecided_if_small_and_free,
-    with_joint_costs,
 )
 from detect.causes.registry import CAUSES
+from detect.causes.together import (
+    folded,
+    gathered,
+    undecided_beside_larger,
+    with_joint_costs,
+)
 from detect.causes.unexplained import AWAITED
 from detect.observe.extract import observe
 from detect.observe.observations import (
@@ -179,6 +182,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         for one in findings
     ]
     findings = [undecided_beside_larger(one, findings, settings.min_slowdown) for one in findings]
+    findings = gathered(seen, findings)
     notes = [note for _, answer in answers for note in answer.notes]
     if seen.alignment is not None and seen.alignment.num_components > 1:
         notes.append(

@@ -620,6 +620,10 @@ class _Hosts:
     min_ranks: int = limit(
         2, "rows", Origin.MATHEMATICS, "of a host that are pooled; one is judged by itself"
     )
+    least_named_share: float = limit(
+        0.5, "share of its ranks", Origin.CONVENTION,
+        "that are named for losing time to a host one by one, from which on the host is named",
+    )  # fmt: skip
     min_control: int = limit(
         3, "rows", Origin.MATHEMATICS, "of other hosts, or other hosts, that have a spread"
     )

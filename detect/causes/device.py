@@ -637,17 +637,16 @@ def launches_as_quickly(
 
     What launching takes longer is a part of what it takes at all. Example: gaps of 16.3 ms of 81,
     and 49 ms to launch all passes, are 1.5 times the time; the host takes 1.1 times its peers'.
-    Where that time is not known (profiles), it is the iteration's, and the host is to blame only if
-    it is slower than processors of one model differ (`PACE.slow_log`): somebody is always the last.
+    Where that time is not known (profiles), it is the iteration's. The host is to blame only if it
+    is slower by more than processors of one model differ (`PACE.slow_log`): where all devices wait
+    for their hosts, somebody's host is the last, and looks as slow as all the others' waiting.
     """
     iteration_ns = float(np.median(seen.iteration_ns[active]))
     launching_ns = 0.0
     if seen.launching_ns is not None:
         launching_ns = float(robust.median(seen.launching_ns[row][active]))
     of_launching = min(share * iteration_ns / (launching_ns or iteration_ns), COSTS.max_saved_share)
-    least = STARVATION.slower_share * -float(np.log1p(-of_launching))
-    if not launching_ns:
-        least = max(least, PACE.slow_log)
+    least = max(STARVATION.slower_share * -float(np.log1p(-of_launching)), PACE.slow_log)
     return _hardly_slower_host(seen, row, active, least, least_starved=least_starved)
 
 

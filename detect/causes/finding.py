@@ -21,27 +21,23 @@ Limits: a pipeline's order of operations is not replayed, so two slow ranks that
 other look cheaper than they are, and excess that lands in a bubble looks dearer. Where the
 dependency graph can be replayed (`detect.whatif.savings`), the replay's answer is taken.
 
-**One fault, one finding**: `folded` makes what follows from a heavier finding its evidence. A rank
-that leaves its communications late makes the link to its partners look slow; a slow device also
-loads its data a little slower. Example: rank 5 computes 1.30 times slower, and its loading takes
-1.35 times that of its peers: one finding (compute), whose last sentence says that loading is slower
-to match. Loading that took 8 times as long would be a second fault.
+What findings mean for each other is said in `detect.causes.together`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.observe.observations import Observations
+from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.noise import Noise
 from detect.stats.robust import ordinary
 from detect.stats.search import Course, least_beyond_bursts
-from detect.text import confidence, percent, ranks_text
-from detect.thresholds import CONSEQUENCES, COSTS, ORDINARY, POWER, DetectorSettings
+from detect.text import confidence, percent
+from detect.thresholds import COSTS, ORDINARY, POWER, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -134,10 +130,6 @@ OTHERS_WAIT = (
     "another rank is slow, or loses time, and others wait for it: mend that first, then trace "
     "again and see whether this remains"
 )
-BESIDE_LARGER = (
-    "another device is slow by far more: mend that first, then trace again and see whether this "
-    "remains"
-)
 SMALL_AND_FREE = (
     "sound devices of one model, or the data of so few iterations, may differ by as much, and "
     "mending this one would gain next to nothing: no reason to change a node"
@@ -221,6 +213,18 @@ def when(course: Course | None, iterations: Integers) -> When:
     )
 
 
+def spanning(iterations: Integers, first: int, last: int) -> When:
+    """Return that something holds from iteration `first` to `last` of the traced `iterations`."""
+    return When(
+        first=first,
+        last=last,
+        share=1.0,
+        episodes=((first, last),),
+        begins=bool(first > iterations[0]),
+        ends=bool(last < iterations[-1]),
+    )
+
+
 def saved_by_compute(seen: Observations, row: int, excess_ns: Floats) -> Floats:
     """Return the iteration time saved, (iteration,), if a row computed `excess_ns` less."""
     busy = np.nan_to_num(seen.busy_ns)
@@ -238,7 +242,7 @@ def _waiting_with(seen: Observations, row: int) -> Flags:
     return np.asarray(group == group[row])
 
 
-def _counted(seen: Observations, first: int, last: int) -> tuple[int, int]:
+def counted_window(seen: Observations, first: int, last: int) -> tuple[int, int]:
     """Return first and last iteration over which the cost of a finding is taken.
 
     The finding holds from `first` to `last`. The run's warm-up, which is long for everybody, does
@@ -273,7 +277,7 @@ def is_costly(share: float) -> bool:
 def build_finding(seen: Observations, claim: Claim) -> Finding:
     """Return the finding of a claim."""
     timing = when(claim.course, seen.iterations)
-    within, replayed = _counted(seen, timing.first, timing.last), None
+    within, replayed = counted_window(seen, timing.first, timing.last), None
     if seen.costs and claim.is_replayed:
         replayed = (
             seen.costs.ratio_of_border(claim.ranks, claim.slowdown, within)
@@ -284,10 +288,7 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
     if replayed is not None:
         # mending the ranks mends whatever else is slow on them, too
         cost = min(replayed, estimate) if claim.cause == Cause.LOADER else replayed
-    slowed = _slowed(seen, timing.first, timing.last)
-    devices = {
-        f"{seen.members.devices[row]} #{seen.members.device_index[row]}" for row in claim.rows
-    }
+    slowed = slowed_by(seen, timing.first, timing.last)
     return Finding(
         ranks=claim.ranks,
         cause=claim.cause,
@@ -300,13 +301,13 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
         q_value=claim.q_value,
         step_time_cost_ratio=cost,
         headline=f"{claim.subject} {claim.predicate} {timing.words}; "
-        f"{_gain(slowed, cost, is_replayed=replayed is not None)}; "
+        f"{gain(slowed, cost, is_replayed=replayed is not None)}; "
         f"confidence {confidence(claim.q_value)}",
         evidence=claim.evidence,
         next_steps=claim.advice,
-        coordinates=_shared_place(seen, claim.rows),
+        coordinates=shared_place(seen, claim.rows),
         host=", ".join(sorted({seen.members.hosts[row] for row in claim.rows})),
-        device=", ".join(sorted(devices)),
+        device=devices_of(seen.members, claim.rows),
         num_peers=claim.num_peers,
         onset_in_trace=timing.begins,
         episodes=timing.episodes,
@@ -316,92 +317,32 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
     )
 
 
-def _slowed(seen: Observations, first: int, last: int) -> str:
+def slowed_by(seen: Observations, first: int, last: int) -> str:
     """Say what a cost from iteration `first` to `last` falls on: the job, or these iterations."""
     is_lasting = first <= seen.iterations[0] and last >= seen.iterations[-1]
     return "the job" if is_lasting else "these iterations"
 
 
-def _gain(slowed: str, cost: float, *, is_replayed: bool) -> str:
+def gain(slowed: str, cost: float, *, is_replayed: bool) -> str:
+    """Say what is gained without a finding that costs so much: "without it the job would be …".
+
+    `slowed` is what `slowed_by` says; `is_replayed` whether a replay told the cost.
+    """
     if cost < COSTS.next_to_nothing_ratio and not is_replayed:
         return "what it costs the step this trace does not show"
     if cost < COSTS.next_to_nothing_ratio:
         return "it hides in time that others spend anyway and costs the step next to nothing"
-    return f"without it {slowed} would be {_faster(cost)}"
+    return f"without it {slowed} would be {faster(cost)}"
 
 
-def _faster(cost: float) -> str:
+def faster(cost: float) -> str:
+    """Return 1.22 as "about 22 % faster", and 2.5 as "2.5x as fast"."""
     if cost >= COSTS.as_fast_ratio:
         return f"{cost:.1f}x as fast"
     return f"about {percent(cost)} faster"
 
 
-def with_joint_costs(seen: Observations, findings: list[Finding]) -> list[Finding]:
-    """Return the findings; where several nodes are slow, add what mending them together would save.
-
-    Ranks that hide behind each other cost nothing one by one: four that compute 1.3 times slower
-    cost the step 26 %, but each of them next to nothing as long as the other three are slow. Add up
-    a host's findings; add up those of all hosts where that saves far more.
-    """
-    blamed = [
-        one for one in findings
-        if one.owner == Owner.NODE and one.cause in (Cause.COMPUTE, Cause.HOST, Cause.LINK)
-    ]  # fmt: skip
-    if len(blamed) < 2:
-        return findings
-    everybody = _joint_cost(seen, blamed)
-    by_host = {host: _joint_cost(seen, [one for one in blamed if one.host == host])
-               for host in {one.host for one in blamed if one.host}}  # fmt: skip
-    result = list(findings)
-    for place, finding in enumerate(findings):
-        if finding not in blamed:
-            continue
-        group, cost = [one for one in blamed if one.host == finding.host], by_host.get(finding.host)
-        if cost is None or (everybody or 1.0) - 1.0 > COSTS.most_elsewhere * (cost - 1.0):
-            group, cost = blamed, everybody
-        if cost is not None and len(group) > 1 and cost > finding.step_time_cost_ratio:
-            ranks = tuple(sorted({rank for one in group for rank in one.ranks}))
-            result[place] = _mended_with(seen, finding, ranks, cost)
-    return result
-
-
-def _mended_with(
-    seen: Observations, finding: Finding, ranks: tuple[int, ...], cost: float
-) -> Finding:
-    others = tuple(rank for rank in ranks if rank not in finding.ranks)
-    slowed = _slowed(seen, finding.first_iteration, finding.last_iteration)
-    headline = finding.headline
-    if cost >= COSTS.next_to_nothing_ratio and others:
-        together = f"without it and {ranks_text(others)} {slowed} would be {_faster(cost)}"
-        alone = _gain(slowed, finding.step_time_cost_ratio, is_replayed=finding.cost_is_replayed)
-        headline = headline.replace(alone, together)
-    return replace(finding, joint_ranks=ranks, joint_cost_ratio=cost, headline=headline)
-
-
-def _joint_cost(seen: Observations, group: list[Finding]) -> float | None:
-    """Return iteration time divided by iteration time without the findings; None if unknown."""
-    first, last = (min(one.first_iteration for one in group),
-                   max(one.last_iteration for one in group))  # fmt: skip
-    within = _counted(seen, first, last)
-    if seen.costs and all(one.cost_is_replayed for one in group):
-        ranks = tuple(sorted({rank for one in group for rank in one.ranks}))
-        replayed = seen.costs.ratio(ranks, {one.cause for one in group}, within)
-        if replayed is not None:
-            return replayed
-    if any(one.cause != Cause.COMPUTE for one in group):
-        return None
-    busy = np.nan_to_num(seen.busy_ns)
-    better = busy.copy()
-    for one in group:
-        rows = np.array([bool(set(own) & set(one.ranks)) for own in seen.members.workers])
-        holds = np.zeros(len(seen.iterations), dtype=bool)
-        for first, last in one.episodes:
-            holds |= (seen.iterations >= first) & (seen.iterations <= last)
-        better[rows[:, None] & holds] /= one.slowdown
-    return cost_ratio(seen, np.maximum(busy.max(axis=0) - better.max(axis=0), 0.0), within)
-
-
-def _shared_place(seen: Observations, rows: tuple[int, ...]) -> dict[str, int]:
+def shared_place(seen: Observations, rows: tuple[int, ...]) -> dict[str, int]:
     """Return the coordinates that all rows have in common."""
     places = [seen.members.coordinates(row) for row in rows]
     if not places:
@@ -411,6 +352,13 @@ def _shared_place(seen: Observations, rows: tuple[int, ...]) -> dict[str, int]:
         for axis, value in places[0].items()
         if all(place[axis] == value for place in places)
     }
+
+
+def devices_of(members: Members, rows: Iterable[int]) -> str:
+    """Return "NVIDIA H200 #3, NVIDIA H200 #5", what some rows run on."""
+    return ", ".join(
+        sorted({f"{members.devices[row]} #{members.device_index[row]}" for row in rows})
+    )
 
 
 def undecided(finding: Finding, why: str) -> Finding:
@@ -457,24 +405,6 @@ def undecided_if_small_and_free(
     return undecided(finding, SMALL_AND_FREE)
 
 
-def undecided_beside_larger(
-    finding: Finding, others: Sequence[Finding], min_slowdown: float
-) -> Finding:
-    """Return the finding, undecided where a device is hardly slower than `min_slowdown`, costs next
-    to nothing by itself, and another is slower by far: a device that waits for it is late, too.
-
-    Example: 1.025x and 0.4 % of the step, next to a device that is 1.38x slower.
-    """
-    hardly = finding.slowdown < min_slowdown**ORDINARY.small_floors
-    is_free = finding.step_time_cost_ratio < ORDINARY.worthwhile_ratio
-    is_named = finding.owner is Owner.NODE and finding.cause is Cause.COMPUTE
-    least = ORDINARY.far_slower_times * (finding.slowdown - 1.0)
-    larger = [one for one in others if one.owner is Owner.NODE and one.slowdown - 1.0 >= least]
-    if not (is_named and hardly and is_free and larger) or finding.is_read:
-        return finding
-    return undecided(finding, BESIDE_LARGER)
-
-
 def undecided_if_no_gain(finding: Finding) -> Finding:
     """Return the finding, undecided where one rank loses time to its host, or a network is slow,
     and the replay says that mending it gains next to nothing.
@@ -513,113 +443,3 @@ def connection_advice(seen: Observations, ranks: tuple[int, ...]) -> tuple[str, 
         "read the ports' error and congestion counters (ethtool -S, ibstat, perfquery)"
         + ("; nvidia-smi nvlink -e on that host" if has_gpu else ""),
     )
-
-
-def folded(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings of which none is a consequence of another; the heavier of two explains."""
-    left = sorted(findings, key=lambda one: (_is_waiting(one, findings), *_weight(one)))
-    result: list[Finding] = []
-    for finding in left:
-        place = next((i for i, one in enumerate(result) if _explains(one, finding)), None)
-        if place is None:
-            result.append(finding)
-        else:
-            main = result[place]
-            result[place] = replace(main, evidence=(*main.evidence, _sentence(finding)))
-    return result
-
-
-def _is_waiting(finding: Finding, findings: Sequence[Finding]) -> bool:
-    """Return whether a group's slow link explains why the group's members look slow: they wait for
-    the link inside their passes. A slow device would slow its transfers by no more than its work.
-    """
-    return (
-        finding.cause in (Cause.COMPUTE, Cause.UNKNOWN)
-        and finding.owner == Owner.UNDECIDED
-        and any(_is_awaited(link, finding) for link in findings)
-    )
-
-
-def _is_awaited(link: Finding, finding: Finding) -> bool:
-    is_told = link.owner == Owner.NODE or (link.host != "" and "," not in link.host)
-    much_slower = link.slowdown - 1.0 >= CONSEQUENCES.awaited_ratio * (finding.slowdown - 1.0)
-    return (
-        link.cause == Cause.LINK
-        and is_told
-        and set(link.ranks) >= set(finding.ranks)
-        and much_slower
-    )
-
-
-def _weight(finding: Finding) -> tuple[bool, float]:
-    own_time = finding.cause in (Cause.COMPUTE, Cause.HOST)
-    return not own_time, -finding.step_time_cost_ratio
-
-
-def _explains(main: Finding, other: Finding) -> bool:
-    """Return whether `other` is what the fault of `main` looks like elsewhere."""
-    meets = main.first_iteration <= other.last_iteration
-    if not meets or not other.first_iteration <= main.last_iteration:
-        return False
-    minor = _excess(other) <= CONSEQUENCES.minor_share * _excess(main)
-    if minor and (_launches_late(main, other) or _is_behind(main, other)):
-        return True
-    if not set(main.ranks) & set(other.ranks):
-        return False
-    return _is_waiting(other, [main]) or _goes_with(main, other, minor=minor)
-
-
-def _goes_with(main: Finding, other: Finding, *, minor: bool) -> bool:
-    """Return whether `other` follows from `main`, with which it shares ranks; `minor` says that
-    `other` costs little next to `main`.
-    """
-    same = set(main.ranks) >= set(other.ranks)
-    no_slower = other.slowdown <= CONSEQUENCES.alike_ratio * main.slowdown
-    follows = False
-    match main.cause, other.cause:
-        case (Cause.COMPUTE | Cause.HOST, Cause.COMPUTE | Cause.HOST):
-            follows = same and main.cause != other.cause
-        case (Cause.HOST, Cause.LINK) | (Cause.LINK, Cause.HOST):
-            follows = same
-        case (Cause.LINK, Cause.LINK):
-            follows = True
-        case (Cause.COMPUTE, Cause.LINK):
-            follows = same or minor or no_slower
-        case (Cause.STAGE_IMBALANCE, Cause.LINK):
-            # a stage of one rank, whose device may be slow and slow its transfers as well
-            least = CONSEQUENCES.alike_ratio * (main.slowdown - 1.0)
-            follows = main.owner == Owner.UNDECIDED and same and other.slowdown - 1.0 <= least
-        case (Cause.COMPUTE, Cause.LOADER):
-            follows = same and (no_slower or minor)  # a batch may wait for its device, too
-        case (Cause.HOST, Cause.LOADER):
-            follows = same and minor and main.owner == Owner.NODE  # what loads runs on that host
-    return follows
-
-
-def _launches_late(main: Finding, other: Finding) -> bool:
-    """Return whether a host that launches late holds up its partners' messages, too."""
-    return main.cause == Cause.HOST and len(main.ranks) > 1 and other.cause == Cause.LINK
-
-
-def _is_behind(main: Finding, other: Finding) -> bool:
-    """Return whether a link between two hosts may suffer from the slow network of a third host:
-    what comes late from the third host meets other messages at the NICs behind it.
-    """
-    are_links = main.cause == other.cause == Cause.LINK
-    is_network = len(main.ranks) > 1 and main.owner == Owner.NODE and "," not in main.host
-    return are_links and is_network and "," in other.host and len(other.ranks) < len(main.ranks)
-
-
-def _excess(finding: Finding) -> float:
-    return finding.step_time_cost_ratio - 1.0
-
-
-def _sentence(finding: Finding) -> str:
-    what = {
-        Cause.LOADER: "its data loading is slower to match",
-        Cause.COMPUTE: "what it delays looks like slower computing, too",
-        Cause.UNKNOWN: f"{ranks_text(finding.ranks)} wait for it inside their passes",
-        Cause.HOST: "the time lost between its operations goes with it",
-        Cause.LINK: f"the communication of {ranks_text(finding.ranks)} suffers with it",
-    }[finding.cause]
-    return f"{what} ({percent(finding.step_time_cost_ratio)} of the step at most): no fault apart"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from detect import Cause, Finding, Owner
-from detect.causes.finding import folded
+from detect.causes.together import folded
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from detect import Cause, DetectorSettings, Owner
 from detect.causes.finding import OTHERS_WAIT
 from detect.causes.hosts import _doubt_of_level, _share_their_data
 from detect.causes.paused_hosts import _pausing_host
+from detect.causes.together import gathered
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.stats import robust
@@ -49,9 +50,42 @@ def test_host_that_is_a_stage_is_found_from_five_per_cent_on(job):
     assert slight.findings == ()
 
 
-def test_lost_time_that_some_ranks_do_not_share_is_not_the_hosts(job):
-    report = job(layout=Layout(dp=16), hosts=4, gap_ms=lost_by((5, 6), 15.0)).report()
-    assert sorted(one.ranks for one in report.findings) == [(5,), (6,)]
+@pytest.mark.parametrize(
+    ("late", "named"),
+    [((5,), (5,)), ((5, 6), (5, 6)), ((4, 5, 6), (4, 5, 6, 7)), ((5, 9), None)],
+)
+def test_ranks_that_lose_time_one_by_one_are_one_finding_on_their_host(job, late, named):
+    """Most of its ranks: the whole host. `named` is None where each is on another host."""
+    report = job(layout=Layout(dp=16), hosts=4, gap_ms=lost_by(late, 15.0)).report()
+    if named is None:
+        assert sorted(one.ranks for one in report.findings) == [(rank,) for rank in late]
+        return
+    (finding,) = report.findings
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, named)
+    assert finding.host == "n01" and finding.step_time_cost_ratio > 1.04
+    assert finding.to_json()["num_peers"] == (15 if len(late) == 1 else 16 - len(named))
+    if len(late) > 1:
+        assert f"host n01 makes {len(late)} of its 4 ranks" in finding.headline
+        assert finding.evidence[0].startswith("one by one: rank ")
+
+
+def test_of_one_host_ranks_are_named_and_not_the_host(job):
+    report = job(layout=Layout(dp=8), hosts=8, gap_ms=lost_by((1, 2, 3, 4), 30.0)).report()
+    assert all("makes" not in one.headline for one in report.findings)
+    assert {rank for one in report.findings for rank in one.ranks} <= {1, 2, 3, 4}
+
+
+def test_two_findings_on_all_ranks_of_a_host_are_one(job):
+    """The same ranks lose time throughout and pause now and then: the second is evidence."""
+    lost = job(layout=Layout(dp=16), hosts=4, gap_ms=lost_by(range(4, 8), 15.0))
+    (whole,) = lost.report().findings
+    again = replace(whole, step_time_cost_ratio=1.01, headline="pauses")
+    seen = observe(lost.timeline())
+    (one,) = gathered(seen, [again, whole])
+    assert one.headline == whole.headline and one.step_time_cost_ratio > 1.01
+    assert "no fault apart" in one.evidence[-1]
+    undecided = replace(again, owner=Owner.UNDECIDED)
+    assert len(gathered(seen, [undecided, whole])) == 2
 
 
 def test_pauses_that_meet_ranks_of_one_host_unequally_are_the_hosts(job):

@@ -652,6 +652,7 @@ def test_work_that_a_slow_host_launches_late_may_be_as_slow_as_the_host(
     [
         (0.08, 50.0, Owner.UNDECIDED),  # 1.08 times 50 ms is no reason for 16 ms
         (0.45, 50.0, Owner.NODE),
+        (0.2, 110.0, Owner.UNDECIDED),  # as much as the gaps, and as processors of one model differ
         (0.08, 5.0, Owner.NODE),  # it does something else for longer than it launches
     ],
 )

@@ -10,8 +10,9 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner, render_text
 from detect.causes.compute import _perhaps_not_slow
-from detect.causes.finding import undecided_beside_larger, undecided_if_small_and_free
+from detect.causes.finding import undecided_if_small_and_free
 from detect.causes.ordinary import _sigma_of_pairs
+from detect.causes.together import undecided_beside_larger
 from detect.observe.extract import observe
 from megascan.topology import Layout
 

@@ -1,0 +1,308 @@
+"""Say what findings mean for each other: consequences, ranks of one host, joint costs.
+
+Searches know nothing of each other's findings. Once all have answered:
+
+    folded            what follows from a heavier finding becomes its evidence
+    with_joint_costs  what mending several slow ranks together would save
+    gathered          ranks of one host that are named for it one by one become one finding
+
+**One fault, one finding.** A rank that leaves its communications late makes the link to its
+partners look slow; a slow device also loads its data a little slower. Example: rank 5 computes 1.30
+times slower, and its loading takes 1.35 times that of its peers: one finding (compute), whose last
+sentence says that loading is slower to match. Loading that took 8 times as long would be a second
+fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from detect.causes.finding import (
+    cost_ratio,
+    counted_window,
+    devices_of,
+    faster,
+    gain,
+    shared_place,
+    slowed_by,
+    spanning,
+    undecided,
+)
+from detect.observe.observations import Observations
+from detect.report import Cause, Finding, Owner
+from detect.text import confidence, counted, percent, ranks_text, times
+from detect.thresholds import CONSEQUENCES, COSTS, HOSTS, ORDINARY
+from megascan.errors import listed
+
+BESIDE_LARGER = (
+    "another device is slow by far more: mend that first, then trace again and see whether this "
+    "remains"
+)
+
+
+def folded(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings of which none is a consequence of another; the heavier of two explains."""
+    left = sorted(findings, key=lambda one: (_is_waiting(one, findings), *_weight(one)))
+    result: list[Finding] = []
+    for finding in left:
+        place = next((i for i, one in enumerate(result) if _explains(one, finding)), None)
+        if place is None:
+            result.append(finding)
+        else:
+            main = result[place]
+            result[place] = replace(main, evidence=(*main.evidence, _sentence(finding)))
+    return result
+
+
+def _is_waiting(finding: Finding, findings: Sequence[Finding]) -> bool:
+    """Return whether a group's slow link explains why the group's members look slow: they wait for
+    the link inside their passes. A slow device would slow its transfers by no more than its work.
+    """
+    return (
+        finding.cause in (Cause.COMPUTE, Cause.UNKNOWN)
+        and finding.owner == Owner.UNDECIDED
+        and any(_is_awaited(link, finding) for link in findings)
+    )
+
+
+def _is_awaited(link: Finding, finding: Finding) -> bool:
+    is_told = link.owner == Owner.NODE or (link.host != "" and "," not in link.host)
+    much_slower = link.slowdown - 1.0 >= CONSEQUENCES.awaited_ratio * (finding.slowdown - 1.0)
+    return (
+        link.cause == Cause.LINK
+        and is_told
+        and set(link.ranks) >= set(finding.ranks)
+        and much_slower
+    )
+
+
+def _weight(finding: Finding) -> tuple[bool, float]:
+    own_time = finding.cause in (Cause.COMPUTE, Cause.HOST)
+    return not own_time, -finding.step_time_cost_ratio
+
+
+def _explains(main: Finding, other: Finding) -> bool:
+    """Return whether `other` is what the fault of `main` looks like elsewhere."""
+    meets = main.first_iteration <= other.last_iteration
+    if not meets or not other.first_iteration <= main.last_iteration:
+        return False
+    minor = _excess(other) <= CONSEQUENCES.minor_share * _excess(main)
+    if minor and (_launches_late(main, other) or _is_behind(main, other)):
+        return True
+    if not set(main.ranks) & set(other.ranks):
+        return False
+    return _is_waiting(other, [main]) or _goes_with(main, other, minor=minor)
+
+
+def _goes_with(main: Finding, other: Finding, *, minor: bool) -> bool:
+    """Return whether `other` follows from `main`, with which it shares ranks; `minor` says that
+    `other` costs little next to `main`.
+    """
+    same = set(main.ranks) >= set(other.ranks)
+    no_slower = other.slowdown <= CONSEQUENCES.alike_ratio * main.slowdown
+    follows = False
+    match main.cause, other.cause:
+        case (Cause.COMPUTE | Cause.HOST, Cause.COMPUTE | Cause.HOST):
+            follows = same and main.cause != other.cause
+        case (Cause.HOST, Cause.LINK) | (Cause.LINK, Cause.HOST):
+            follows = same
+        case (Cause.LINK, Cause.LINK):
+            follows = True
+        case (Cause.COMPUTE, Cause.LINK):
+            follows = same or minor or no_slower
+        case (Cause.STAGE_IMBALANCE, Cause.LINK):
+            # a stage of one rank, whose device may be slow and slow its transfers as well
+            least = CONSEQUENCES.alike_ratio * (main.slowdown - 1.0)
+            follows = main.owner == Owner.UNDECIDED and same and other.slowdown - 1.0 <= least
+        case (Cause.COMPUTE, Cause.LOADER):
+            follows = same and (no_slower or minor)  # a batch may wait for its device, too
+        case (Cause.HOST, Cause.LOADER):
+            follows = same and minor and main.owner == Owner.NODE  # what loads runs on that host
+    return follows
+
+
+def _launches_late(main: Finding, other: Finding) -> bool:
+    """Return whether a host that launches late holds up its partners' messages, too."""
+    return main.cause == Cause.HOST and len(main.ranks) > 1 and other.cause == Cause.LINK
+
+
+def _is_behind(main: Finding, other: Finding) -> bool:
+    """Return whether a link between two hosts may suffer from the slow network of a third host:
+    what comes late from the third host meets other messages at the NICs behind it.
+    """
+    are_links = main.cause == other.cause == Cause.LINK
+    is_network = len(main.ranks) > 1 and main.owner == Owner.NODE and "," not in main.host
+    return are_links and is_network and "," in other.host and len(other.ranks) < len(main.ranks)
+
+
+def _excess(finding: Finding) -> float:
+    return finding.step_time_cost_ratio - 1.0
+
+
+def _sentence(finding: Finding) -> str:
+    what = {
+        Cause.LOADER: "its data loading is slower to match",
+        Cause.COMPUTE: "what it delays looks like slower computing, too",
+        Cause.UNKNOWN: f"{ranks_text(finding.ranks)} wait for it inside their passes",
+        Cause.HOST: "the time lost between its operations goes with it",
+        Cause.LINK: f"the communication of {ranks_text(finding.ranks)} suffers with it",
+    }[finding.cause]
+    return f"{what} ({percent(finding.step_time_cost_ratio)} of the step at most): no fault apart"
+
+
+def with_joint_costs(seen: Observations, findings: list[Finding]) -> list[Finding]:
+    """Return the findings; where several nodes are slow, add what mending them together would save.
+
+    Ranks that hide behind each other cost nothing one by one: four that compute 1.3 times slower
+    cost the step 26 %, but each of them next to nothing as long as the other three are slow. Add up
+    a host's findings; add up those of all hosts where that saves far more.
+    """
+    blamed = [
+        one for one in findings
+        if one.owner == Owner.NODE and one.cause in (Cause.COMPUTE, Cause.HOST, Cause.LINK)
+    ]  # fmt: skip
+    if len(blamed) < 2:
+        return findings
+    everybody = _joint_cost(seen, blamed)
+    by_host = {host: _joint_cost(seen, [one for one in blamed if one.host == host])
+               for host in {one.host for one in blamed if one.host}}  # fmt: skip
+    result = list(findings)
+    for place, finding in enumerate(findings):
+        if finding not in blamed:
+            continue
+        group, cost = [one for one in blamed if one.host == finding.host], by_host.get(finding.host)
+        if cost is None or (everybody or 1.0) - 1.0 > COSTS.most_elsewhere * (cost - 1.0):
+            group, cost = blamed, everybody
+        if cost is not None and len(group) > 1 and cost > finding.step_time_cost_ratio:
+            ranks = tuple(sorted({rank for one in group for rank in one.ranks}))
+            result[place] = _mended_with(seen, finding, ranks, cost)
+    return result
+
+
+def _mended_with(
+    seen: Observations, finding: Finding, ranks: tuple[int, ...], cost: float
+) -> Finding:
+    others = tuple(rank for rank in ranks if rank not in finding.ranks)
+    slowed = slowed_by(seen, finding.first_iteration, finding.last_iteration)
+    headline = finding.headline
+    if cost >= COSTS.next_to_nothing_ratio and others:
+        together = f"without it and {ranks_text(others)} {slowed} would be {faster(cost)}"
+        alone = gain(slowed, finding.step_time_cost_ratio, is_replayed=finding.cost_is_replayed)
+        headline = headline.replace(alone, together)
+    return replace(finding, joint_ranks=ranks, joint_cost_ratio=cost, headline=headline)
+
+
+def _joint_cost(seen: Observations, group: list[Finding]) -> float | None:
+    """Return iteration time divided by iteration time without the findings; None if unknown."""
+    first, last = (min(one.first_iteration for one in group),
+                   max(one.last_iteration for one in group))  # fmt: skip
+    within = counted_window(seen, first, last)
+    if seen.costs and all(one.cost_is_replayed for one in group):
+        ranks = tuple(sorted({rank for one in group for rank in one.ranks}))
+        replayed = seen.costs.ratio(ranks, {one.cause for one in group}, within)
+        if replayed is not None:
+            return replayed
+    if any(one.cause != Cause.COMPUTE for one in group):
+        return None
+    busy = np.nan_to_num(seen.busy_ns)
+    better = busy.copy()
+    for one in group:
+        rows = np.array([bool(set(own) & set(one.ranks)) for own in seen.members.workers])
+        holds = np.zeros(len(seen.iterations), dtype=bool)
+        for first, last in one.episodes:
+            holds |= (seen.iterations >= first) & (seen.iterations <= last)
+        better[rows[:, None] & holds] /= one.slowdown
+    return cost_ratio(seen, np.maximum(busy.max(axis=0) - better.max(axis=0), 0.0), within)
+
+
+def gathered(seen: Observations, findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings; where a host is blamed for its ranks one by one, one finding on it.
+
+    A host serves all its ranks: what slows it delays one of them in this iteration and another in
+    that. Each is judged by itself, and they hide behind each other. So findings that blame one host
+    become one, if they name at least `HOSTS.least_named_share` of its ranks; not where the job has
+    no other host. Example: ranks 16 to 20, 22 and 23 of a host's eight, each 2 to 14 % of an
+    iteration: one finding on that host.
+    """
+    result = list(findings)
+    for host in dict.fromkeys(seen.members.hosts):
+        group = [one for one in result if _blames(one, host)]
+        rows = [row for row, name in enumerate(seen.members.hosts) if name == host]
+        ranks = seen.members.ranks_of(rows)
+        named = {rank for one in group for rank in one.ranks}
+        is_host = len(named) >= HOSTS.least_named_share * len(ranks)
+        if len(group) > 1 and is_host and len(rows) < len(seen.members):
+            result = [one for one in result if one not in group]
+            result.append(_of_the_host(seen, host, ranks, group))
+    return result
+
+
+def _blames(finding: Finding, host: str) -> bool:
+    """Return whether a finding says that a host makes its ranks lose time, and no other host."""
+    return finding.cause is Cause.HOST and finding.owner is Owner.NODE and finding.host == host
+
+
+def _of_the_host(
+    seen: Observations, host: str, ranks: tuple[int, ...], group: Sequence[Finding]
+) -> Finding:
+    """Return one finding for a group that blames a host, which has these ranks.
+
+    It names all of them if most are in the group. Its slowdown is that of the widest, or dearest.
+    """
+    widest = max(group, key=lambda one: (len(one.ranks), one.step_time_cost_ratio))
+    if set(widest.ranks) == set(ranks):
+        minor = (one for one in group if one is not widest)
+        return replace(widest, evidence=(*widest.evidence, *map(_sentence, minor)))
+    named = tuple(sorted({rank for one in group for rank in one.ranks}))
+    blamed = ranks if len(named) >= HOSTS.most_of_host_share * len(ranks) else named
+    first = min(one.first_iteration for one in group)
+    last = max(one.last_iteration for one in group)
+    timing = spanning(seen.iterations, first, last)
+    ratios = [one.step_time_cost_ratio for one in group]
+    ratios += [one.joint_cost_ratio for one in group if set(one.joint_ranks) <= set(ranks)]
+    cost, is_replayed = max(ratios), all(one.cost_is_replayed for one in group)
+    saved = gain(slowed_by(seen, first, last), cost, is_replayed=is_replayed)
+    q_value = max(one.q_value for one in group)
+    each = ", ".join(f"{ranks_text(one.ranks)} {times(one.slowdown)}" for one in group)
+    rows = seen.members.rows_with(blamed)
+    return replace(
+        widest,
+        ranks=blamed,
+        first_iteration=first,
+        last_iteration=last,
+        share_of_iterations=max(one.share_of_iterations for one in group),
+        episodes=timing.episodes,
+        q_value=q_value,
+        step_time_cost_ratio=cost,
+        cost_is_replayed=is_replayed,
+        joint_ranks=(),
+        joint_cost_ratio=1.0,
+        headline=f"host {host} makes {len(named)} of its {counted(len(ranks), 'rank')} "
+        f"({listed(named)}) lose time {timing.words}; {saved}; confidence {confidence(q_value)}",
+        evidence=(f"one by one: {each}; of {ranks_text(widest.ranks)}:", *widest.evidence),
+        coordinates=shared_place(seen, rows),
+        device=devices_of(seen.members, rows),
+        num_peers=len(seen.members) - len(rows),
+        onset_in_trace=timing.begins,
+    )
+
+
+def undecided_beside_larger(
+    finding: Finding, others: Sequence[Finding], min_slowdown: float
+) -> Finding:
+    """Return the finding, undecided where a device is hardly slower than `min_slowdown`, costs next
+    to nothing by itself, and another is slower by far: a device that waits for it is late, too.
+
+    Example: 1.025x and 0.4 % of the step, next to a device that is 1.38x slower.
+    """
+    hardly = finding.slowdown < min_slowdown**ORDINARY.small_floors
+    is_free = finding.step_time_cost_ratio < ORDINARY.worthwhile_ratio
+    is_named = finding.owner is Owner.NODE and finding.cause is Cause.COMPUTE
+    least = ORDINARY.far_slower_times * (finding.slowdown - 1.0)
+    larger = [one for one in others if one.owner is Owner.NODE and one.slowdown - 1.0 >= least]
+    if not (is_named and hardly and is_free and larger) or finding.is_read:
+        return finding
+    return undecided(finding, BESIDE_LARGER)
