@@ -42,6 +42,8 @@ _GZIP_MAGIC = b"\x1f\x8b"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """Mark that some editors put before UTF-8, without meaning."""
 _GZIP_WINDOW = zlib.MAX_WBITS | 16
+_STEP_BYTES = 1 << 15
+"""Compressed bytes to decompress at a time: behind each member's end, zlib copies what is left."""
 
 
 @dataclass(frozen=True)
@@ -197,24 +199,47 @@ def _unmarked(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
 
 
 def _inflated(raw: Iterator[bytes], size: int, path: Path) -> Iterator[_Piece]:
-    """Decompress gzip members one after the other, at most `size` bytes at a time."""
+    """Decompress gzip members one after the other; yield pieces of `size` bytes, then the rest.
+
+    A rank file has a member for each append, often a few kB, while parsing a piece takes some ms
+    however short it is: many members make a piece. What stands in whole members before damage is
+    yielded before the damage is raised.
+    """
     inflater, inside = zlib.decompressobj(_GZIP_WINDOW), False
+    held: list[bytes] = []
+    room, num_whole = size, 0
     try:
-        for chunk in raw:
-            data = chunk
+        for step in _steps(raw):
+            data = step
             while data:
                 inside = True
-                yield _Piece(inflater.decompress(data, size))
+                held.append(inflater.decompress(data, room))
+                room -= len(held[-1])
                 data = inflater.unconsumed_tail
                 if inflater.eof:
                     data = inflater.unused_data.lstrip(b"\0")
                     inflater, inside = zlib.decompressobj(_GZIP_WINDOW), False
+                    num_whole = len(held)
+                if not room:
+                    yield _Piece(b"".join(held))
+                    held, room, num_whole = [], size, 0
         if inside:
-            yield _Piece(inflater.flush(), torn=not inflater.eof)
+            held.append(inflater.flush())
+        if held:
+            yield _Piece(b"".join(held), torn=inside and not inflater.eof)
     except zlib.error as error:
+        if num_whole:
+            yield _Piece(b"".join(held[:num_whole]))
         raise InputError(
             f"{path}: compressed data is damaged ({error}); restore the file from a good copy"
         ) from error
+
+
+def _steps(raw: Iterator[bytes]) -> Iterator[bytes | memoryview]:
+    """Cut compressed data into _STEP_BYTES each."""
+    for chunk in raw:
+        for begin in range(0, len(chunk), _STEP_BYTES):
+            yield memoryview(chunk)[begin : begin + _STEP_BYTES]
 
 
 def read_pieces(path: Path, size: int) -> Iterator[tuple[bytes, bool]]:
