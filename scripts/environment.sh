@@ -25,7 +25,9 @@ prepare_environment() { # extras, for example "train,dev"
     find_python
     echo "setting up .venv with the extras $extras (a minute or two; log: $log)" >&2
     [[ -x $PYTHON ]] || "$BASE_PYTHON" -m venv .venv
-    if ! "$PYTHON" -m pip install --no-compile -c constraints.txt -e ".[$extras]" >"$log" 2>&1; then
+    # The pip that Python brings may be years old, and then looks for releases three times as long. It will do, however.
+    "$PYTHON" -m pip install --upgrade pip >"$log" 2>&1 || true
+    if ! "$PYTHON" -m pip install --no-compile -c constraints.txt -e ".[$extras]" >>"$log" 2>&1; then
         tail -n 20 "$log" >&2
         echo "error: the install failed; the whole log is $root/$log" >&2
         exit 1

@@ -11,8 +11,7 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit
 fi
-source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
-prepare_environment train,serve,cluster,watch,dev
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 install_chromium() { # the report page is drawn in it; without it those tests are skipped
     local name
@@ -30,15 +29,17 @@ install_chromium() { # the report page is drawn in it; without it those tests ar
         echo "note: Chromium could not be installed (.venv/chromium.log); the page is not tested in a browser" >&2
     fi
 }
-install_chromium & # beside the checks, which take about as long and one core
-trap wait EXIT # a check that fails leaves no half-installed package behind
+install_chromium & # beside the other packages, which take about as long and one core
+trap wait EXIT # what fails leaves no half-installed package behind
+source scripts/environment.sh
+prepare_environment train,serve,cluster,watch,dev
 
 echo "== format"
 "$PYTHON" -m ruff format --check .
 echo "== lint"
 "$PYTHON" -m ruff check .
 echo "== types"
-"$PYTHON" -m mypy
+"$PYTHON" -m mypy --num-workers auto
 wait
 echo "== tests"
 if [[ $# -gt 0 ]]; then
