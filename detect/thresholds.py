@@ -829,6 +829,15 @@ class _Bursts:
         "the same where the pauses of ranks are counted, not the iterations of their host: pauses "
         "of sound hosts meet several ranks at once, and cost less",
     )  # fmt: skip
+    idle_share: float = limit(
+        0.5, "share of what slow passes take longer", Origin.CONVENTION,
+        "that a device stands idle before its host may be the reason",
+    )  # fmt: skip
+    written_share: float = limit(
+        1.0, "share of the iteration", Origin.CONVENTION,
+        "that the job's first rank stops for on the mean before a checkpoint is more likely than a "
+        "sick host",
+    )  # fmt: skip
     one_rank_share: float = limit(
         0.7, "share of what a host's ranks lose", Origin.BENCHMARK,
         "that one of them may have; where pauses meet whichever rank there is it was half at most",

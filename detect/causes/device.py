@@ -291,10 +291,18 @@ def slow_clock(seen: Observations, slow: Flags, row: int, effect: float) -> tupl
     """Return the one rank of a row whose clock is as low as its passes are slow, and a sentence.
 
     `effect` is the row's log slowdown; `slow` rows are no measure of a usual clock. A row may stand
-    for a TP group whose ranks wait for each other unseen: None where no clock or several are low.
+    for a TP group whose ranks wait for each other unseen: None where no clock or several are low,
+    and where a mate's is lower still, by more than the passes are slow: whose doing it is nobody
+    knows then.
     """
     low = low_clocks(seen, slow, row, effect)
-    return next(iter(low.items())) if len(low) == 1 else None
+    if len(low) != 1:
+        return None
+    clocks = {rank: seen.counters.get(rank, {}).get(CLOCK_NAME, 0.0)
+              for rank in seen.members.workers[row]}  # fmt: skip
+    rank, words = next(iter(low.items()))
+    is_lowest = not any(0.0 < clock < clocks[rank] for clock in clocks.values())
+    return (rank, words) if is_lowest else None
 
 
 def low_clocks(seen: Observations, slow: Flags, row: int, effect: float) -> dict[int, str]:

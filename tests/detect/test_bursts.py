@@ -27,6 +27,26 @@ def test_pauses_in_three_of_ten_iterations_are_one_finding(job):
     assert finding.episodes == ((4, 4), (7, 7), (11, 11))
 
 
+@pytest.mark.parametrize(
+    ("rank", "hits", "pause_ms", "owner"),
+    [
+        (0, (4, 7, 11), 60.0, Owner.NODE),
+        (0, (4, 7, 10), 60.0, Owner.UNDECIDED),  # every third iteration
+        (0, (4, 7, 11), 600.0, Owner.UNDECIDED),  # more than twice what an iteration takes
+        (5, (4, 7, 10), 600.0, Owner.NODE),
+    ],
+)
+def test_what_stops_the_first_rank_for_long_or_regularly_may_be_a_checkpoint(
+    job, rank, hits, pause_ms, owner
+):
+    def pauses(slot):
+        return pause_ms if slot.rank == rank and slot.iteration in hits else 0.0
+
+    (finding,) = job(layout=Layout(dp=16), iterations=10, gap_ms=pauses).report().findings
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, owner, (rank,))
+    assert any("writes checkpoints" in one for one in finding.evidence) == (owner != Owner.NODE)
+
+
 def test_collections_of_one_rank_are_the_jobs(job):
     def collects(slot):
         return 60.0 if slot.rank == 5 and slot.iteration in (4, 7, 11) else 0.0
@@ -121,6 +141,25 @@ def test_passes_slow_now_and_then_on_a_device_that_waits_for_launches_may_show_i
         told = replace(seen, starved_share=np.full(seen.busy_ns.shape, share))
         (finding,) = judge(told, DetectorSettings()).findings
         assert (finding.ranks, finding.owner) == ((5,), owner)
+
+
+@pytest.mark.parametrize(("idle_share", "owner"), [(0.8, Owner.UNDECIDED), (0.2, Owner.NODE)])
+def test_who_stands_idle_in_its_slow_passes_may_be_launched_late(job, idle_share, owner):
+    """Passes 1.3 times as long in five of twenty iterations, in which the device stands idle."""
+    hits = np.zeros(20, dtype=bool)
+    hits[[2, 5, 9, 14, 18]] = True
+
+    def work(slot):
+        return 1.3 if slot.rank == 5 and hits[slot.iteration - 3] else 1.0
+
+    seen = observe(job(layout=Layout(dp=8), work=work).timeline())
+    longer_ns = seen.busy_ns[5][hits].mean() * 0.3 / 1.3
+    lost = np.zeros((8, 20))
+    lost[:, hits] = idle_share * longer_ns  # of one rank alone it would be a pause
+    told = replace(seen, lost_ns={**seen.lost_ns, Cause.HOST: lost})
+    (finding,) = [one for one in judge(told, DetectorSettings()).findings if one.ranks == (5,)]
+    assert (finding.cause, finding.owner) == (Cause.COMPUTE, owner)
+    assert any("had nothing to do" in one for one in finding.evidence) == (owner != Owner.NODE)
 
 
 def test_experts_may_get_more_tokens_now_and_then(job):
