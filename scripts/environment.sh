@@ -6,7 +6,7 @@
 # The install is repeated only when pyproject.toml, constraints.txt or the wanted extras change.
 
 prepare_environment() { # extras, for example "train,dev"
-    local root extras=$1 stamp wanted log
+    local root extras=$1 stamp wanted log seldom
     root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
     cd "$root" || exit
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONUNBUFFERED=1
@@ -34,8 +34,9 @@ prepare_environment() { # extras, for example "train,dev"
     fi
     # Compile on all cores, as pip uses only one, but not the half that is hardly ever imported. Files for other Pythons,
     # which some packages carry, do not compile.
-    "$PYTHON" -m compileall -qq -j 0 -x '/tests/|/transformers/models/|/openai/|/kubeflow_trainer_api/' .venv/lib \
-        >/dev/null 2>&1 || true
+    seldom='/tests?/|/(hypothesis|kubeflow_trainer_api|lexers|mypyc?|openai|pip)/|/transformers/models/'
+    seldom+='|/torch/testing/|/sympy/physics/|/dask/(array|dataframe)/'
+    "$PYTHON" -m compileall -qq -j 0 -x "$seldom" .venv/lib >/dev/null 2>&1 || true
     echo "$wanted" >>"$stamp"
 }
 
