@@ -50,5 +50,5 @@ unset PYTHONDONTWRITEBYTECODE # with it each of the many processes compiles what
 pytest_twice() { "$PYTHON" -m pytest -q --durations=10 --reruns 1 "$@"; }
 # Two files at a time: a file's tests share what they have made. Those of several ranks come first (tests/conftest.py).
 pytest_twice -n 2 --dist loadfile --no-loadscope-reorder -m "not alone"
-echo "== tests that judge what several ranks take, one after the other"
+echo "== tests that judge times, one after the other"
 pytest_twice -m alone  # imports only the files that hold some (tests/conftest.py)

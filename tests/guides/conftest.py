@@ -322,7 +322,7 @@ def follow(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test a page; `distributed` when one of its blocks says so, `alone` with its verdict."""
+    """One test a page; `distributed` when one of its blocks says so."""
     if "guide" not in metafunc.fixturenames:
         return
     pages = []
@@ -331,7 +331,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marks = []
         if any(line.startswith("<!-- test: ") and " distributed" in line for line in lines):
             marks = [pytest.mark.distributed]
-            if any(line.startswith("DEGRADED: ") for line in lines):
-                marks.append(pytest.mark.alone)
         pages.append(pytest.param(path, id=path.stem, marks=marks))
     metafunc.parametrize("guide", pages)

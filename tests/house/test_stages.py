@@ -6,25 +6,29 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+MARK = "@pytest.mark.alone"
 
 
 @pytest.mark.parametrize(
-    ("name", "is_ignored"),
+    ("name", "sources", "is_ignored"),
     [
-        pytest.param("scripts/test_two_nodes.py", False, id="the mark stands in the file"),
-        pytest.param("guides/test_guides.py", False, id="the mark stands in its conftest"),
-        pytest.param("house/test_names.py", True, id="no mark"),
-        pytest.param("conftest.py", False, id="no tests"),
+        pytest.param("test_one.py", {"test_one.py": MARK}, False, id="the mark stands in the file"),
+        pytest.param("test_one.py", {"conftest.py": MARK}, False, id="it stands in its conftest"),
+        pytest.param("test_one.py", {"test_two.py": MARK}, True, id="no mark"),
+        pytest.param("conftest.py", {}, False, id="no tests"),
     ],
 )
 def test_the_second_stage_imports_only_files_that_can_hold_its_tests(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str, is_ignored: bool
-) -> None:
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    name: str, sources: dict[str, str], is_ignored: bool,
+) -> None:  # fmt: skip
     config = request.config
+    for file in ("conftest.py", "test_one.py", "test_two.py"):
+        (tmp_path / file).write_text(sources.get(file, ""))
 
     def ignored() -> bool:
-        return bool(config.hook.pytest_ignore_collect(collection_path=TESTS / name, config=config))
+        path = tmp_path / name
+        return bool(config.hook.pytest_ignore_collect(collection_path=path, config=config))
 
     monkeypatch.setattr(config.option, "markexpr", "alone")
     assert ignored() == is_ignored

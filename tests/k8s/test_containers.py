@@ -23,7 +23,6 @@ def free_port() -> str:
 
 
 @pytest.mark.distributed
-@pytest.mark.alone
 @pytest.mark.timeout(280)
 def test_the_smoke_overlay_runs_from_the_check_to_the_verdict(
     render: Render, make_pod: MakePod, finish: Finish

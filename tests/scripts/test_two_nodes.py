@@ -166,14 +166,14 @@ def gather_and_judge(run: Run, *disks: Path) -> dict[str, object]:
     return found
 
 
-@pytest.mark.alone
 def test_a_fault_on_the_second_machine_is_named_with_its_host(
     two_machines: tuple[Node, Node], start: Callable[..., Launcher], run: Run
 ) -> None:
     """The worker finds its rank by its address; nothing but the wire joins the two."""
     first, second = two_machines
     words = ["--multi-node", "--node-ips", f"{first.address},{second.address}", "--num-gpus", "2",
-             "--master-port", str(free_port()), "--train-iters", "22", "--",
+             "--master-port", str(free_port()), "--train-iters", "22",
+             "--global-batch-size", "4", "--",
              "--inject-fault", "rank=3,kind=compute,factor=4"]  # fmt: skip
     rank = [] if second.prefix else ["--node-rank", "1"]  # one machine has both addresses
     worker = start(second, "run_worker_gpt.sh", *rank, *words)  # before the first: it waits
