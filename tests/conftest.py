@@ -55,12 +55,18 @@ def pytest_collection_finish() -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With `-m alone` import only files that can hold such a test: to collect all takes 20 seconds.
 
-    The mark stands in the file itself or, where tests are generated, in the conftest.py beside it.
+    The mark stands in the file itself or, where tests are generated, in the conftest.py beside it;
+    of a folder without either, conftest.py is not imported.
     """
-    if config.option.markexpr != "alone" or not collection_path.name.startswith("test_"):
+    if config.option.markexpr != "alone":
         return None
-    beside = collection_path.with_name("conftest.py")
-    sources = [path.read_text("utf-8") for path in (collection_path, beside) if path.exists()]
+    if collection_path.is_dir():
+        paths = collection_path.rglob("*.py")
+    elif collection_path.name.startswith("test_"):
+        paths = iter((collection_path, collection_path.with_name("conftest.py")))
+    else:
+        return None
+    sources = (path.read_text("utf-8") for path in paths if path.exists())
     return None if any("mark.alone" in source for source in sources) else True
 
 

@@ -16,6 +16,8 @@ MARK = "@pytest.mark.alone"
         pytest.param("test_one.py", {"conftest.py": MARK}, False, id="it stands in its conftest"),
         pytest.param("test_one.py", {"test_two.py": MARK}, True, id="no mark"),
         pytest.param("conftest.py", {}, False, id="no tests"),
+        pytest.param("", {"test_two.py": MARK}, False, id="a folder with such a file"),
+        pytest.param("", {}, True, id="a folder without one"),
     ],
 )
 def test_the_second_stage_imports_only_files_that_can_hold_its_tests(
