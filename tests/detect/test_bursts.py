@@ -47,6 +47,18 @@ def test_what_stops_the_first_rank_for_long_or_regularly_may_be_a_checkpoint(
     assert any("writes checkpoints" in one for one in finding.evidence) == (owner != Owner.NODE)
 
 
+def test_windows_that_repeat_have_a_period_of_their_own(job):
+    """The second iteration of each window of three is slow, and there is one in ten iterations."""
+
+    def pauses(slot):
+        return 60.0 if slot.rank == 0 and slot.iteration in (4, 7, 10) else 0.0
+
+    seen = observe(job(layout=Layout(dp=16), iterations=10, gap_ms=pauses).timeline())
+    repeated = replace(seen, iterations=np.array([5, 6, 7, 15, 16, 17, 25, 26, 27, 35]))
+    (finding,) = judge(repeated, DetectorSettings()).findings
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, (0,))
+
+
 def test_collections_of_one_rank_are_the_jobs(job):
     def collects(slot):
         return 60.0 if slot.rank == 5 and slot.iteration in (4, 7, 11) else 0.0
