@@ -10,7 +10,6 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 from pydantic import ValidationError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -37,6 +36,9 @@ def validate(manifest: Manifest) -> None:
             except kubernetes_validate.ValidationError as error:
                 raise InvalidManifestError(str(error)) from error
         return
+    # Here, since it is hundreds of modules, and each process that collects tests would import them.
+    from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+
     try:
         model = JobsetV1alpha2JobSet.from_dict(manifest)
     except (ValidationError, TypeError) as error:
