@@ -838,6 +838,10 @@ class _Bursts:
         "that the job's first rank stops for on the mean before a checkpoint is more likely than a "
         "sick host",
     )  # fmt: skip
+    one_go_share: float = limit(
+        0.5, "share of its ranks", Origin.CONVENTION,
+        "of a host that pause in its iterations with pauses, above which an iteration is one pause",
+    )  # fmt: skip
     one_rank_share: float = limit(
         0.7, "share of what a host's ranks lose", Origin.BENCHMARK,
         "that one of them may have; where pauses meet whichever rank there is it was half at most",
@@ -1012,6 +1016,10 @@ class _Links:
     same_loss_share: float = limit(
         0.2, "share of the loss", Origin.BENCHMARK,
         "within which two groups lose the same, so that the less slow one waits for the other",
+    )  # fmt: skip
+    many_late_share: float = limit(
+        0.25, "share of a stage", Origin.CONVENTION,
+        "whose ranks leave late by themselves before it is no single connection",
     )  # fmt: skip
     late_ratio: float = limit(
         2.0, "ratio", Origin.BENCHMARK, "by which one late rank exceeds its peers at least"

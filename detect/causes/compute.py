@@ -27,6 +27,7 @@ from detect.causes.device import (
     launched_by_slow_host,
     mates_of,
     may_wait_for_launches,
+    most_by_launching,
     not_shown,
     optimizer_shows,
     reading_evidence,
@@ -257,6 +258,9 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
                 is_group=len(members.workers[row]) > 1,
             ),
             is_replayed=cause != Cause.UNKNOWN,
+            most_cost=most_by_launching(seen, row, course.active)
+            if cause == Cause.HOST
+            else np.inf,
             is_bound=is_bound,
             is_read=clock_of_slow(seen, found, slow) is not None,
         ),

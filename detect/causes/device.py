@@ -636,6 +636,26 @@ def _slower_to_launch(seen: Observations, paces: Floats, row: int, active: Flags
     return float(pace[row] - robust.median(pace[_stage_peers(seen, row)]))
 
 
+def most_by_launching(seen: Observations, row: int, active: Flags) -> float:
+    """Return what an iteration may take at most, as a multiple of what it would take if the row's
+    host launched as quickly as its peers'; infinite where something else may hold up the device.
+
+    A replay brings the operations of a device that waits for its host to its peers' times. But the
+    peers' hosts launch too, and are ahead only as long as they wait for this one: the step becomes
+    shorter by what this host is slower, and no more. Example: operations five times as long, by
+    replay 49 % of the step; its host takes 1.11 times its peers' from launch to launch: 11 %.
+    """
+    if seen.held_pace is None or seen.starved_share is None:
+        return np.inf
+    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
+    over = _slower_to_launch(seen, seen.held_pace, row, active)
+    if not own >= _least_starved(theirs) or not np.isfinite(over):
+        return np.inf
+    if stands_still(seen, row, active) or _idle_beyond_launching(seen, row, active):
+        return np.inf
+    return float(np.exp(max(over, 0.0)))
+
+
 def launches_as_quickly(
     seen: Observations, row: int, active: Flags, share: float, *, least_starved: float
 ) -> str:

@@ -167,6 +167,8 @@ class Claim:
     """Whether the true slowdown may be larger."""
     is_read: bool = False
     """Whether the device's own clock shows that the device is slow."""
+    most_cost: float = np.inf
+    """What an iteration may take at most, as a multiple of what it would take without the fault."""
     is_border: bool = False
     """Whether only what crosses the border of these ranks' host is slower."""
 
@@ -288,6 +290,7 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
     if replayed is not None:
         # mending the ranks mends whatever else is slow on them, too
         cost = min(replayed, estimate) if claim.cause == Cause.LOADER else replayed
+    cost = min(cost, claim.most_cost)
     slowed = slowed_by(seen, timing.first, timing.last)
     return Finding(
         ranks=claim.ranks,

@@ -10,6 +10,7 @@ which 3.5 ms arose in messages with rank 2: only rank 2 is named.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,11 +40,19 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
     if transfers is None or Cause.LINK not in seen.lost_ns:
         return Answer()
 
+    late: list[int] = []  # rows that leave late, and not because of each other
+
+    def without(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
+        kept = _without_victims(seen, transfers, suspects, slow)
+        late.extend(one.row for one in kept)
+        return kept
+
     def doubt(suspect: Suspect) -> str:
         if slow.any() and not slow[suspect.row]:
             return OTHERS_WAIT
         return (
             _late_as_all(seen, suspect)
+            or _late_with_many(seen, suspect, late)
             or _within_clocks(seen, suspect)
             or _of_its_experts(seen, suspect)
             or _woken_late(seen, suspect.row)
@@ -59,7 +68,7 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
             excuses_slow=True,
             doubt=doubt,
             base_ns=lambda row, own, excess: float(np.median(transfers.quick_ns[row])),
-            without=lambda suspects: _without_victims(seen, transfers, suspects, slow),
+            without=without,
             predicate="leaves its communications {time} an iteration later than the other "
             "members do",
             advice=lambda suspect, owner: connection_advice(
@@ -105,6 +114,24 @@ def _late_as_all(seen: Observations, suspect: Suspect) -> str:
     return (
         "its peers leave theirs late as well, if less: a slow stage that all wait for, or clocks "
         "that agree badly, may be the reason as well as its connection"
+    )
+
+
+def _late_with_many(seen: Observations, suspect: Suspect, late: Sequence[int]) -> str:
+    """Say that many ranks of a stage leave late, each by itself; empty where few do. `late` are the
+    rows that do.
+
+    Example: three of seven replicas, 55 to 59 ms an iteration, the other four 1.2 ms.
+    """
+    stage = seen.members.stage
+    num_late = int((stage[list(late)] == stage[suspect.row]).sum())
+    num_ranks = int((stage == stage[suspect.row]).sum())
+    if num_late < 2 or num_late < LINKS.many_late_share * num_ranks:
+        return ""
+    return (
+        f"{num_late} of the {num_ranks} ranks of its stage leave theirs late, which no fault of a "
+        "single connection explains: something that they share, or an order of operations that the "
+        "others do not have, may be the reason"
     )
 
 

@@ -23,6 +23,7 @@ from detect.causes.device import (
     launches_as_quickly,
     launches_slowly,
     mates_of,
+    most_by_launching,
     stands_still,
 )
 from detect.causes.finding import (
@@ -274,6 +275,7 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             without=remembered,
             predicate="loses {time} an iteration to its host, {over} over its peers",
             advice=lambda suspect, owner: host_advice(owner),
+            most_cost=lambda suspect: most_by_launching(seen, suspect.row, suspect.course.active),
         ),
     )
     findings = tuple(undecided_if_free(one, NOBODY_WAITS) for one in answer.findings)

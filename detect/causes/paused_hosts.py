@@ -153,7 +153,8 @@ def _pausing_host(
     if not tally.is_alone:
         return None
     by_chance = tally.by_chance
-    if excess.mean() >= BURSTS.sure_host_share:
+    in_one_go = float(hits[own][:, excess > 0].mean()) > BURSTS.one_go_share
+    if excess.mean() >= BURSTS.sure_host_share and not in_one_go:
         by_chance = min(by_chance, _chance_of_ranks(hits, own))
     q_value = min(1.0, by_chance * len(names))
     rest = _without_heaviest(own, lost)
@@ -200,7 +201,8 @@ def _chance_of_ranks(hits: Flags, own: Flags) -> float:
     (row, iteration), counted by itself.
 
     Example: 9 pauses in 6 iterations of 8 ranks, none on the 8 ranks of the other host: 3e-4.
-    Counted by host, 5 of 6 iterations with a pause against 0 of 6, it would be 0.03.
+    Counted by host, 5 of 6 iterations with a pause against 0 of 6, it would be 0.03. Not for ranks
+    that pause in one go: two iterations in which all 8 do are 2 pauses, not 16.
     """
     mine, others = hits[own], hits[~own]
     return chance(int(mine.sum()), mine.size, int(others.sum()), others.size)

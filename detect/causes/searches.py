@@ -292,6 +292,8 @@ class Loss:
     base_ns: Callable[[int, float, float], float] | None = None
     """Return the time that the slowdown refers to, from row, own time and excess; None for the
     rank's compute."""
+    most_cost: Callable[[Suspect], float] = lambda suspect: np.inf
+    """Return what an iteration may cost at most by the loss, as a ratio."""
     stands_out: bool = False
     """Whether a row must lose more than the others of its group, however many, do in nearly any
     iteration: where the reason is shared, such as storage, everybody has its turn."""
@@ -414,6 +416,7 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
             predicate=loss.predicate.format(time=milliseconds(own), over=over),
             evidence=(*evidence, doubt) if doubt else evidence,
             advice=loss.advice(suspect, owner),
+            most_cost=loss.most_cost(suspect),
         ),
     )
 

@@ -449,6 +449,21 @@ def test_pauses_of_a_hosts_ranks_are_counted_where_they_cost_much(share, elsewhe
     assert paused is not None and paused.name == "a" and paused.burst.is_sure == is_sure
 
 
+def test_ranks_of_a_host_that_pause_in_one_go_are_one_pause():
+    """All 8 ranks in iterations 3 and 4 of 6, and one rank elsewhere in two: chance."""
+    over = np.zeros((32, 6))
+    over[:8, 3:5] = 0.4
+    over[[9, 17], [0, 1]] = 0.4
+    names, host = ["a", "b", "c", "d"], np.arange(32) // 8
+    paused = _pausing_host(over, names, host, rate=0.01)
+    assert paused is not None and paused.name == "a" and not paused.burst.is_sure
+    spread = over.copy()
+    spread[:8] = 0.0
+    spread[np.arange(8), np.arange(8) % 6] = spread[np.arange(8), (np.arange(8) + 2) % 6] = 0.4
+    paused = _pausing_host(spread, names, host, rate=0.01)
+    assert paused is not None and paused.name == "a" and paused.burst.is_sure
+
+
 @pytest.mark.parametrize(
     ("others_wait", "is_shared"),
     [((4, 5, 6, 7), True), ((1, 2, 3), False), ((4,), False)],

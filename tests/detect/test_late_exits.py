@@ -91,6 +91,18 @@ def test_a_late_rank_among_late_ones_is_not_named(job, others_ms, owner):
     assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.LINK, owner)
 
 
+@pytest.mark.parametrize(("late", "owner"), [((1, 2), Owner.UNDECIDED), ((1,), Owner.NODE)])
+def test_many_ranks_of_a_stage_that_leave_late_by_themselves_name_no_connection(job, late, owner):
+    seen = observe(job(layout=Layout(dp=8, pp=2), transfer=lambda *_: 1.0).timeline())
+    late_ns = np.full((16, len(seen.iterations)), 1e6)
+    late_ns[list(late)] = 40e6
+    late_ns *= np.exp(0.01 * np.random.default_rng(1).standard_normal(late_ns.shape))
+    told = replace(seen, lost_ns={**seen.lost_ns, Cause.LINK: late_ns}, costs=None)
+    findings = judge(told, DetectorSettings()).findings
+    assert sorted(one.ranks for one in findings) == [(rank,) for rank in late]
+    assert {one.owner for one in findings} == {owner}
+
+
 @pytest.mark.parametrize(("cost", "owner"), [(1.0, Owner.UNDECIDED), (1.05, Owner.NODE)])
 def test_a_late_exit_that_nobody_waits_for_drains_no_node(job, cost, owner):
     """By the replay: messages of a host that others share may be late as well."""

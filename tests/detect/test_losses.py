@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -645,6 +646,27 @@ def test_work_that_a_slow_host_launches_late_may_be_as_slow_as_the_host(
     assert (finding.ranks, finding.cause) == ((3,), Cause.COMPUTE)
     assert finding.owner is (Owner.UNDECIDED if is_doubtful else Owner.NODE)
     assert any("from launch to launch" in one for one in finding.evidence) == is_doubtful
+
+
+@pytest.mark.parametrize(
+    ("pace", "launching_ms", "owner"),
+    [(0.08, 50.0, Owner.UNDECIDED), (0.45, 50.0, Owner.NODE), (0.08, 5.0, Owner.NODE)],
+)
+def test_gaps_cost_no_more_than_their_host_launches_more_slowly(job, pace, launching_ms, owner):
+    """By replay the job would be 1.9 times as fast; but its peers' hosts have to launch, too."""
+    made = job(layout=Layout(dp=4), gap_ms=lambda slot: 16.0 if slot.rank == 2 else 0.1)
+    starved, paces = np.full((4, 20), 0.1), np.zeros((4, 20))
+    starved[2], paces[2] = 0.84, pace
+    costs = SimpleNamespace(ratio=lambda *_: 1.9, ratio_of_border=lambda *_: 1.9)
+    told = replace(
+        observe(made.timeline()), starved_share=starved, held_pace=paces, costs=costs,
+        launching_ns=np.full((4, 20), launching_ms * 1e6),
+    )  # fmt: skip
+    (finding,) = judge(told, DetectorSettings()).findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((2,), Cause.HOST, owner)
+    idles_beyond_launching = launching_ms < 10.0
+    least = 1.9 if idles_beyond_launching else np.exp(pace)
+    assert finding.step_time_cost_ratio == pytest.approx(least)
 
 
 @pytest.mark.parametrize(
