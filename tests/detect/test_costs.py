@@ -8,7 +8,7 @@ import pytest
 
 from aggregate import build_timeline
 from detect import detect
-from detect.causes.finding import _counted, _gain
+from detect.causes.finding import counted_window, gain
 from detect.observe.extract import observe
 from detect.observe.observations import steady
 from detect.text import render_text
@@ -82,16 +82,16 @@ def test_the_first_iterations_of_a_run_do_not_count(job, slow):
     """Of a short window all iterations are judged; the first takes long for everybody."""
     seen = observe(job(layout=Layout(dp=4), iterations=3, first_iteration=1).timeline())
     assert seen.iterations.tolist() == [1, 2, 3]
-    assert _counted(seen, 1, 3) == (3, 3)
-    assert _counted(seen, 1, 2) == (1, 2)
+    assert counted_window(seen, 1, 3) == (3, 3)
+    assert counted_window(seen, 1, 2) == (1, 2)
     warms_for_one = DetectorSettings(num_warmup_iterations=1)
-    assert _counted(steady(seen, warms_for_one), 1, 3) == (2, 3)
+    assert counted_window(steady(seen, warms_for_one), 1, 3) == (2, 3)
 
 
 def test_what_no_replay_tells_is_not_said_to_cost_nothing():
-    assert "does not show" in _gain("the job", 1.0, is_replayed=False)
-    assert "next to nothing" in _gain("the job", 1.0, is_replayed=True)
-    assert _gain("the job", 1.2, is_replayed=False).endswith("the job would be about 20.0 % faster")
+    assert "does not show" in gain("the job", 1.0, is_replayed=False)
+    assert "next to nothing" in gain("the job", 1.0, is_replayed=True)
+    assert gain("the job", 1.2, is_replayed=False).endswith("the job would be about 20.0 % faster")
 
 
 @pytest.mark.parametrize(("first", "slowed"), [(0, "the job"), (12, "these iterations")])
