@@ -52,25 +52,27 @@ from detect.causes.finding import (
     saved_by_compute,
     undecided_if_free,
 )
-from detect.causes.searches import (
-    ADVICE,
+from detect.causes.hits import (
     FEW,
-    OF_FIRST,
     Burst,
     Tally,
-    averaged,
     chance,
     course_of,
     half_width,
     heaviest_first,
     interval_of,
-    load_as_long,
     lost_share,
-    mates_that_load,
     num_runs,
-    others_load_as_long,
     over_own_level,
     slow_passes,
+)
+from detect.causes.searches import (
+    ADVICE,
+    OF_FIRST,
+    averaged,
+    load_as_long,
+    mates_that_load,
+    others_load_as_long,
 )
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner

@@ -25,7 +25,7 @@ from detect.causes.finding import (
     undecided,
     undecided_if_free,
 )
-from detect.causes.searches import FEW
+from detect.causes.hits import FEW
 from detect.observe.observations import Members, Observations, Transfers
 from detect.observe.transfers import bus_factor, log_residuals, usual_total
 from detect.report import Cause, ClockAgreement, Finding, Owner

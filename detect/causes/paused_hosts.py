@@ -34,8 +34,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
-from detect.causes.searches import (
-    ADVICE,
+from detect.causes.hits import (
     FEW,
     Burst,
     Tally,
@@ -45,6 +44,7 @@ from detect.causes.searches import (
     lost_share,
     over_own_level,
 )
+from detect.causes.searches import ADVICE
 from detect.observe.observations import BACKWARD, Members, Observations, Work, cut
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

@@ -9,8 +9,8 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.bursts import _bursts_among, _others_pause, bursts, pair_pause
+from detect.causes.hits import Burst
 from detect.causes.paused_hosts import _pausing_host, in_turn
-from detect.causes.searches import Burst
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.thresholds import BURSTS

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
+from detect.causes.hits import FEW
 from detect.causes.links import (
     IN_DOUBT_BETWEEN,
     IN_DOUBT_INSIDE,
@@ -21,7 +22,6 @@ from detect.causes.links import (
     _Units,
     _waits_behind,
 )
-from detect.causes.searches import FEW
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, cut, one_row_a_worker

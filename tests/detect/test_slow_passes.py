@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, Owner
-from detect.causes.searches import slow_passes
+from detect.causes.hits import slow_passes
 from detect.observe.extract import observe
 from megascan.topology import Layout
 

@@ -1,0 +1,359 @@
+"""Hits: iterations and passes in which somebody loses time, counted; several causes share them.
+
+An iteration is a hit of a row when it loses more than a margin over its own quiet ones and over the
+others. Sound rows have hits, too; so many of one row must be improbable at the others' rate.
+
+Example: 5 hits in 20 iterations, where the others have 1 in 60, are chance once in 630 times.
+
+**Single passes** (`slow_passes`). Problem: a device that is throttled for 300 ms in every few
+seconds slows one pass in five, or all passes of one iteration in ten. The level of an iteration
+hardly shows the first, and iterations are too few to count for the second.
+
+Idea: count passes. Each is compared with the same pass of its peers, and with its row's own quiet
+level; a hit exceeds both by far more than sound passes vary. Consecutive hits are one event, since
+whatever holds a rank up may last for any time. So many events must be improbable at the rate that
+the other rows show. A device that is throttled has a second speed: where a row's hits are slow by
+one and the same factor, and no other row's by as much, they are no noise, and each of them counts.
+
+Example: 16 ranks, 10 iterations of 8 passes that vary by 0.4 %. All passes of rank 8 are 1.24 times
+as long in iterations 7 and 8, and no other pass of anybody is longer by 3 %: one event, by chance
+once in 30 times, but 16 hits of one speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from detect.causes.device import Slowness, is_isolated, mates_of
+from detect.observe.observations import BACKWARD, FORWARD, Observations
+from detect.report import Cause
+from detect.stats import robust
+from detect.stats.residuals import (
+    pass_residuals,
+    peer_groups,
+)
+from detect.stats.search import Course
+from detect.thresholds import BURSTS, PAIRS, SEARCH, STARVATION
+from megascan.arrays import Flags, Floats, Integers
+
+FEW = "so few iterations may be chance: trace more of them in a row"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Burst:
+    """A row that loses time in some iterations."""
+
+    row: int
+    hits: Flags
+    """(iteration,)"""
+    excess: Floats
+    """(iteration,): excess over the peers as a share of what is compared; 0 outside hits."""
+    q_value: float
+    others: Flags
+    """(row,): the rows that the burst's row was compared with."""
+    other_hits: int
+    """Hits of the other rows."""
+    is_sure: bool = True
+    """Whether chance is excluded."""
+    is_shared: bool = False
+    """Whether most rows of the row's stage have bursts, or its others have hits nearly as often."""
+    is_mates: bool = False
+    """Whether a mate in the row's TP group has bursts as well, is known to be slow, or recorded
+    nothing in most of the hits."""
+    is_one_speed: bool = False
+    """Whether all slow passes are slow by one and the same factor, as on a device with two speeds;
+    noise has no second level."""
+    stands_out: bool = False
+    """Whether the row is slower in its hits than all other rows of its TP group."""
+    is_noise: bool = False
+    """Whether other rows, of the stage or of all, have hits so often that this may be noise."""
+
+
+def half_width(values: Floats) -> tuple[float, float]:
+    """Return how far the densest half of the values reaches, and its mean."""
+    known = np.sort(values[np.isfinite(values)])
+    half = len(known) // 2
+    if not half:
+        return 0.0, 0.0
+    width = known[half:] - known[: len(known) - half]
+    first = int(np.argmin(width))
+    return float(width[first]), float(np.mean(known[first : first + half + 1]))
+
+
+def num_runs(hits: Flags) -> int:
+    """Return how many stretches of consecutive hits there are, with all dimensions flattened."""
+    hits = hits.reshape(-1)
+    return int((hits & ~np.r_[False, hits[:-1]]).sum())
+
+
+def over_own_level(value: Floats, known: Flags) -> Floats:
+    """Return what `value`, (row, iteration), exceeds the other rows by, less what the row exceeds
+    them by in quiet times.
+
+    Rows differ for good, by their place or their chip: that is no burst. A quiet level is never
+    below 0: a row may lie below the others only because some of them have a burst.
+    """
+    over = value - robust.median(value[~known], axis=0)
+    seen = np.isfinite(over).any(axis=1)
+    quiet = np.zeros(len(over))
+    quantile = np.nanquantile if np.isnan(over[seen]).any() else np.quantile  # quantile is quicker
+    quiet[seen] = quantile(over[seen], BURSTS.quiet_share, axis=1)
+    quiet = np.maximum(quiet, 0.0)
+    return np.asarray(np.nan_to_num(over - quiet[:, None]))
+
+
+def lost_share(seen: Observations, causes: Sequence[Cause]) -> Floats:
+    """Return the time lost to `causes` as a share of the iteration, (row, iteration)."""
+    lost = np.sum([np.maximum(np.nan_to_num(seen.lost(cause)), 0.0) for cause in causes], axis=0)
+    return np.asarray(lost / float(np.median(seen.iteration_ns)))
+
+
+def chance(num_hits: int, num_iterations: int, other_hits: int, num_others: int) -> float:
+    """Return the probability of `num_hits` or more, at the rate of hits that the others show.
+
+    Their rate is itself known only through `num_others` iterations: the law is beta-binomial, with
+    Jeffreys' prior. Example: 5 hits in 20 iterations, where the others have 1 in 60, happen by
+    chance once in 630 times; were the rate known to be 1/41, once in 9,800 times.
+    """
+    hits = other_hits + BURSTS.prior_hits
+    misses = num_others - other_hits + BURSTS.prior_hits
+    counts = np.arange(num_hits, num_iterations + 1)
+    log_ways = -special.betaln(counts + 1, num_iterations - counts + 1) - np.log(num_iterations + 1)
+    log_odds = special.betaln(counts + hits, num_iterations - counts + misses)
+    return float(np.exp(log_ways + log_odds - special.betaln(hits, misses)).sum())
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many hits a row has in how many iterations (or passes), and how many the others have."""
+
+    num_hits: int
+    num_iterations: int
+    other_hits: int
+    num_others: int
+    """Iterations of all other rows together."""
+
+    @classmethod
+    def of(cls, hits: Flags, row: int, others: Flags) -> Tally:
+        """Count the hits, (row, iteration), of a row and those of the `others`, (row,)."""
+        num_iterations = hits.shape[1]
+        return cls(
+            num_hits=int(hits[row].sum()),
+            num_iterations=num_iterations,
+            other_hits=int(hits[others].sum()),
+            num_others=int(others.sum()) * num_iterations,
+        )
+
+    @property
+    def by_chance(self) -> float:
+        """Return the probability of so many hits at the rate of the others."""
+        return chance(self.num_hits, self.num_iterations, self.other_hits, self.num_others)
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether the others have hits at a far lower rate, if any."""
+        most = BURSTS.others_share * self.num_hits * self.num_others
+        return self.other_hits * self.num_iterations <= most
+
+
+def heaviest_first(share: Floats, candidates: Flags) -> list[int]:
+    """Return the flagged rows, (row,), those that lose the largest `share` first."""
+    rows = np.flatnonzero(candidates)
+    ordered: list[int] = rows[np.argsort(-share[rows], kind="stable")].tolist()
+    return ordered
+
+
+def course_of(burst: Burst, effect: float) -> Course:
+    """Return the course of a burst: each hit is an episode of its own."""
+    slots, num_hits = np.flatnonzero(burst.hits), int(burst.hits.sum())
+    return Course(
+        active=burst.hits,
+        effect=effect,
+        standard_error=effect / float(np.sqrt(num_hits)),
+        share=num_hits / float(slots[-1] - slots[0] + 1),
+        episodes=tuple((int(slot), int(slot)) for slot in slots),
+    )
+
+
+def interval_of(burst: Burst, share: float) -> tuple[float, float]:
+    """Return the interval of a slowdown by `share` on the mean, from the number of its hits."""
+    reach = SEARCH.interval_sigmas / float(np.sqrt(int(burst.hits.sum())))
+    return 1.0 + share * max(0.0, 1.0 - reach), 1.0 + share * (1.0 + reach)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """All rows' passes in the order in which they run, (row, iteration, operation) or (row,)."""
+
+    over: Floats
+    """Log time over the peers' and the row's own quiet level; 0 where nothing was recorded."""
+    hits: Flags
+    phase: Integers
+    own: Floats
+    """Log time over what the row itself takes for the same operation in quiet iterations."""
+    num_known: Integers
+
+    @classmethod
+    def of(cls, seen: Observations, known: Flags) -> _Passes | None:
+        """Compare all passes; None where some row has no peer."""
+        groups = peer_groups(seen.work, seen.members)
+        if min(len(rows) for rows in groups) < 2 or not (~known).any():
+            return None
+        order = np.argsort(seen.work.microbatch, kind="stable")
+        phase = seen.work.phase[order]
+        residual, _ = pass_residuals(seen.work, seen.members, groups, known)
+        beside_peers = residual[:, :, order]
+        level, sigma = _quiet_level(beside_peers, phase)
+        over = np.nan_to_num(beside_peers - level[:, None, :])
+        usual = robust.median(sigma[~known], axis=0)
+        margin = np.maximum(BURSTS.margin_share, BURSTS.margin_sigmas * np.fmax(sigma, usual))
+        hits = over > margin[:, None, :]
+        if seen.starved_share is not None:
+            hits &= ~(seen.starved_share > STARVATION.fed_share)[:, :, None]
+        return cls(
+            over=over,
+            hits=hits,
+            phase=phase,
+            own=np.nan_to_num(_over_quiet_quarter(seen.work.log_ns[:, :, order])),
+            num_known=np.isfinite(beside_peers).sum(axis=(1, 2)),
+        )
+
+    def excess(self) -> Floats:
+        """Return what the hits lose, as a share of the passes, (row, iteration)."""
+        lost = np.where(self.hits, np.expm1(self.over), 0.0)
+        kinds = [lost[:, :, self.phase == one] for one in (FORWARD, BACKWARD)]
+        return np.asarray(np.mean([one.mean(axis=2) for one in kinds if one.shape[2]], axis=0))
+
+    def may_burst(self, floor: float) -> Flags:
+        """Flag the rows of which few passes are slow, by `floor` on the mean, (row,)."""
+        sizes = np.where(self.hits, np.expm1(self.over), 0.0).sum(axis=(1, 2))
+        is_large = sizes >= floor * self.hits.sum(axis=(1, 2))
+        return np.asarray(is_large & ~(self.hits.mean(axis=(1, 2)) > BURSTS.max_pair_share))
+
+    def tally(self, hits: Flags, row: int, others: Flags, *, by_pass: bool) -> Tally:
+        """Count `hits`, (row, iteration, operation), pass by pass, or consecutive ones as one."""
+        counts = hits.sum(axis=(1, 2)) if by_pass else np.array([num_runs(one) for one in hits])
+        return Tally(
+            num_hits=int(counts[row]),
+            num_iterations=int(self.num_known[row]),
+            other_hits=int(counts[others].sum()),
+            num_others=int(self.num_known[others].sum()),
+        )
+
+    def counted(self, row: int, mates: Integers) -> Flags:
+        """Return the hits of all rows that count when `row` is judged, (row, iteration, operation).
+
+        Where the row and one of its `mates` have a hit in the same pass, either may wait for the
+        other: neither hit counts, except that the row's does if it is twice as large.
+        """
+        hits = self.hits.copy()
+        together = hits[mates] & hits[row]
+        larger = self.over[mates] >= PAIRS.agrees_share * self.over[row]
+        hits[row] &= ~(together & larger).any(axis=0)
+        hits[mates] &= ~together
+        return hits
+
+    def rose(self, row: int) -> bool:
+        """Return whether the row's own times rose in its hits: otherwise its peers' times fell."""
+        hits = self.hits[row]
+        change = float(np.median(self.own[row][hits]))
+        return change >= PAIRS.agrees_share * float(np.median(self.over[row][hits]))
+
+    def is_one_speed(self, row: int) -> bool:
+        """Return whether the hits of a row are slow by one and the same factor."""
+        sizes = self.over[row][self.hits[row]]
+        if len(sizes) < BURSTS.least_of_one_speed:
+            return False
+        return half_width(sizes)[0] <= BURSTS.one_speed_share * float(np.median(sizes))
+
+    def is_of_others(self, row: int, others: Flags) -> bool:
+        """Return whether other rows have hits about as large: then any row may have them."""
+        size = PAIRS.agrees_share * float(np.median(self.over[row][self.hits[row]]))
+        return bool((self.hits[others] & (self.over[others] >= size)).any())
+
+    def is_noise(self, row: int, others: Flags, peers: Flags) -> bool:
+        """Return whether the others, or those of them that are peers, have hits in nearly as many
+        iterations as the row: then the slow passes may be noise.
+
+        Two rows may have single hits in as many iterations, though one of them in fewer runs.
+        """
+        often = self.hits.any(axis=2).mean(axis=1)
+        usual = [float(often[rows].mean()) for rows in (others, others & peers) if rows.any()]
+        return max(usual, default=0.0) >= BURSTS.others_share * float(often[row])
+
+    def stands_out(self, seen: Observations, row: int) -> bool:
+        """Return whether the row is slower in its hits than all other rows of its TP group."""
+        by_phase = np.stack(
+            [
+                robust.median(self.over[:, self.hits[row] & (self.phase == one)], axis=1)
+                for one in (FORWARD, BACKWARD)
+            ]
+        )
+        slow = np.zeros(len(self.over), dtype=bool)
+        passes = Slowness(effects=robust.mean(by_phase, axis=0), slow=slow, by_phase=by_phase)
+        return is_isolated(seen.members, passes, row)
+
+
+def _quiet_level(beside_peers: Floats, phase: Integers) -> tuple[Floats, Floats]:
+    """Return each row's level in quiet times, and the noise around it, both (row, operation), and
+    the same for all operations of a phase.
+    """
+    level, sigma = np.zeros((2, len(beside_peers), len(phase)))
+    for one in (FORWARD, BACKWARD):
+        operations = np.flatnonzero(phase == one)
+        for row, of_row in enumerate(beside_peers):
+            width, level[row, operations] = half_width(of_row[:, operations])
+            sigma[row, operations] = width / 2 / BURSTS.half_sigmas
+    return level, sigma
+
+
+def _over_quiet_quarter(log_ns: Floats) -> Floats:
+    """Return what `log_ns`, (row, iteration, operation), exceeds its row's quietest quarter by."""
+    quiet = int(BURSTS.quiet_share * (log_ns.shape[1] - 1))
+    return np.asarray(log_ns - np.sort(log_ns, axis=1)[:, quiet : quiet + 1])
+
+
+def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> list[Burst]:
+    """Return the bursts of rows of which single passes are slow, the heaviest first.
+
+    `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
+    hits must be slower by `floor` on the mean.
+    """
+    passes = _Passes.of(seen, known)
+    if passes is None or int((~known).sum()) < BURSTS.min_rows:
+        return []
+    excess, num_rows, stage = passes.excess(), len(known), seen.members.stage
+    share = excess.mean(axis=1)
+    candidates = ~known & passes.may_burst(floor) & (share >= BURSTS.least_share)
+    left, found = ~known, list[Burst]()
+    for row in heaviest_first(share, candidates):
+        others = left & (np.arange(num_rows) != row)
+        hits = passes.counted(row, mates_of(seen.members, row))
+        by_iteration: Flags = np.asarray(hits.any(axis=2))
+        if min(num_runs(hits[row]), int(by_iteration[row].sum())) < BURSTS.min_hits:
+            continue
+        is_one_speed = passes.is_one_speed(row) and not passes.is_of_others(row, others)
+        tally = passes.tally(hits, row, others, by_pass=is_one_speed)
+        q_value = tally.by_chance * num_rows / (len(found) + 1)
+        if q_value > rate or not tally.is_alone or not passes.rose(row):
+            continue
+        left = others
+        is_noise = not is_one_speed and passes.is_noise(row, others, stage == stage[row])
+        found.append(
+            Burst(
+                row=row,
+                hits=by_iteration[row],
+                excess=excess[row],
+                q_value=min(1.0, q_value),
+                others=others,
+                other_hits=int(by_iteration[others].sum()),
+                is_one_speed=is_one_speed,
+                stands_out=passes.stands_out(seen, row),
+                is_noise=is_noise,
+            )
+        )
+    return found
