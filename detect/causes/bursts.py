@@ -491,7 +491,7 @@ def _stands_idle(seen: Observations, burst: Burst) -> bool:
     if lost is None:
         return False
     longer_ns = np.nan_to_num(seen.busy_ns[burst.row]) * burst.excess / (1.0 + burst.excess)
-    idle = np.nan_to_num(lost[burst.row])[burst.hits] / longer_ns[burst.hits]
+    idle = np.nan_to_num(lost[burst.row])[burst.hits] / np.maximum(longer_ns[burst.hits], 1.0)
     return float(np.median(idle)) >= BURSTS.idle_share
 
 
