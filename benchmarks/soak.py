@@ -33,6 +33,7 @@ from megascan.config import parse_size
 from megascan.reader import read_trace
 
 NUM_RANKS = 2
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS))
 _WINDOW = "10"
 _PERIOD_S = 0.1
 _NUM_STRETCHES, _MIN_SAMPLES = 20, 10
@@ -81,13 +82,22 @@ class Soak:
         return ""
 
 
-def soak(name: str, flags: Sequence[str], iterations: int, limit_bytes: int = 0) -> Soak:
-    """Run the job with these flags and watch it; SystemExit with the output when it fails."""
+def soak(
+    name: str,
+    flags: Sequence[str],
+    iterations: int,
+    limit_bytes: int = 0,
+    *,
+    launcher: Sequence[str] = TORCHRUN,
+) -> Soak:
+    """Run the job with these flags and watch it; SystemExit with the output when it fails.
+
+    `launcher` is what Python is given to start the ranks.
+    """
     with TemporaryDirectory() as parent:
         folder = Path(parent) / "trace"
         command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(NUM_RANKS), "-m", "training.pretrain_gpt"),
+            *(sys.executable, *launcher, "-m", "training.pretrain_gpt"),
             *model(layers=1, hidden=16, heads=2, sequence=16),
             *("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "128"),
             *("--eval-iters", "0", "--num-workers", "0", "--lr", "1e-4", *DEVICES["cpu"]),

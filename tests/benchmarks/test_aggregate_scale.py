@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -16,10 +17,21 @@ from benchmarks.aggregate_scale.rank_files import ScaleJob, simulated, write_ran
 from megascan.reader import Format, read_trace, sniff
 from megascan.timeline import numbers
 from megascan.topology import Layout
+from tests import ranks
 
 ROOT = Path(__file__).parents[2]
 LAYOUT = Layout(tp=2, pp=2, dp=2)
 JOB = ScaleJob(layout=LAYOUT, num_spans=3_000, num_microbatches=2, num_layers=4)
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Have the commands that are measured forked with their imports: no figure is looked at."""
+    for name in os.environ.keys() - ranks.COMMAND.keys():
+        monkeypatch.delenv(name)
+    for name, value in ranks.COMMAND.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "executable", ranks.warm_command())
 
 
 def test_rank_files_hold_the_simulated_spans(tmp_path):
@@ -70,6 +82,7 @@ def test_cases_reach_from_8_to_16384_ranks_and_to_20_million_spans():
 
 
 @pytest.mark.distributed
+@pytest.mark.usefixtures("forked")
 def test_the_benchmark_prints_its_tables(tmp_path, capsys):
     code = main(
         ["--sizes", "0.004", "--max-spans", "4000", "--json", str(tmp_path / "r.json"),
@@ -99,6 +112,7 @@ def test_the_benchmark_prints_its_tables(tmp_path, capsys):
 
 
 @pytest.mark.distributed
+@pytest.mark.usefixtures("forked")
 def test_the_original_runs_beside_ours(tmp_path, capsys):
     """A stand-in for it: takes the same words and writes the file."""
     script = tmp_path / "original.py"
@@ -113,6 +127,7 @@ def test_the_original_runs_beside_ours(tmp_path, capsys):
 
 
 @pytest.mark.distributed
+@pytest.mark.usefixtures("forked")
 def test_speed_by_cores_is_printed(tmp_path, capsys):
     words = ["--cores", "1,4096", "--sizes", "0.004", "--only", "64", "--suffixes", ".pftrace"]
     assert main([*words, "--work-dir", str(tmp_path)]) == 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.soak import Sample, Soak, _growth, soak
+from benchmarks.soak import NUM_RANKS, Sample, Soak, _growth, soak
+from tests import ranks
 
 LIMIT = 1_000_000
+LAUNCHER = ("-IS", str(ranks.LAUNCHER), ranks.PYTHON, str(NUM_RANKS))
 TRACE = (
     *("--trace", "--trace-dir", "FOLDER", "--trace-interval", "10"),
     *("--continuous-trace-iterations", "10", "--trace-max-bytes", str(LIMIT)),
@@ -14,8 +16,9 @@ TRACE = (
 
 
 @pytest.mark.distributed
-def test_disk_stays_within_the_limit_and_memory_does_not_run_away():
-    run = soak("short", TRACE, 240, LIMIT)  # too short for a slope of the memory
+def test_disk_stays_within_the_limit_and_memory_does_not_run_away(monkeypatch):
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # as in `ranks.environment`
+    run = soak("short", TRACE, 240, LIMIT, launcher=LAUNCHER)  # too short for a slope of the memory
     assert 0 < run.most_disk_bytes <= 2 * LIMIT
     assert 0 < run.num_windows < 24  # the oldest have gone
     assert run.memory_at(0.95) - run.memory_at(0.5) < 12_000_000

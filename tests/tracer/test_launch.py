@@ -125,10 +125,13 @@ def script(tmp_path):
 
 
 def run(folder, *words, python=""):
+    """Return the losses of two ranks, which start anew with that interpreter if one is given."""
     folder.mkdir()
     words = (*words, "--train-iters", "3", "--losses", folder / "losses")
     paths = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
-    ranks.run(*words, num_ranks=2, check=True, python=python, PYTHONPATH=paths)
+    if python:
+        words = ("-IS", ranks.LAUNCHER, python, 2, *words)
+    ranks.run(*words, num_ranks=1 if python else 2, check=True, python=python, PYTHONPATH=paths)
     return [json.loads((folder / f"losses.{rank}.json").read_text()) for rank in range(2)]
 
 
