@@ -90,8 +90,12 @@ class _Event:
         return True
 
 
+@functools.cache
 def install() -> None:
     """Replace CUDA by the CPU in this process for good; call this before importing megatron.core.
+
+    Called again, as by a process that joins several jobs, it does nothing: each replacement would
+    wrap the one before, and every tensor be made through all of them.
 
     ``torch.compile`` is replaced too: Megatron-Core compiles some functions when it is imported,
     which on the CPU would need a compiler and cost more than it saves.
