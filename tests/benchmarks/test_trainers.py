@@ -28,6 +28,7 @@ from benchmarks.trainers import (
     render,
     score,
 )
+from tests import ranks
 
 
 def case_of(fault):
@@ -139,7 +140,8 @@ def test_a_job_leaves_traces_that_can_be_judged_and_judged_again(tmp_path):
         stages=(Stage(loop=case.loop, fault=case.fault, rank=case.rank, folder=str(trace)),),
     )  # fmt: skip
     plan.write(tmp_path / "plan.json")
-    run_ranks(2, ["benchmarks.trainer_ranks", str(tmp_path / "plan.json")])
+    with ranks.forked():
+        run_ranks(2, ["benchmarks.trainer_ranks", str(tmp_path / "plan.json")])
     first = judge(case, trace, tmp_path / "kept", keeps_right=True)
     (packed,) = (tmp_path / "kept").rglob("*.tar.xz")
     assert judge_kept(packed) == first
