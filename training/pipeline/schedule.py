@@ -240,18 +240,26 @@ def _check_shares(settings: Settings, sizes: Sizes) -> None:
 
 def _searched(settings: Settings, shape: PipelineShape) -> Plan:
     """Return the fastest plan found, for even stages or for the stages of a trace."""
+    pipeline = settings.pipeline
+    splits_backward = settings.model.transformer_impl == "local"
+    return _fastest(shape, pipeline.dpp_memory_limit, pipeline.plan_from, splits_backward)
+
+
+@cache
+def _fastest(
+    shape: PipelineShape, limit: float | None, traced: Path | None, splits_backward: bool
+) -> Plan:
+    """Search for that plan; each rank asks for it while it reads its flags, and once more later."""
     memory = even_memory(shape)
-    limit = settings.pipeline.dpp_memory_limit
     if limit is None:
         limit = max(peak_memory(depth_first(shape), memory))
-    traced = settings.pipeline.plan_from
     costs = even_costs(shape) if traced is None else _measured_costs(traced, shape)
     problem = Problem(
         shape=shape,
         table=costs.table(shape),
         memory=memory,
         memory_limit=limit,
-        splits_backward=settings.model.transformer_impl == "local",
+        splits_backward=splits_backward,
     )
     return search(problem).plan.renamed(AUTO)
 
