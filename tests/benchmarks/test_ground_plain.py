@@ -56,6 +56,20 @@ def mean_ms(spans, name, rank):
     return of_rank["duration_ns"].mean() / 1e6
 
 
+@pytest.fixture
+def written(once, tmp_path_factory):
+    """Writes a case once for all tests; returns its folder and what was planted."""
+
+    def write_once(case):
+        def make():
+            folder = tmp_path_factory.mktemp(case.name)
+            return folder, write(case, folder)
+
+        return once(case.name, make)
+
+    return write_once
+
+
 def first_of_each_trainer():
     return [
         next(case for case in CASES.values() if case.name.startswith(f"{trainer.value}-gpu_clock-"))
@@ -85,9 +99,9 @@ def test_every_draw_has_the_same_catalogue_and_other_seeds():
 
 
 @pytest.mark.parametrize("case", first_of_each_trainer(), ids=lambda case: case.name)
-def test_files_are_read_and_nest(case, tmp_path):
-    write(case, tmp_path)
-    trace = read_trace(tmp_path, allow_missing_ranks=True)
+def test_files_are_read_and_nest(case, written):
+    folder, _ = written(case)
+    trace = read_trace(folder, allow_missing_ranks=True)
     spans = trace.spans.to_pandas()
     assert set(spans["rank"]) <= set(range(case.num_ranks))
     for name in ("iteration", "forward", "backward", "optimizer"):
@@ -111,30 +125,31 @@ def nest(starts, durations):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_costs_are_those_of_the_cause(family, tmp_path):
+def test_costs_are_those_of_the_cause(family, written):
     for case in [one for one in CASES.values() if one.family == family][:2]:
-        for planted in write(case, tmp_path / case.name):
+        for planted in written(case)[1]:
             assert planted.cost_ratio > 0.99, case.name
             assert planted.cost_ratio < 3.0, case.name
 
 
-def test_most_causes_cost_something(tmp_path):
+def test_most_causes_cost_something(written):
     slow = [case for case in CASES.values() if case.family == "gpu_clock"][::4]
-    costs = [write(case, tmp_path / case.name)[0].cost_ratio for case in slow]
+    costs = [written(case)[1][0].cost_ratio for case in slow]
     assert np.median(costs) > 1.01
 
 
-def test_the_same_case_gives_the_same_bytes_and_another_draw_others(tmp_path):
+def test_the_same_case_gives_the_same_bytes_and_another_draw_others(written, tmp_path):
     name = "ddp-gpu_clock-6"
     again = next(case for case in cases(1) if case.name == name)
-    for place, case in (("a", CASES[name]), ("b", CASES[name]), ("c", again)):
-        write(case, tmp_path / place)
+    first, _ = written(CASES[name])
+    write(CASES[name], tmp_path / "same")
+    write(again, tmp_path / "other")
 
-    def bytes_of(place):
-        return sorted(path.read_bytes() for path in (tmp_path / place).iterdir())
+    def bytes_of(folder):
+        return sorted(path.read_bytes() for path in folder.iterdir())
 
-    assert bytes_of("a") == bytes_of("b")
-    assert bytes_of("a") != bytes_of("c")
+    assert bytes_of(first) == bytes_of(tmp_path / "same")
+    assert bytes_of(first) != bytes_of(tmp_path / "other")
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,8 @@ class Engine:
         self.iteration = 0
         self.lengths = np.ones(job.num_ranks)
         self._lanes: dict[str, Floats] = {}
+        self._has_beside = False
+        """Whether anything was transferred beside the stream so far."""
         self._beside_begin = np.zeros(job.num_ranks)
         self._beside_end = np.zeros(job.num_ranks)
         self._wander = np.ones(job.num_ranks)
@@ -186,15 +188,21 @@ class Engine:
         moments = self.device if at == EVERYBODY else self._moments(start, at)
         slowness = self.conditions.slowness(moments, share)[at]
         kernel_noise = np.exp(noise.kernel_ratio * self.draws.normal()[at])
-        chance = self.draws.even()[at]
-        outlier = np.where(chance < noise.outlier_share, 1.0 + noise.outlier_ratio, 1.0)
-        took = typical_s * slowness * kernel_noise * outlier * self._wander[at] * self._tuning[at]
+        took = typical_s * slowness * kernel_noise
+        is_outlier = self.draws.even()[at] < noise.outlier_share
+        if is_outlier.any():
+            took = took * np.where(is_outlier, 1.0 + noise.outlier_ratio, 1.0)
+        took = took * self._wander[at]
+        if self.job.habits.tunes:
+            took = took * self._tuning[at]
         if weights is not None:
             took = took * weights[at]
-        beside = np.minimum(self._beside_end[at], start + took) - np.maximum(
-            self._beside_begin[at], start
-        )
-        stretched = took + self.job.habits.interference_ratio * np.maximum(beside, 0.0)
+        stretched = took
+        if self._has_beside:
+            beside = np.minimum(self._beside_end[at], start + took) - np.maximum(
+                self._beside_begin[at], start
+            )
+            stretched = took + self.job.habits.interference_ratio * np.maximum(beside, 0.0)
         last = begun + launch_s + REACH_S + took / max(kernels, 1)
         self.device[at] = np.maximum(start + stretched, last)
         self.host[at] = begun + launch_s
@@ -277,6 +285,7 @@ class Engine:
 
     def beside(self, begin: Floats, end: Floats) -> None:
         """Let a transfer slow down what is computed meanwhile."""
+        self._has_beside = True
         self._beside_begin = np.where(begin <= self._beside_end, self._beside_begin, begin)
         self._beside_end = np.maximum(self._beside_end, end)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from functools import cached_property
 from math import prod
 from typing import Any, TypeVar
 
@@ -190,7 +191,7 @@ class Job:
     expert_size: int = 1
     seed: int = 0
 
-    @property
+    @cached_property
     def num_ranks(self) -> int:
         """Return the size of the world."""
         return self.machine.num_ranks
@@ -218,7 +219,7 @@ class Job:
             order="-".join([*innermost, *rest]),
         )
 
-    @property
+    @cached_property
     def num_stages(self) -> int:
         """Return how many stages a pipeline has."""
         return self.sizes.get("pp", 1)

@@ -83,18 +83,22 @@ class Conditions:
         self._masks = [np.isin(np.arange(job.num_ranks), one.ranks) for one in troubles]
         self.chips = chips
         self._steady: dict[Hits, Floats] = {}
+        self._bursting: frozenset[Hits] = frozenset()
+        self._slowness: dict[float, Floats] = {}
+        """What is the same throughout an iteration: without bursts."""
 
     def begin_iteration(self, iteration: int) -> None:
         """Take up what holds now."""
         self._now = tuple(one for one in self._troubles if one.holds(iteration))
-        self._steady = {}
+        self._bursting = frozenset(what for one in self._now if one.period_s for what in one.hits)
+        self._steady, self._slowness = {}, {}
 
     def factor(self, what: Hits, moments: Floats) -> Floats:
         """Return by how much something is longer for each rank, at these moments (rank,)."""
         if what not in self._steady:
             self._steady[what] = self._product(what, bursts=False)
         steady = self._steady[what]
-        if not any(one.period_s and what in one.hits for one in self._now):
+        if what not in self._bursting:
             return steady
         return steady * self._product(what, bursts=True, moments=moments)
 
@@ -116,9 +120,14 @@ class Conditions:
         """Return by how much a rank's kernels are longer that spend a share of their time on
         memory.
         """
+        if memory_share in self._slowness:
+            return self._slowness[memory_share]
         clock, memory = self.factor(Hits.CLOCK, moments), self.factor(Hits.MEMORY, moments)
         in_memory = memory * (1.0 + _CLOCK_IN_MEMORY * (clock - 1.0))
-        return self.chips * ((1.0 - memory_share) * clock + memory_share * in_memory)
+        found = self.chips * ((1.0 - memory_share) * clock + memory_share * in_memory)
+        if not self._bursting & {Hits.CLOCK, Hits.MEMORY}:
+            self._slowness[memory_share] = found
+        return found
 
     def added_s(self, what: Hits, chance: Floats) -> Floats:
         """Return what is added for each rank; `chance` (rank,) is between 0 and 1."""
