@@ -22,6 +22,11 @@ from megascan.reader.rank_files import read_rank_files
 LIMIT = 100_000
 
 
+def incompressible():
+    """Return numbers of 28 random bytes: a reader learns each new name, and numbers once."""
+    return {key: int.from_bytes(os.urandom(7), "big") for key in "abcd"}
+
+
 @pytest.fixture
 def make_file(tmp_path, make_header):
     """A bounded file with a run begun, and a function that appends the windows of some numbers."""
@@ -44,7 +49,7 @@ def make_file(tmp_path, make_header):
                 num_spans=num_spans,
             )
             spans = [
-                ("compute", f"{number}:{os.urandom(30).hex()}", 1, number * 1000 + n, 1, {})
+                ("compute", "forward", 1, number * 1000 + n, 1, incompressible())
                 for n in range(num_spans)
             ]
             return [*encode_spans(0, spans), encode_window(0, record)], record
