@@ -3,7 +3,7 @@
 registry.py lists them in the order of search; `detect.detector.judge` walks over it. Fed by
 `detect.observe` (what was measured) and `detect.stats` (which rows stand out). Nothing here draws.
 
-Causes:                                             What several of them use:
+Causes:                                             What they share, and what follows them:
 
     compute.py       a rank computes slowly: its        finding.py   what a cause is; a claim as a
                      device, its host, or one pass                   finding: place, cost, words

@@ -613,21 +613,31 @@ def _hardly_slower_host(
     longer than all its launching takes, and where the device is not starved (less than
     `least_starved` of its work comes just in time, by default `_least_starved`).
     """
-    if seen.held_pace is None or seen.starved_share is None or not least:
-        return ""
-    if stands_still(seen, row, active) or _idle_beyond_launching(seen, row, active):
-        return ""
-    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
-    if not own >= (least_starved or _least_starved(theirs)):
-        return ""
-    over = _slower_to_launch(seen, seen.held_pace, row, active)
-    if not np.isfinite(over) or over >= least:
+    over = _behind_by_launching(seen, row, active, least_starved) if least else np.nan
+    if not over < least:
         return ""
     return (
         f"but from launch to launch its host takes {np.exp(over):.2f}x the time of its peers': "
         "theirs are nearly as slow, or are held back, and a host that is a little slower than all "
         "others is the one that its device waits for"
     )
+
+
+def _behind_by_launching(
+    seen: Observations, row: int, active: Flags, least_starved: float = 0.0
+) -> float:
+    """Return how much longer the host of a starved device takes from launch to launch than its
+    peers' (log), if nothing else holds the device up; NaN where something may, where the device is
+    not starved (`least_starved`, by default `_least_starved`), and where launches are not told.
+    """
+    if seen.held_pace is None or seen.starved_share is None:
+        return np.nan
+    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
+    if not own >= (least_starved or _least_starved(theirs)):
+        return np.nan
+    if stands_still(seen, row, active) or _idle_beyond_launching(seen, row, active):
+        return np.nan
+    return _slower_to_launch(seen, seen.held_pace, row, active)
 
 
 def _slower_to_launch(seen: Observations, paces: Floats, row: int, active: Flags) -> float:
@@ -645,15 +655,8 @@ def most_by_launching(seen: Observations, row: int, active: Flags) -> float:
     shorter by what this host is slower, and no more. Example: operations five times as long, by
     replay 49 % of the step; its host takes 1.11 times its peers' from launch to launch: 11 %.
     """
-    if seen.held_pace is None or seen.starved_share is None:
-        return np.inf
-    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
-    over = _slower_to_launch(seen, seen.held_pace, row, active)
-    if not own >= _least_starved(theirs) or not np.isfinite(over):
-        return np.inf
-    if stands_still(seen, row, active) or _idle_beyond_launching(seen, row, active):
-        return np.inf
-    return float(np.exp(max(over, 0.0)))
+    over = _behind_by_launching(seen, row, active)
+    return float(np.exp(max(over, 0.0))) if np.isfinite(over) else np.inf
 
 
 def launches_as_quickly(

@@ -202,17 +202,11 @@ class When:
 
 def when(course: Course | None, iterations: Integers) -> When:
     """Return the iterations of a course (its episodes are slots); None is the whole window."""
-    last_slot = len(iterations) - 1
-    episodes = course.episodes if course is not None else ((0, last_slot),)
-    first, last = episodes[0][0], episodes[-1][1]
-    return When(
-        first=int(iterations[first]),
-        last=int(iterations[last]),
-        share=1.0 if course is None else course.share,
-        episodes=tuple((int(iterations[one]), int(iterations[end])) for one, end in episodes),
-        begins=first > 0,
-        ends=last < last_slot,
-    )
+    if course is None:
+        return spanning(iterations, int(iterations[0]), int(iterations[-1]))
+    episodes = tuple((int(iterations[one]), int(iterations[end])) for one, end in course.episodes)
+    whole = spanning(iterations, episodes[0][0], episodes[-1][1])
+    return replace(whole, share=course.share, episodes=episodes)
 
 
 def spanning(iterations: Integers, first: int, last: int) -> When:

@@ -197,9 +197,7 @@ def _mended_with(
 
 def _joint_cost(seen: Observations, group: list[Finding]) -> float | None:
     """Return iteration time divided by iteration time without the findings; None if unknown."""
-    first, last = (min(one.first_iteration for one in group),
-                   max(one.last_iteration for one in group))  # fmt: skip
-    within = counted_window(seen, first, last)
+    within = counted_window(seen, *_reach(group))
     if seen.costs and all(one.cost_is_replayed for one in group):
         ranks = tuple(sorted({rank for one in group for rank in one.ranks}))
         replayed = seen.costs.ratio(ranks, {one.cause for one in group}, within)
@@ -216,6 +214,12 @@ def _joint_cost(seen: Observations, group: list[Finding]) -> float | None:
             holds |= (seen.iterations >= first) & (seen.iterations <= last)
         better[rows[:, None] & holds] /= one.slowdown
     return cost_ratio(seen, np.maximum(busy.max(axis=0) - better.max(axis=0), 0.0), within)
+
+
+def _reach(group: Sequence[Finding]) -> tuple[int, int]:
+    """Return the first and the last iteration in which any finding of a group holds."""
+    first = min(one.first_iteration for one in group)
+    return first, max(one.last_iteration for one in group)
 
 
 def gathered(seen: Observations, findings: Sequence[Finding]) -> list[Finding]:
@@ -258,8 +262,7 @@ def _of_the_host(
         return replace(widest, evidence=(*widest.evidence, *map(_sentence, minor)))
     named = tuple(sorted({rank for one in group for rank in one.ranks}))
     blamed = ranks if len(named) >= HOSTS.most_of_host_share * len(ranks) else named
-    first = min(one.first_iteration for one in group)
-    last = max(one.last_iteration for one in group)
+    first, last = _reach(group)
     timing = spanning(seen.iterations, first, last)
     ratios = [one.step_time_cost_ratio for one in group]
     ratios += [one.joint_cost_ratio for one in group if set(one.joint_ranks) <= set(ranks)]
