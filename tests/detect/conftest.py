@@ -6,8 +6,9 @@ columns it documents.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,8 +33,7 @@ def _quick(without_power: None) -> None:
 Effect = Callable[["Slot"], float]
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """Where a planted effect is asked for its factor."""
 
     rank: int
@@ -108,14 +108,27 @@ def _is_text(name: str) -> bool:
 
 
 _EMPTY: dict[str, object] = {name: "" if _is_text(name) else -1 for name in TIMELINE_SCHEMA.names}
+_OF_SPANS = (
+    "rank", "kind", "name", "track", "start_ns", "duration_ns", "iteration", "microbatch", "phase",
+    "layer", "chunk", "self_ns", "launch_ns",
+)  # fmt: skip
+_OF_MESSAGES = (
+    "rank", "kind", "name", "track", "start_ns", "duration_ns", "iteration", "microbatch", "chunk",
+    "op", "peer", "direction", "size_bytes", "match", "wait_ns", "transfer_ns",
+)  # fmt: skip
+"""Columns of a row; the others are empty."""
+_DRAWN_AT_ONCE = 4096
+"""Numbers: one by one each takes longer than the rest of its span."""
 
 
 class _Builder:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.random = np.random.default_rng(job.seed)
-        self.rows: list[dict[str, object]] = []
+        self.spans: list[tuple[object, ...]] = []
+        self.messages: list[tuple[object, ...]] = []
         self.match = 0
+        self.draws = self._draws()
 
     def build(self) -> Timeline:
         layout = self.job.layout
@@ -123,20 +136,12 @@ class _Builder:
             self._rank(rank)
         if self.job.transfer is not None:
             self._messages()
-        columns = {name: [row[name] for row in self.rows] for name in TIMELINE_SCHEMA.names}
-        table = pa.table(
-            {
-                name: pa.array(values, pa.string()).dictionary_encode()
-                if _is_text(name)
-                else pa.array(values).cast(TIMELINE_SCHEMA.field(name).type)
-                for name, values in columns.items()
-            }
-        ).cast(TIMELINE_SCHEMA)
+        table = self._table()
         order = np.lexsort(
             (
-                -np.asarray(columns["duration_ns"], dtype=np.int64),
-                np.asarray(columns["start_ns"], dtype=np.int64),
-                np.asarray(columns["rank"], dtype=np.int64),
+                -table["duration_ns"].to_numpy(),
+                table["start_ns"].to_numpy(),
+                table["rank"].to_numpy(),
             )
         )
         ranks = range(layout.world_size)
@@ -162,6 +167,23 @@ class _Builder:
             origin_ns=0,
             completeness=Completeness(world_size=layout.world_size, ranks=tuple(ranks)),
         )
+
+    def _table(self) -> pa.Table:
+        """All rows, in the order in which they were made."""
+        of_spans = dict(zip(_OF_SPANS, zip(*self.spans, strict=True), strict=True))
+        of_messages = dict(zip(_OF_MESSAGES, zip(*self.messages, strict=True), strict=False))
+
+        def column(name: str) -> pa.Array:
+            empty, kind = _EMPTY[name], pa.string() if _is_text(name) else pa.int64()
+            parts = [
+                pa.array(of[name], kind) if name in of else pa.repeat(pa.scalar(empty, kind), rows)
+                for of, rows in ((of_spans, len(self.spans)), (of_messages, len(self.messages)))
+            ]
+            whole = pa.concat_arrays(parts)
+            return whole.dictionary_encode() if _is_text(name) else whole
+
+        names = TIMELINE_SCHEMA.names
+        return pa.table({name: column(name) for name in names}).cast(TIMELINE_SCHEMA)
 
     def _header(self, rank: int) -> RankHeader:
         layout = self.job.layout
@@ -194,11 +216,15 @@ class _Builder:
             ),
         )
 
-    def _add(self, **values: object) -> None:
-        self.rows.append(_EMPTY | values)
+    def _draws(self) -> Iterator[tuple[float, float]]:
+        """Yield numbers of a normal distribution, each with the factor that noise makes of it."""
+        while True:
+            drawn = self.random.standard_normal(_DRAWN_AT_ONCE)
+            factors = np.exp(self.job.noise * drawn)
+            yield from zip(drawn.tolist(), factors.tolist(), strict=True)
 
     def _noisy(self, time_ms: float) -> int:
-        return int(time_ms * MS * np.exp(self.job.noise * self.random.standard_normal()))
+        return int(time_ms * MS * next(self.draws)[1])
 
     def _rank(self, rank: int) -> None:
         job, place = self.job, self.job.layout.coordinates(rank)
@@ -252,7 +278,7 @@ class _Builder:
                     length // 2, slot.iteration, microbatch=slot.microbatch, phase=slot.phase,
                 )  # fmt: skip
         for layer in range(job.layers):
-            layered = replace(slot, name="transformer_layer")
+            layered = slot._replace(name="transformer_layer")
             part = self._noisy(1.0 * (job.work(layered) if job.work else 1.0))
             self._span(
                 slot.rank, "compute", f"transformer_layer{suffix}", start, part, slot.iteration,
@@ -264,16 +290,15 @@ class _Builder:
 
     def _span(
         self, rank: int, kind: str, name: str, start: int, length: int, iteration: int,
-        track: int = 1, microbatch: int = -1, **more: object,
+        track: int = 1, microbatch: int = -1, phase: str = "", layer: int = -1,
     ) -> None:  # fmt: skip
         launch = -1
         if self.job.launch_lead_ns is not None and kind == "compute":
             launch = -self.job.launch_lead_ns(rank)
-        self._add(
-            rank=rank, kind=kind, name=name, track=track, start_ns=start, duration_ns=length,
-            iteration=iteration, microbatch=microbatch,
-            chunk=0 if microbatch >= 0 else -1, self_ns=length, launch_ns=launch, **more,
-        )  # fmt: skip
+        self.spans.append((
+            rank, kind, name, track, start, length, iteration, microbatch, phase, layer,
+            0 if microbatch >= 0 else -1, length, launch,
+        ))  # fmt: skip
 
     def _messages(self) -> None:
         """One message a microbatch between neighbouring stages, both directions."""
@@ -294,15 +319,13 @@ class _Builder:
         self, rank: int, peer: int, iteration: int, microbatch: int, factor: float
     ) -> None:
         self.match += 1
-        length = int(MS * factor * np.exp(0.05 * self.random.standard_normal()))
+        length = int(MS * factor * np.exp(0.05 * next(self.draws)[0]))
         start = (iteration - self.job.first_iteration) * 1000 * MS + 900 * MS + microbatch * 9 * MS
         for one, other, op in ((rank, peer, "send"), (peer, rank, "recv")):
-            self._add(
-                rank=one, kind="p2p", name=f"{op}_forward", track=2, start_ns=start,
-                duration_ns=length, iteration=iteration, microbatch=microbatch, chunk=0, op=op,
-                peer=other, direction="forward", size_bytes=self.job.message_bytes,
-                match=self.match, wait_ns=0, transfer_ns=length,
-            )  # fmt: skip
+            self.messages.append((
+                one, "p2p", f"{op}_forward", 2, start, length, iteration, microbatch, 0, op, other,
+                "forward", self.job.message_bytes, self.match, 0, length,
+            ))  # fmt: skip
 
 
 @pytest.fixture
