@@ -174,7 +174,8 @@ def main(runs_path: str, out: str) -> None:
         MockGPTLowLevelDataset.size = NUM_DOCUMENTS
         # A trainer freezes all objects there are: the next run would keep this one's. To unfreeze
         # them would let loose those that this process was forked with, too: half a second a run.
-        gc.freeze = lambda: None
+        # What a run leaves behind, modules above all, is frozen once its own objects are gone.
+        freeze, gc.freeze = gc.freeze, lambda: None
         _watch()
         shares: list[float] = []
         helped: dict[str, list[float]] = {}
@@ -201,6 +202,7 @@ def main(runs_path: str, out: str) -> None:
             results[name] = _FOUND | {"children": len(multiprocessing.active_children())}
             helped[name] = list(shares)
             gc.collect()
+            freeze()
     if launch.rank == 0:
         Path(f"{out}.helped").write_text(json.dumps(helped), encoding="utf-8")
     Path(f"{out}.{launch.rank}.json").write_text(json.dumps(results), encoding="utf-8")
