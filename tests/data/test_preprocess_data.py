@@ -265,8 +265,8 @@ def test_a_killed_worker_is_one_sentence(jsonl: Path) -> None:
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_the_command(tmp_path: Path, jsonl: Path, end: signal.Signals) -> None:
-    (tmp_path / "long.jsonl").write_bytes(jsonl.read_bytes() * 1000)
-    arguments = ("--input", "long.jsonl", "--output-prefix", "out", *BYTES, "--workers", "2")
+    often = [str(jsonl)] * 1000  # more than a gigabyte
+    arguments = ("--input", *often, "--output-prefix", "out", *BYTES, "--workers", "2")
     process = subprocess.Popen(
         [sys.executable, "-m", MODULE, *arguments, "--log-interval", "1"],
         cwd=tmp_path,
