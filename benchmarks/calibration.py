@@ -46,6 +46,8 @@ CLOSE = 0.02  # points of the step time that a cost may be off
 SPREADS = (0.003, 0.01, 0.02, 0.03, 0.05)
 QUESTIONS = ("intervals", "costs", "power", "spreads")
 JUDGED_COSTS = ("compute", "link", "host")
+SLOW_MEMORY = ("gpu_memory", "hbm")
+"""Kinds of faults whose slowdown is stated of what memory bounds, and not of all computing."""
 BLIND = 2.0  # a power from here on is stated as none
 OWN = "simulator"
 
@@ -126,7 +128,12 @@ def _of_findings(case: Case) -> Iterator[Figure]:
         if fault.owner != "node" or fault.cause not in JUDGED_COSTS or not said:
             continue
         yield _figure_of_cost(case, fault, said)
-        if fault.cause == "compute" and _lasts(fault) and len(fault.ranks) == 1:
+        if (
+            fault.cause == "compute"
+            and fault.kind not in SLOW_MEMORY
+            and _lasts(fault)
+            and len(fault.ranks) == 1
+        ):
             ratio = _true_ratio(ground.slowness(case), stages, fault.ranks[0], at_fault)
             yield from _figure_of_interval(case, fault, said[0], ratio)
 

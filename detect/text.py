@@ -67,6 +67,10 @@ def confidence(q_value: float) -> str:
     return f"{word} (q {shown})"
 
 
+HIDES = "it hides in time that others spend anyway"
+"""Why a finding costs the step next to nothing, by replay."""
+NOT_SHOWN = "what it costs the step this trace does not show"
+"""The same where no replay tells."""
 OWNER_WORDS = {
     Owner.NODE: "the node: look at this hardware",
     Owner.JOB: "the job itself: its partition, data or settings",
@@ -189,7 +193,7 @@ def _cost(finding: Finding) -> str:
     what = "one of these iterations" if len(finding.episodes) > 1 else "an iteration"
     alone = f"{what} takes {ratio:.3f} times what it would without it ({how})"
     if ratio < COSTS.next_to_nothing_ratio:
-        alone = f"next to nothing: it hides in time that others spend anyway ({how})"
+        alone = f"next to nothing: {HIDES} ({how})" if finding.cost_is_replayed else NOT_SHOWN
     others = tuple(rank for rank in finding.joint_ranks if rank not in finding.ranks)
     if not others:
         return alone

@@ -435,6 +435,9 @@ class Observations:
     hides_waiting: bool = False
     """Whether passes hold waiting for all other ranks (parameters gathered beside them), and no
     layers tell how long: then all passes last as long as the slowest."""
+    holds_tensor_waits: bool = False
+    """Traces without passes: what lies between communications is compared, and a TP group's members
+    wait for each other in it, for collectives of backward passes that nobody recorded."""
     mixes_communication: bool = False
     """CPU runs at base granularity with TP: CPU time of compute holds that of communication."""
     splits_tensor_groups: bool = True

@@ -40,6 +40,8 @@ from detect.page.figures import (
 from detect.page.strip import critical_strip
 from detect.report import Cause, Finding, Owner, Report, Verdict
 from detect.text import (
+    HIDES,
+    NOT_SHOWN,
     OWNER_WORDS,
     confidence,
     counted,
@@ -294,7 +296,7 @@ def _large_of(finding: Finding, inputs: PageInputs) -> list[Figure]:
     how = "replayed" if finding.cost_is_replayed else "estimated"
     detail = f"{100 * share:.1f} % of every GPU's time, {how}"
     if finding.step_time_cost_ratio < COSTS.next_to_nothing_ratio:
-        detail = "it hides in time that others spend anyway"
+        detail = HIDES if finding.cost_is_replayed else NOT_SHOWN
     return [
         Figure(*_who(finding, report)),
         Figure(

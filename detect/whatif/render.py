@@ -19,7 +19,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from detect.text import milliseconds, ranks_text
+from detect.text import HIDES, milliseconds, ranks_text
 from detect.whatif.graph import NS_PER_S, Replay
 from detect.whatif.path import CriticalPath, Link, Makeup, Share, StepPath, pieces
 from detect.whatif.savings import Saving
@@ -87,11 +87,7 @@ def _saving_line(result: WhatIf, saving: Saving) -> str:
         return f"{names}: there is no other rank to compare with"
     against = "" if saving.compared_with == "peers" else " (judged by the other stages)"
     if saving.speedup < _WORTH_SAYING:
-        why_not = (
-            "it hides in time that others spend anyway"
-            if saving.causes
-            else "it runs like its peers"
-        )
+        why_not = HIDES if saving.causes else "it runs like its peers"
         return f"{names}{more}: nothing gained, {why_not}{against}"
     return (
         f"{names}{more}: step {_seconds(saving.fixed_step_s)}, the job {saving.speedup:.3f}x as "

@@ -316,6 +316,8 @@ class ReplayedCosts:
         if known is None:
             return None
         replay, during = known
+        if Cause.COMPUTE in causes and not _holds_compute(replay):
+            return None
         links, hosts = Cause.LINK in causes, Cause.HOST in causes
         gaps = not set(causes) <= {Cause.COMPUTE, Cause.LINK}
         try:
@@ -362,6 +364,11 @@ class ReplayedCosts:
             except MegaScanError:
                 self._fails = True  # no graph can be built from this trace: estimates remain
         return self._replay
+
+
+def _holds_compute(replay: Replay) -> bool:
+    """Return whether passes are in the graph. Without, computing is in the gaps between spans."""
+    return any(node.is_local and node.optype not in UNSEEN_WAITS for node in replay.graph.nodes)
 
 
 def _hidden_wait(replay: Replay, ranks: tuple[int, ...], during: Flags) -> float:

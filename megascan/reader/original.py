@@ -14,6 +14,7 @@ each rank is a clock domain of its own, so that alignment ties ranks by the ends
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -136,9 +137,24 @@ MISNUMBERED = "send-extra"
 but on stages with a warm-up the microbatch is an earlier one."""
 
 
+_OF_A_LAYER = re.compile(
+    r"(transformer_layer|_forward_attention|_forward_mlp|mlp|recompute_mlp)_(\d{1,6})"
+)
+"""Names before 24 July 2025 (commit b2ff6e24), which end with the layer's number from 1."""
+
+
 def operations_of(name: str) -> tuple[Operation, ...]:
     """Return our operations for an original event; unknown events are compute of the same name."""
+    numbered = _OF_A_LAYER.fullmatch(name)
+    if numbered:
+        name = numbered[1]
     return OPERATIONS.get(name) or _work(name)
+
+
+def layer_of(name: str) -> int:
+    """Return the number of the layer that an original event names, or -1: 3 of "mlp_3"."""
+    numbered = _OF_A_LAYER.fullmatch(name)
+    return int(numbered[2]) if numbered else NOT_APPLICABLE
 
 
 @dataclass(frozen=True)
@@ -439,6 +455,7 @@ def original_spans(one: Recorded, layout: Layout, step_starts: Integers) -> pa.T
             "iteration": scopes.step[scope] + 1,
             "microbatch": microbatch[scope],
             "chunk": scopes.chunk[scope],
+            "layer": np.array([layer_of(name) for name in one.names])[scopes.name][scope],
             "sequence": np.where(communicates, running_numbers(keys), NOT_APPLICABLE),
             "size_bytes": data,
             "peer": peers[operation],

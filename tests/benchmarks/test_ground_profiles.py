@@ -65,7 +65,8 @@ def test_one_seed_gives_one_set_of_bytes(tmp_path):
     case = next(case for case in cases() if case.num_ranks == 2 and case.planted)
     planted = write(case, tmp_path / "once")
     assert planted == write(case, tmp_path / "again")
-    assert [replace(each, cost_ratio=1.0) for each in planted] == list(case.planted)
+    priced = {"cost_ratio": 1.0, "held_cost_ratio": 1.0}
+    assert [replace(each, **priced) for each in planted] == list(case.planted)
     for path in (tmp_path / "once").iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
 

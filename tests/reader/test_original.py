@@ -99,6 +99,20 @@ def test_files_without_passes_count_decoders(original: Original) -> None:
     assert inner["microbatch"].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
 
 
+def test_layers_in_names_of_early_versions_are_layers(original: Original) -> None:
+    path = original.write_rank(0, 0, 0)
+    layers = {"decoder": "transformer_layer_2", "attention": "mlp_2"}
+    records = [
+        record | {"name": layers.get(record["name"], record["name"])}
+        for record in json.loads(path.read_text())
+    ]
+    path.write_text(json.dumps(records, indent=2))
+    table = spans(path).set_index("name")["layer"]
+    assert set(table["transformer_layer"]) == set(table["mlp"]) == {2}
+    assert set(table["forward"]) == {-1}
+    assert not {"transformer_layer_2", "mlp_2"} & set(table.index)
+
+
 def edit(original: Original, change: object) -> Path:
     path = original.write_rank(0, 0, 0)
     records = json.loads(path.read_text())

@@ -105,11 +105,18 @@ class Scenario:
         for each in self.troubles:
             rest = tuple(other for other in self.troubles if other is not each)
             without_us = Engine(self.job, self.seed, rest).run()
-            planted.append(replace(self._planted(each), cost_ratio=with_all_us / without_us))
+            planted.append(self._priced(self._planted(each), with_all_us / without_us))
         for cause in self._in_the_job():
             without_us = Engine(_even(self.job), self.seed, self.troubles).run()
-            planted.append(replace(cause, cost_ratio=with_all_us / without_us))
+            planted.append(self._priced(cause, with_all_us / without_us))
         return tuple(planted)
+
+    def _priced(self, cause: Planted, cost_ratio: float) -> Planted:
+        """Return a cause with its costs; iterations that it does not hold in are of one length."""
+        last = cause.last_iteration or self.job.iterations
+        held_share = (last - cause.first_iteration + 1) / self.job.iterations
+        held = 1.0 + (cost_ratio - 1.0) / held_share
+        return replace(cause, cost_ratio=cost_ratio, held_cost_ratio=held)
 
     def kernel_times_us(self, directory: Path | None = None) -> Floats:
         """Return the time of each rank's own kernels, (rank, iteration); write files if asked."""
