@@ -63,26 +63,25 @@ COMMANDS = (
     "detect.whatif.slowness", "detect.whatif.traced",
 )  # fmt: skip
 RANKS = (
-    "numpy", "orjson", "psutil", "pyarrow.compute", "pyarrow.json", "pandas",
-    "pyarrow.pandas_compat", "torch", "torch.distributed.run", "megatron.core",
+    *COMMANDS, "psutil", "torch", "torch.distributed.run", "megatron.core",
     "megatron.core.datasets.blended_megatron_dataset_builder", "megatron.core.datasets.gpt_dataset",
     "megatron.core.models.gpt", "megatron.core.models.gpt.gpt_layer_specs",
     "megatron.core.datasets.helpers", "megatron.core.dist_checkpointing.strategies.torch",
     "megatron.core.dist_checkpointing.strategies.cached_metadata_filesystem_reader",
     "multiprocessing.queues", "torch.profiler._cupti_monitor",
-    "aggregate.merge", "megascan.callbacks", "megascan.instrument.table",
-    "megascan.instrument.starting", "megascan.launch", "megascan.probes",
-    "megascan.reader", "megascope.probe", "megascope.recorder", "megascope.server",
-    "megascope.session", "training.checkpoint", "training.convert", "training.cpu_backend",
-    "training.data.datasets", "training.generate", "training.helper", "training.hf.weights",
-    "training.job", "training.pipeline.dynamic", "training.pipeline.helped",
+    "megascan.callbacks", "megascan.instrument.table", "megascan.instrument.starting",
+    "megascan.launch", "megascan.probes", "megascope.probe", "megascope.recorder",
+    "megascope.server", "megascope.session", "training.checkpoint", "training.convert",
+    "training.cpu_backend", "training.data.datasets", "training.generate", "training.helper",
+    "training.hf.weights", "training.job", "training.pipeline.dynamic", "training.pipeline.helped",
     "training.pipeline.running", "training.preprocess_data", "training.serve",
 )  # fmt: skip
 """Packages to import before the fork, where they are installed: for `megascan …`, and for ranks.
 
 A command spends half of its time on our own modules, those with dataclasses above all, and so does
 a rank that trains one iteration.
-pandas is none of ours, but where it is installed pyarrow imports it with the first table.
+pandas is none of ours, but where it is installed pyarrow imports it with the first table. Ranks
+have what commands have, as whoever follows a guide calls both by one interpreter.
 """
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -451,10 +450,15 @@ def become(words: list[str], client: str, found_here: list[str]) -> None:
 
 
 def forget_those_of_elsewhere() -> None:
-    """Have a program import our packages itself, unless its path leads to those that are here."""
+    """Have a program import our packages itself, unless its path leads to those that are here: also
+    by links, as from the checkouts that guides are followed in.
+    """
     here = {name: sys.modules[name].__file__ for name in OURS if name in sys.modules}
     found = {name: importlib.machinery.PathFinder.find_spec(name) for name in here}
-    if any(spec is None or spec.origin != here[name] for name, spec in found.items()):
+    if any(
+        spec is None or spec.origin is None or os.path.realpath(spec.origin) != here[name]
+        for name, spec in found.items()
+    ):
         for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
             del sys.modules[name]
 
@@ -467,6 +471,7 @@ def preload(packages: Sequence[str]) -> None:
     them out is registered first, so that it is called last. Nor does it take torch's operators out
     of their table, which finalizers of the packages do one by one.
     """
+    gc.disable()  # a fifth of the time that it takes
     spared: dict[str, object] = {}
     atexit.register(lambda: [sys.modules.pop(name, None) for name in spared])
     sys.path.insert(0, str(ROOT))
@@ -482,6 +487,7 @@ def preload(packages: Sequence[str]) -> None:
         finalizer.atexit = False
     gc.collect()
     gc.freeze()  # else a child copies and collects all these objects when it ends: one second
+    gc.enable()
 
 
 def share_orders(folder: Path) -> None:
