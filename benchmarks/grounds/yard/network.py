@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import attrgetter
 
 from benchmarks.grounds.yard.hardware import Site
 from benchmarks.grounds.yard.jobs import Job
@@ -27,18 +28,16 @@ _MESSAGE_SHARE = 0.75  # of NVLink's bus bandwidth, that one message reaches
 _PROBE_BYTES = 64_000_000
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def groups_of(layout: Layout, rank: int) -> dict[str, Ranks]:
     """Return the process groups of a rank by axis, as Megatron-Core makes them."""
-    place = layout.coordinates(rank)
-    everybody = range(layout.world_size)
+    places = [layout.coordinates(other) for other in range(layout.world_size)]
+    place, everybody = places[rank], range(layout.world_size)
 
     def alike(*axes: str) -> Ranks:
-        return tuple(
-            other
-            for other in everybody
-            if all(getattr(layout.coordinates(other), a) == getattr(place, a) for a in axes)
-        )
+        of_axes = attrgetter(*axes)
+        own = of_axes(place)
+        return tuple(other for other in everybody if of_axes(places[other]) == own)
 
     line = alike("tp", "cp", "dp")
     groups = {
@@ -139,19 +138,20 @@ def _routes(job: Job) -> Iterator[Ranks]:
             yield (rank, line[(place + 1) % len(line)])
 
 
-def _shown_in(job: Job, unit: Ranks, kind: str) -> frozenset[Ranks]:
-    """Return the routes that a link five times slower would slow."""
+def _shown_in(
+    job: Job, unit: Ranks, kind: str, routes: Iterable[Ranks], before: Network
+) -> frozenset[Ranks]:
+    """Return the routes that a link five times slower than `before` would slow."""
     sound = [1.0] * job.num_ranks
     slow = [5.0 if rank in unit else 1.0 for rank in range(job.num_ranks)]
-    before = Network(site=job.site, nvlink=sound, nic=sound)
     within = kind == "nvlink"
     after = Network(site=job.site, nvlink=slow if within else sound, nic=sound if within else slow)
 
     def takes(network: Network, route: Ranks) -> float:
         return network.seconds("reduce_scatter", route, _PROBE_BYTES)
 
-    routes = set(_routes(job))
-    return frozenset(each for each in routes if takes(after, each) > 1.02 * takes(before, each))
+    through = (route for route in routes if not set(unit).isdisjoint(route))
+    return frozenset(each for each in through if takes(after, each) > 1.02 * takes(before, each))
 
 
 def units_of(job: Job, kind: str) -> list[Ranks]:
@@ -174,8 +174,13 @@ def suspects(job: Job, kind: str, unit: Ranks) -> Ranks:
     Nothing in a trace tells two units apart whose faults would slow the very same transfers, and a
     link has two ends. Of more than two, whoever names a wrong one has guessed.
     """
-    shown = _shown_in(job, unit, kind)
-    alike = [each for each in units_of(job, kind) if _shown_in(job, each, kind) == shown]
+    sound = [1.0] * job.num_ranks
+    routes, before = set(_routes(job)), Network(site=job.site, nvlink=sound, nic=sound)
+    shown = _shown_in(job, unit, kind, routes, before)
+    alike = [
+        each for each in units_of(job, kind)
+        if _shown_in(job, each, kind, routes, before) == shown
+    ]  # fmt: skip
     if not shown or len(alike) != 2:
         return unit
     return tuple(sorted(rank for each in alike for rank in each))
