@@ -153,9 +153,12 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium without a window, by playwright; without either of them the tests are skipped."""
+    """Chromium without a window, by playwright; without either of them the tests are skipped.
+
+    Its shell is preferred: the whole browser draws windows that nobody sees, half of the time.
+    """
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    names = ("chromium", "google-chrome", "chromium-browser")
+    names = ("chromium-headless-shell", "chromium", "google-chrome", "chromium-browser")
     installed = next(filter(None, map(shutil.which, names)), None)
     if installed is None:
         pytest.skip("no Chromium")
