@@ -37,6 +37,7 @@ stage() { # name: a fresh copy of this machine
     chmod a+x "$root/root" # the interpreter may live there, and a user must reach it
     chmod 1777 "$root/tmp" # as in every image: apt checks signatures as a user of its own
     rm -rf "$root/workspace" "$root/opt/megascan" "$root/opt/venv" "$root/wheels"
+    rm -f "$root/var/lib/man-db/auto-update" # images have no manuals to index
 }
 """
 
