@@ -265,7 +265,8 @@ def test_an_all_reduce_that_cannot_work_is_a_problem_with_its_reason(health: Non
 
     if torch.cuda.device_count():
         pytest.skip("this machine has GPUs")
-    check = check_collective(1, "cuda", 30)
+    with ranks.forked():
+        check = check_collective(1, "cuda", 30)
     assert check.name == "nccl all-reduce"
     assert (check.status, check.text.startswith("rank 0 of 1 failed: ")) == ("problem", True)
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import ranks
+
 if TYPE_CHECKING:
     from conftest import Run
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     ],
 )
 def test_wrong_words(run: Run, tmp_path: Path, words: list[str], code: int, says: str) -> None:
-    done = run("quickstart.sh", *words, CUDA_VISIBLE_DEVICES="")
+    done = run("quickstart.sh", *words, CUDA_VISIBLE_DEVICES="", MEGASCAN_PYTHON=ranks.warm())
     assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
     assert says in done.stderr
     assert done.stdout == ""

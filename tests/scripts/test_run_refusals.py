@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import ranks
+
 if TYPE_CHECKING:
     from conftest import Run
 
@@ -106,10 +108,12 @@ def test_bad_arguments_are_said_in_one_sentence(
 
 
 def test_flags_of_the_trainer_are_checked_before_a_rank_starts(run: Run) -> None:
-    wrong = run(SINGLE, "--num-gpus", "2", "--", "--num-layers", "3", "--hidden-size", "30")
+    python, two = ranks.warm(), ("--num-gpus", "2", "--")
+    words = [*two, "--num-layers", "3", "--hidden-size", "30"]
+    wrong = run(SINGLE, *words, MEGASCAN_PYTHON=python)
     assert wrong.returncode == 1
     assert wrong.stderr.splitlines()[-1].startswith("error: --hidden-size 30 is not divisible by")
-    unknown = run(SINGLE, "--dry-run", "--num-gpus", "2", "--", "--no-such-flag")
+    unknown = run(SINGLE, "--dry-run", *two, "--no-such-flag", MEGASCAN_PYTHON=python)
     assert unknown.returncode == 2
     assert "--no-such-flag" in unknown.stderr
     assert "Traceback" not in wrong.stderr + unknown.stderr

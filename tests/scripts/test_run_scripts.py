@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import ranks
+
 if TYPE_CHECKING:
     from conftest import Run
 
@@ -231,7 +233,8 @@ def test_the_exit_code_is_the_launchers(run: Run, recorder: str, tmp_path: Path)
 
 
 def test_the_8b_flags_fit_together(run: Run) -> None:
-    done = run(SINGLE, "--model", "8b", "--num-gpus", "4", "--tp", "4", "--dry-run")
+    words = ["--model", "8b", "--num-gpus", "4", "--tp", "4", "--dry-run"]
+    done = run(SINGLE, *words, MEGASCAN_PYTHON=ranks.warm())
     assert done.returncode == 0, done.stderr
     assert "meant for GPUs" in done.stderr
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import ranks, warm_python
+
 if TYPE_CHECKING:
     from conftest import Run
 
@@ -50,8 +52,9 @@ def submit(checkout: Path, tmp_path: Path) -> Submit:
             words, cwd=checkout, capture_output=True, text=True, timeout=timeout_s,
             stdin=subprocess.DEVNULL,
             env={
+                **warm_python.early(ranks.environment()),
                 "PATH": f"{programs}:{STAND_INS}:{os.environ['PATH']}", "HOME": str(tmp_path),
-                "MEGASCAN_PYTHON": sys.executable, "OMP_NUM_THREADS": "1",
+                "MEGASCAN_PYTHON": sys.executable,
                 "CUDA_VISIBLE_DEVICES": "", "SLURM_CPUS_PER_TASK": "99", **variables,
             },
         )  # fmt: skip
@@ -69,16 +72,15 @@ def test_preprocess_then_train_on_that_then_aggregate(
 ) -> None:
     """Three jobs by one command, each after the one before; the guide to Slurm trains for real."""
     corpus = checkout / "corpus"
-    made = submit(
-        sys.executable, "-m", "training.sample_corpus", "-o", "corpus", "--max-megabytes", "1"
-    )
+    python = ranks.warm()
+    made = submit(python, "-m", "training.sample_corpus", "-o", "corpus", "--max-megabytes", "1")
     assert made.returncode == 0, made.stderr
     programs = tmp_path / "programs"
     programs.mkdir()
     launching = programs / "launching-python"  # all is real but the ranks
     launching.write_text(
         f'#!/bin/bash\n[[ $* != *torch.distributed.run* ]] || {{ echo "python $*"; exit; }}\n'
-        f'exec "{sys.executable}" "$@"\n'
+        f'exec "{python}" "$@"\n'
     )
     launching.chmod(0o755)
     done = submit(
