@@ -24,9 +24,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from benchmarks import trainer_libraries, trainer_loops
-from benchmarks.trainer_faults import FAULTS, Disturbance, time_core
-from benchmarks.trainer_loops import Recorder, Run
+from benchmarks import trainer_libraries, trainer_loops, trainer_modern
+from benchmarks.trainer_faults import FAULTS, Disturbance, Fault, time_core
+from benchmarks.trainer_loops import Recorder, Run, Start
+from benchmarks.trainer_troubles import TROUBLES, Site, Trouble, TroubledRank
 from megascan.config import TraceConfig
 from megascan.errors import report_errors
 from megascan.instrument import start
@@ -39,7 +40,8 @@ PROFILED = {"wait": 3, "warmup": 2, "active": 6}
 """Steps, where torch's profiler records in place of the tracer."""
 NUM_TRACED, NUM_PROFILED = 30, sum(PROFILED.values()) + 1
 """Iterations of a case."""
-LOOPS = {**trainer_loops.LOOPS, **trainer_libraries.LOOPS}
+LOOPS = {**trainer_loops.LOOPS, **trainer_libraries.LOOPS, **trainer_modern.LOOPS}
+ALL_FAULTS: dict[str, Fault] = {**FAULTS, **TROUBLES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,8 @@ class Plan:
     """One a rank; none: wherever there is room."""
     seed: int
     stages: tuple[Stage, ...]
+    num_traced: int = NUM_TRACED
+    """Iterations of each case that is traced."""
 
     def write(self, path: Path) -> None:
         """As JSON."""
@@ -120,14 +124,15 @@ def train(plan: Plan, stage: Stage, device: torch.device) -> None:
     """One case."""
     folder = Path(stage.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    fault, rank = FAULTS[stage.fault], dist.get_rank()
-    disturbance = Disturbance(fault, is_here=rank == stage.rank, device=device)
+    rank, iterations = dist.get_rank(), NUM_PROFILED if stage.is_profiled else plan.num_traced
+    begin: Start = partial(start_profile if stage.is_profiled else start_trace, folder)
+    disturbance = _disturbance(stage, device, iterations, folder.parent)
     run = Run(
         **plan.sizes,
-        iterations=NUM_PROFILED if stage.is_profiled else NUM_TRACED,
+        iterations=iterations,
         device=device,
         disturbance=disturbance,
-        start=partial(start_profile if stage.is_profiled else start_trace, folder),
+        start=disturbance.reaching(begin) if isinstance(disturbance, TroubledRank) else begin,
         scratch=folder.parent,
         directory=folder,
     )
@@ -143,6 +148,15 @@ def train(plan: Plan, stage: Stage, device: torch.device) -> None:
         whole = folder.parent / "cores.json"
         whole.write_text(json.dumps([before, after]), encoding="utf-8")
         whole.rename(folder / DONE)  # never seen half written
+
+
+def _disturbance(stage: Stage, device: torch.device, iterations: int, scratch: Path) -> Disturbance:
+    """Return what makes the fault of a case."""
+    fault, is_here = ALL_FAULTS[stage.fault], dist.get_rank() == stage.rank
+    if isinstance(fault, Trouble):
+        site = Site(device=device, is_here=is_here, scratch=scratch, iterations=iterations)
+        return TroubledRank(fault, site)
+    return Disturbance(fault, is_here=is_here, device=device)
 
 
 def _cores() -> list[float]:

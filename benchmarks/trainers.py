@@ -1,13 +1,15 @@
 """Do other people's trainers get the right verdict? Real processes, healthy and with faults.
 
-    python -m benchmarks.trainers [--device cpu|gpu] [--only TEXT] [--seeds N] [--seconds S]
-                                  [--ranks N] [--profiles] [--keep DIR] [-o RESULT.md]
+    python -m benchmarks.trainers [--set classic|modern] [--device cpu|gpu] [--only TEXT]
+                                  [--seeds N] [--seconds S] [--ranks N] [--profiles]
+                                  [--keep DIR] [-o RESULT.md]
     python -m benchmarks.trainers --judge DIR       (what --keep packed again, on any machine)
 
 The trainers are in `trainer_loops.py`, and in `trainer_libraries.py` those of libraries, which run
 where these are installed (transformers, lightning, accelerate, deepspeed). What is wrong with their
-ranks is in `trainer_faults.py`. On the CPU every rank has a core of its own, and jobs run side by
-side on the cores of this process.
+ranks is in `trainer_faults.py`. `--set modern` runs those of `trainer_modern.py`, with the troubles
+of `trainer_troubles.py`, of which each job has some, and other ones at the next seed. On the CPU
+every rank has a core of its own, and jobs run side by side on the cores of this process.
 
 - right: exactly the faulty rank is named, with a cause of its fault; where none is, nobody
 - other cause: that rank, with another cause
@@ -33,18 +35,21 @@ import tarfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeAlias
 
-from benchmarks import trainer_libraries
+from benchmarks import trainer_libraries, trainer_modern
 from benchmarks.jobs import ROOT, environment_line, publish
-from benchmarks.trainer_faults import FAULTS, GARBAGE, HEALTHY, HEAVY, LOADER, LONG, Fault
-from benchmarks.trainer_ranks import DONE, Plan, Stage
+from benchmarks.trainer_faults import FAULTS, HEALTHY, HEAVY, LOADER, LONG, Fault
+from benchmarks.trainer_ranks import ALL_FAULTS, DONE, Plan, Stage
+from benchmarks.trainer_troubles import TROUBLES, Trouble
 
 RIGHT, OTHER, UNDECIDED, MISSED, WRONG = (
     "right",
@@ -55,16 +60,25 @@ RIGHT, OTHER, UNDECIDED, MISSED, WRONG = (
 )
 RESULTS = (RIGHT, OTHER, UNDECIDED, MISSED, WRONG)
 LIBRARIES = tuple(filter(trainer_libraries.is_installed, trainer_libraries.LOOPS))
-ON_CORES: tuple[tuple[tuple[str, ...], int], ...] = (
+Jobs: TypeAlias = "tuple[tuple[tuple[str, ...], int], ...]"
+"""The trainers that share a process group, and its ranks."""
+ON_CORES: Jobs = (
     *((("megatron TP",), 2), (("megatron PP",), 2), (("ddp",), 4), (("fsdp",), 4)),
     *((("pipeline",), 4), (("tensor",), 4), (("hybrid",), 4), (("megatron TP",), 4)),
     *((("megatron PP",), 4), (("ddp",), 8), (("fsdp",), 8), (("ddp",), 2), (("fsdp",), 2)),
     *((("tensor",), 2), (("pipeline",), 2), (("hybrid",), 8)),
     *((LIBRARIES, 4), (LIBRARIES, 2)),
 )
-"""The trainers that share a process group, and its ranks."""
+MODERN_ON_CORES: Jobs = tuple(((loop,), ranks) for ranks in (4, 2) for loop in trainer_modern.LOOPS)
 ON_GPUS = (("ddp", "pipeline", "fsdp", "hybrid", "tensor"), LIBRARIES, ("megatron PP",))
 """The trainers that share a process group of `--ranks`."""
+MODERN_ON_GPUS = (
+    ("moe", "full fsdp", "lora", "context"),
+    ("interleaved", "hsdp", "local sgd", "zero bubble"),
+    ("vision", "recommender", "compiled ddp"),
+)
+NUM_TROUBLES = 4
+"""Of a modern job, besides being healthy."""
 SIZES = {
     "cpu": {"hidden": 192, "heads": 6, "layers": 4, "sequence": 256, "microbatches": 2},
     "gpu": {"hidden": 4096, "heads": 32, "layers": 4, "sequence": 2048, "microbatches": 2},
@@ -142,11 +156,66 @@ def _is_possible(fault: Fault, loop: str, num_ranks: int) -> bool:
     return True
 
 
+def modern_cases_of(
+    loop: str, num_ranks: int, device: str, seed: int, num_troubles: int = NUM_TROUBLES
+) -> list[Case]:
+    """Return a modern job while healthy, and with some of the troubles that it can have: the next
+    ones in their list at the next loop and at the next seed.
+    """
+    possible = [
+        (place, fault)
+        for place, fault in enumerate(TROUBLES.values(), start=1)
+        if device in fault.devices and _is_possible_modern(fault, loop, num_ranks)
+    ]
+    first = num_troubles * (seed + tuple(trainer_modern.LOOPS).index(loop)) % len(possible)
+    chosen = [*possible[first:], *possible[:first]][:num_troubles]
+    return [
+        Case(
+            loop=loop,
+            num_ranks=num_ranks,
+            fault=fault.name,
+            rank=(place + seed) % num_ranks,
+            seed=seed,
+        )
+        for place, fault in ((0, HEALTHY), *chosen)
+    ]
+
+
+def _is_possible_modern(fault: Fault, loop: str, num_ranks: int) -> bool:
+    if isinstance(fault, Trouble) and fault.mixes_lengths:
+        return loop not in trainer_modern.HAS_FIXED_SHAPES
+    return fault != LONG or num_ranks > 2 or loop not in trainer_modern.SPLITS_PAIRS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """Hold the jobs of a set of trainers, and what happens to them."""
+
+    on_cores: Jobs
+    on_gpus: tuple[tuple[str, ...], ...]
+    cases_of: Callable[[str, int, str, int], list[Case]]
+    """Of a trainer, so many ranks, a device and a seed."""
+    goes_on: bool
+    """After a case that failed, with the others of its job."""
+
+
+def ground_of(name: str, num_troubles: int = NUM_TROUBLES) -> Ground:
+    """Return the set that is called so."""
+    if name == "classic":
+        return Ground(on_cores=ON_CORES, on_gpus=ON_GPUS, cases_of=cases_of, goes_on=False)
+    return Ground(
+        on_cores=MODERN_ON_CORES,
+        on_gpus=MODERN_ON_GPUS,
+        cases_of=partial(modern_cases_of, num_troubles=num_troubles),
+        goes_on=True,
+    )
+
+
 def score(case: Case, findings: Sequence[dict[str, object]], verdict: str) -> str:
     """Compare what is named with what was done."""
-    fault = FAULTS[case.fault]
+    fault = ALL_FAULTS[case.fault]
     blamed = [one for one in findings if one["owner"] == "node"]
-    if fault == GARBAGE:  # the process's own doing: its owner is the job
+    if "gc" in fault.causes:  # the process's own doing: its owner is the job
         blamed += [one for one in findings if one["cause"] == "gc" and one["owner"] != "node"]
     if any(one["ranks"] != [case.rank] for one in blamed) or (blamed and not fault.causes):
         return WRONG
@@ -220,6 +289,7 @@ class Campaign:
 
     def __init__(self, given: argparse.Namespace, folder: Path) -> None:
         self._given, self._folder = given, folder
+        self._ground = ground_of(given.set, given.troubles or NUM_TROUBLES)
         cores = sorted(os.sched_getaffinity(0))
         self._judging = max(1, len(cores) // 4)
         self._free = cores[self._judging :] if len(cores) > 2 * self._judging else cores
@@ -250,15 +320,15 @@ class Campaign:
 
     def _jobs(self) -> Iterable[list[Case]]:
         for seed in range(self._given.first_seed, self._given.first_seed + self._given.seeds):
-            jobs = ON_CORES
+            jobs = self._ground.on_cores
             if self._given.device == "gpu":
-                jobs = tuple((loops, self._given.ranks) for loops in ON_GPUS)
+                jobs = tuple((loops, self._given.ranks) for loops in self._ground.on_gpus)
             first = 5 * seed % len(jobs)  # those at the end have their turn when time is short
             for loops, num_ranks in (*jobs[first:], *jobs[:first]):
                 cases = [
                     replace(case, is_profiled=is_profiled)
                     for loop in loops
-                    for case in cases_of(loop, num_ranks, self._given.device, seed)
+                    for case in self._ground.cases_of(loop, num_ranks, self._given.device, seed)
                     for is_profiled in (False, True)[: 1 + self._given.profiles]
                     if not (is_profiled and _is_traced_only(case))
                 ]
@@ -280,19 +350,36 @@ class Campaign:
         name = f"{cases[0].loop} of {cases[0].num_ranks}, seed {cases[0].seed}"
         folder = self._folder / name.replace(" ", "-")
         folder.mkdir()
-        self._plan(cases, cores, folder).write(folder / "plan.json")
+        waiting = list(cases)
+        while waiting and time.monotonic() < self._end:
+            output = self._run_ranks(waiting, cores, folder, pool)
+            if waiting and time.monotonic() < self._end:
+                self.failed.append(f"{name} in {waiting[0].loop}, {waiting[0].fault}")
+                print(f"{self.failed[-1]} failed:\n{output[-3000:]}", file=sys.stderr, flush=True)
+                waiting = _without_failed(waiting) if self._ground.goes_on else []
+        with self._changed:
+            self._free += cores
+            self._changed.notify_all()
+
+    def _run_ranks(
+        self, waiting: list[Case], cores: list[int], folder: Path, pool: ProcessPoolExecutor
+    ) -> str:
+        """Run a job until it ends, and take the cases that it completes from `waiting`.
+
+        Return its output.
+        """
+        self._plan(waiting, cores, folder).write(folder / "plan.json")
         launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-        words = [*launcher, str(cases[0].num_ranks), "-m", "benchmarks.trainer_ranks"]
+        words = [*launcher, str(waiting[0].num_ranks), "-m", "benchmarks.trainer_ranks"]
         output = folder / "output.txt"
         with output.open("w") as stream:
             process = subprocess.Popen(
                 [sys.executable, *words, str(folder / "plan.json")],
                 cwd=ROOT,
-                env={**_connections(cases[0].loop), **os.environ, "OMP_NUM_THREADS": "1"},
+                env={**_connections(waiting[0].loop), **os.environ, "OMP_NUM_THREADS": "1"},
                 stdout=stream,
                 stderr=subprocess.STDOUT,
             )
-        waiting = list(cases)
         while process.poll() is None:
             time.sleep(0.5)
             self._submit(waiting, folder, pool)
@@ -301,12 +388,12 @@ class Campaign:
                 process.wait()
                 break
         self._submit(waiting, folder, pool)
-        with self._changed:
-            self._free += cores
-            self._changed.notify_all()
-        if waiting and time.monotonic() < self._end:
-            self.failed.append(f"{name} in {waiting[0].fault}")
-            print(f"{name} failed:\n{output.read_text()[-3000:]}", file=sys.stderr, flush=True)
+        said = output.read_text(errors="replace")
+        for line in sorted(
+            {line for line in said.splitlines() if line.startswith(trainer_modern.NOTE)}
+        ):
+            print(line, file=sys.stderr, flush=True)
+        return said
 
     def _plan(self, cases: list[Case], cores: list[int], folder: Path) -> Plan:
         given = self._given
@@ -352,9 +439,20 @@ def _connections(loop: str) -> dict[str, str]:
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if loop.startswith("megatron") else {}
 
 
+def _without_failed(waiting: list[Case]) -> list[Case]:
+    """Leave out the first case, which failed, and where it was healthy all of its trainer."""
+    failed, *others = waiting
+    if failed.fault != HEALTHY.name:
+        return others
+    return [case for case in others if case.loop != failed.loop]
+
+
 def _is_traced_only(case: Case) -> bool:
-    """Tell whether a profile would show its fault, or whether a callback of ours records it."""
-    return FAULTS[case.fault].num_kept > 0 or case.loop in ("transformers", "lightning")
+    """Tell whether a profile would not show its fault, or a callback of ours records it."""
+    fault = ALL_FAULTS[case.fault]
+    if fault.num_kept or (isinstance(fault, Trouble) and fault.only_traced):
+        return True
+    return case.loop in ("transformers", "lightning")
 
 
 def _is_wanted(name: str, only: Sequence[str] | None) -> bool:
@@ -430,6 +528,10 @@ def parse() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--set", choices=("classic", "modern"), default="classic")
+    parser.add_argument(
+        "--troubles", type=int, metavar="N", help=f"of each modern job ({NUM_TROUBLES})"
+    )
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument(
         "--only", action="append", metavar="TEXT", help="cases whose name holds TEXT; repeatable"
@@ -447,7 +549,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--keep-right", action="store_true", help="also where all is right")
     parser.add_argument("--judge", type=Path, metavar="DIR", help="judge those again")
     parser.add_argument("-o", "--output", type=Path, help="write the result page here, too")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.troubles is not None and given.set != "modern":
+        parser.error(
+            "--troubles needs --set modern; a classic job has every fault that it can have"
+        )
+    return given
 
 
 def main() -> int:
