@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 from megascan.tracer import Lookout
 from megascan.tracer.lookout import read_standstills, standstill_path
+from tests import ranks
 
 RUN = "20261121-084512-3f9a"
 
@@ -134,23 +133,20 @@ else:
 def test_real_ranks_say_in_which_collective_they_stand(tmp_path, make_header):
     """Four ranks on gloo: in a collective of two, receiving, asleep, in a coalesced collective."""
     (tmp_path / "header").write_text(json.dumps(make_header().to_json()))
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", HANGING, str(rank), str(tmp_path)])
-        for rank in range(4)
-    ]
+    started = [ranks.start("-c", HANGING, rank, tmp_path) for rank in range(4)]
     try:
         found = {}
         deadline = time.monotonic() + 120.0
         while len(found) < 4 and time.monotonic() < deadline:
             time.sleep(0.2)
             found = {each.rank: each for each, _ in read_standstills([tmp_path], RUN)}
-        assert [each.returncode for each in ranks] == [None] * 4
+        assert [each.returncode for each in started] == [None] * 4
         assert found[0].words == "in all_reduce of group tp@0, iteration 4"
         assert (found[1].operation, found[1].peer) == ("recv", 2)
         assert found[2].operation == ""
         assert found[2].frames[0].startswith("<module> (<string>:")
         assert found[3].words == "in coalescing_manager of group world@0, iteration 4"
     finally:
-        for each in ranks:
+        for each in started:
             each.send_signal(signal.SIGKILL)
-            each.wait()
+            each.communicate()
