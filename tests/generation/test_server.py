@@ -11,6 +11,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +37,32 @@ def server(serve: Serve, chatty: Path) -> Running:
     return serve("--load-hf", chatty, "--inference-max-requests", 4)
 
 
+@dataclass(frozen=True)
+class Idle:
+    """A connection that was used once."""
+
+    connection: HTTPConnection
+    socket: object
+    since_s: float
+
+
+def ask_for_health(connection: HTTPConnection) -> bytes:
+    connection.request("GET", "/health")
+    return connection.getresponse().read()
+
+
+@pytest.fixture(scope="module")
+def idle(server: Running) -> Iterator[Idle]:
+    """A connection that rests while other tests run."""
+    connection = HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+    with contextlib.closing(connection):
+        connection.connect()
+        opened = connection.sock
+        assert ask_for_health(connection) == b'{"status":"ok"}'
+        yield Idle(connection, opened, time.monotonic())
+
+
+@pytest.mark.usefixtures("idle")
 def test_the_openai_client_works_unchanged(server: Running, models: dict[str, Any]) -> None:
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
@@ -78,19 +106,6 @@ def test_a_client_that_hangs_up_frees_its_rows(server: Running) -> None:
     server.until("rows_waiting", lambda rows: rows == 0)
     assert server.metric("generated_tokens_total") - before < num_rows * length
     assert server.metric('requests_total{outcome="cancelled"}') >= 1
-
-
-def test_a_connection_outlives_what_clients_keep_idle(server: Running) -> None:
-    connection = HTTPConnection(server.url.removeprefix("http://"), timeout=60)
-    with contextlib.closing(connection):
-        connection.connect()
-        opened = connection.sock
-        for pause_s in (0, 5.5):  # httpx lets go of a connection after 5 s
-            time.sleep(pause_s)
-            connection.request("GET", "/health")
-            answer = connection.getresponse()
-            assert answer.read() == b'{"status":"ok"}'
-            assert connection.sock is opened
 
 
 def test_half_a_request_harms_nobody(server: Running) -> None:
@@ -298,3 +313,11 @@ def test_a_cache_that_no_machine_has_is_said_in_one_sentence() -> None:
     limits = Limits(num_rows=10**15, max_length=128, max_prompt_tokens=1)
     with pytest.raises(ConfigError, match=r"no memory for the keys .* --inference-max-requests"):
         Stage._take_cache(stage, sizes, limits, limits.num_rows)
+
+
+def test_a_connection_outlives_what_clients_keep_idle(idle: Idle) -> None:
+    """httpx lets go of a connection after 5 s."""
+    time.sleep(max(0.0, idle.since_s + 5.5 - time.monotonic()))
+    assert idle.connection.sock is idle.socket
+    assert ask_for_health(idle.connection) == b'{"status":"ok"}'
+    assert idle.connection.sock is idle.socket

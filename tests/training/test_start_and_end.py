@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import warnings
+from collections.abc import Callable
 
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
@@ -25,6 +27,9 @@ from training.distributed import (
     silence,
 )
 from training.log import RankParameters, layout_line, parameter_lines
+
+Ranks = dict[str, "subprocess.Popen[str]"]
+Once = Callable[[object, Callable[[], Ranks]], Ranks]
 
 FLAGS = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 "
@@ -112,9 +117,17 @@ def test_rank_zero_speaks_at_once(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("how", "said"), [("shared_error", ""), ("own_error", "error: rank 1: wrong\n")]
 )
-def test_other_ranks_wait_and_speak_only_alone(how: str, said: str) -> None:
-    done = ranks.run("-c", _ENDING.format(how=how, then=""), timeout_s=60)
-    assert (done.returncode, done.stderr) == (1, said)
+def test_other_ranks_wait_and_speak_only_alone(how: str, said: str, once: Once) -> None:
+    """Both wait at the same time, for some seconds."""
+    started = once(
+        "started",
+        lambda: {
+            each: ranks.start("-c", _ENDING.format(how=each, then=""))
+            for each in ("shared_error", "own_error")
+        },
+    )
+    heard, _ = started[how].communicate(timeout=60)
+    assert (started[how].returncode, heard) == (1, said)
 
 
 def test_a_rank_that_the_launcher_ends_has_failed_as_well() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import ClassVar
 
@@ -56,7 +57,8 @@ class Server:
 
         self.http = HTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/hook"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        serve = partial(self.http.serve_forever, poll_interval=0.02)
+        threading.Thread(target=serve, daemon=True).start()
 
 
 @pytest.fixture
