@@ -241,7 +241,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     monkeypatch.setattr("megascan.connection._FAREWELL_S", 0.05)
     listening = listen("127.0.0.1", 0)
     app = build_app(Answering().page, token=TOKEN)
-    config = uvicorn.Config(app, http=Connection, log_level="error", lifespan="off", ws="none")
+    config = uvicorn.Config(
+        app, http=Connection, log_level="error", lifespan="off", ws="none", timeout_keep_alive=2
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
