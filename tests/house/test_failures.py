@@ -10,10 +10,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FAILING = """
+import socket
+
 import pytest
 
 def test_right():
     pass
+
+def test_counts_of_failures_are_sent_at_once(pytestconfig):
+    counts = pytestconfig.failures_db.sock
+    assert counts.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 def test_wrong():
     assert 1 == 2, "one line\\nthe last line"
