@@ -14,8 +14,8 @@ links the two clocks, or the end is only a bound, neither wait nor transfer is c
 
 No rank waits for a member that comes after it has left:
 
-    send       ├──────┤                     buffered: it has not waited for the receive at all
-    receive                 ├──────────┤
+    send       ├──────┤                     buffered: it has not waited for the receive, but for
+    receive                 ├──────────┤    room in its buffer, as far as it takes longer than it
     broadcast  ├──────────┤    ╷            the last member that came before the end counts,
     broadcast      ├──────┤    ╷            although only the root can be waited for
     broadcast                  ├───┤
@@ -116,7 +116,10 @@ class _Ends:
         lag = awaited_ns - start_ns
         missed = lag > duration + np.maximum(error, _ROUNDING_NS)
         sends = self.is_send[rows]
-        claimed_ns = np.where((lag > error) & ~(sends & missed), np.minimum(lag, duration), 0)
+        claimed_ns = np.where(lag > error, np.minimum(lag, duration), 0)
+        buffered = np.flatnonzero(sends & missed)  # behind another message that filled the buffer
+        received_ns = self.duration_ns[awaited[buffered]]
+        claimed_ns[buffered] = np.maximum(duration[buffered] - received_ns, 0)
         known = comparable[group] & ~self.is_bound[rows] & (sends | ~missed)
         return np.where(known, claimed_ns, NOT_APPLICABLE)
 

@@ -280,6 +280,11 @@ class _Pace:
         "of the rank's typical step of the kind: a host that stands still between two launches; "
         "another process has its core for milliseconds, a step takes tenths of one",
     )  # fmt: skip
+    stop_ns: int = limit(
+        2_000_000, "ns", Origin.PHYSICS,
+        "from one launch of a kernel to the next: launching takes hundredths of a ms, a layer's "
+        "Python tenths, and the scheduler gives another process 3 ms and more",
+    )  # fmt: skip
     held_up_ratio: float = limit(
         2.0, "ratio", Origin.PHYSICS,
         "of its peers' time to launch the same passes: another process that has half of its core",

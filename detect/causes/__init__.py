@@ -12,14 +12,14 @@ Causes:                                             What they share, and what fo
     spells.py        slow in few iterations (profiles)  searches.py  slow rows, and time lost
     optimizer.py     an optimizer step alone is slow    hits.py      slow iterations and passes,
     memory.py        slow device memory (profiles)                   counted
-    corruption.py    devices that compute wrongly       device.py    slow, starved or on long data;
-    hosts.py         whole hosts, launching late                     what a device's clock says
-    paused_hosts.py  hosts that stall now one rank,     ordinary.py  what else explains slow
-                     now another                                     computing: chips, place, pair
-    links.py         slow connections                   power.py     what would be found, and what
-    changed_links.py links that become slower, or flap               never could be
-    late_exits.py    ranks that leave transfers late
-    networks.py      NICs of a host, rails, NVLinks
+    corruption.py    devices that compute wrongly       device.py    slow, or on long data; what a
+    hosts.py         whole hosts, launching late                     device's clock says
+    paused_hosts.py  hosts that stall now one rank,     launching.py a device that waits for its
+                     now another                                     host, and whose fault that is
+    links.py         slow connections                   ordinary.py  what else explains slow
+    changed_links.py links that become slower, or flap               computing: chips, place, pair
+    late_exits.py    ranks that leave transfers late    power.py     what would be found, and what
+    networks.py      NICs of a host, rails, NVLinks                  never could be
     imbalance.py     heavy stages, uneven sequences
     unexplained.py   all wait for one rank; the step
                      became longer, nobody says why

@@ -35,14 +35,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import special
 
-from detect.causes.device import (
-    attention_residuals,
-    launches_as_quickly,
-    mates_of,
-    may_wait_for_launches,
-    starvation,
-    waits_for_launches,
-)
+from detect.causes.device import attention_residuals, mates_of
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -65,6 +58,12 @@ from detect.causes.hits import (
     num_runs,
     over_own_level,
     slow_passes,
+)
+from detect.causes.launching import (
+    launches_as_quickly,
+    may_wait_for_launches,
+    starvation,
+    waits_for_launches,
 )
 from detect.causes.searches import (
     ADVICE,
@@ -554,7 +553,8 @@ def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> tuple[s
 
 def _may_write(seen: Observations, burst: Burst) -> bool:
     """Return whether what stops a rank may be what the loop does there now and then: it is the
-    job's first one, and stops for longer than an iteration takes, or every so many iterations.
+    job's first one, and stops for longer than an iteration takes, or every so many iterations. Of a
+    profile it may be whatever the rank stops for, since nothing of the loop's own is marked there.
 
     Example: rank 0 stops for 2.0 s in iterations 6 and 12, whose 31 peers do nothing meanwhile.
     """
@@ -566,7 +566,7 @@ def _may_write(seen: Observations, burst: Burst) -> bool:
     is_whole = np.sum((seen.iterations >= hits[0]) & (seen.iterations <= hits[-1])) > np.ptp(hits)
     is_regular = len(apart) > 1 and apart[0] > 1 and bool((apart == apart[0]).all())
     is_long = float(burst.excess[burst.hits].mean()) >= BURSTS.written_share
-    return is_long or bool(is_regular and is_whole)
+    return is_long or bool(is_regular and is_whole) or not seen.tells_passes
 
 
 def _pauses(inquiry: Inquiry, known: Flags, named: Flags) -> list[Burst]:

@@ -20,19 +20,14 @@ import numpy as np
 from detect.causes.device import (
     DATA_ADVICE,
     GPU_ADVICE,
-    half_starved,
     host_advice,
-    is_host_bound,
     is_isolated,
-    launched_by_slow_host,
     mates_of,
-    may_wait_for_launches,
-    most_by_launching,
     not_shown,
     optimizer_shows,
     reading_evidence,
     slowest_optimizer,
-    starvation,
+    waits_beside,
 )
 from detect.causes.finding import (
     Answer,
@@ -41,6 +36,14 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
     saved_by_compute,
+)
+from detect.causes.launching import (
+    half_starved,
+    is_host_bound,
+    launched_by_slow_host,
+    may_wait_for_launches,
+    most_by_launching,
+    starvation,
 )
 from detect.causes.ordinary import (
     Decision,
@@ -71,7 +74,7 @@ from detect.stats.residuals import (
     deviations,
     stage_groups,
 )
-from detect.text import counted, milliseconds, place, ranks_of, ranks_text, times
+from detect.text import counted, place, ranks_of, ranks_text, times
 from detect.thresholds import COMPUTE as LIMITS
 from detect.thresholds import (
     DEVICE,
@@ -152,26 +155,6 @@ def _perhaps_not_slow(slow: SlowRow) -> str:
     return (
         f"its peers differ from each other by so much that it takes {low:.2f} to {high:.2f} times "
         "what a typical one does, with 95 % probability"
-    )
-
-
-def _waits_beside(seen: Observations, slow: SlowRow) -> str:
-    """Say that a profile's row waits for others beside its kernels, for longer than these are slow:
-    NCCL's kernels hold multiprocessors while they wait. Empty elsewhere.
-
-    Example: FSDP2, whose gathers run beside the layers. The products of three ranks take 1.3 times
-    as long as those of the fourth, which arrives last and waits for nobody.
-    """
-    if seen.tells_passes or seen.split_wait_ns is None or seen.waiting_ns is None:
-        return ""
-    row, active = slow.suspect.row, slow.suspect.course.active
-    beside = float(np.median((seen.split_wait_ns - seen.waiting_ns)[row][active]))
-    busy_ns = float(np.median(seen.busy_ns[row][active]))
-    if beside < busy_ns * -float(np.expm1(-slow.suspect.course.effect)):
-        return ""
-    return (
-        f"its collectives wait for others beside its kernels, {milliseconds(beside)} an iteration, "
-        "and hold multiprocessors meanwhile: whoever waits for the last rank looks like this"
     )
 
 
@@ -362,7 +345,9 @@ def _by_what_is_ordinary(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) 
         or half_starved(seen, row, course.active)
         or launched_by_slow_host(seen, row, course.active, course.effect)
         or _perhaps_not_slow(slow)
-        or _waits_beside(seen, slow)
+        or waits_beside(
+            seen, slow.suspect.row, slow.suspect.course.active, slow.suspect.course.effect
+        )
         or ("" if _optimizer_agrees(slow) else may_wait_for_launches(seen))
     )
     return Decision(False, doubt) if doubt else None

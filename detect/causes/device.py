@@ -1,4 +1,6 @@
-"""Judge a rank's device by more than its passes: is it slow, given long data, or kept waiting?
+"""Judge a rank's device by more than its passes: is it slow, or given longer data?
+
+Whether it waits for its host is asked in `launching.py`.
 
 **Is it the device?** A rank's passes are longer than its peers'. Its device may be slow; or its
 data are longer (a replica that always gets the longer documents, an expert that everybody wants);
@@ -37,14 +39,6 @@ no work lowers a limit.
 Example: rank 3 computes 1.28 times slower, at 1545 MHz where all others run at 1980: log ratios
 0.247 and 0.248. A clock of 1890 MHz (0.047, less than half) would leave most of it unexplained. At
 its power limit with 605 W it is undecided, where others draw 610 W; with 452 W it is the device.
-
-**Does it wait for its host?** A device is starved where most of its operations begin as soon as
-they are launched: its queue is empty. A job whose hosts can hardly keep up starves first the ranks
-that also load data. A starved rank is therefore compared with the most starved rank of every other
-TP group; its host is at fault only if the other groups' ranks are fed.
-
-Example: 92 % of rank 3's operations were launched just in time, and 10 % of operations of the most
-starved ranks of other groups: the host of rank 3. If it were 85 %, the job would be host-bound.
 """
 
 from __future__ import annotations
@@ -62,12 +56,12 @@ from detect.observe.observations import (
     is_capped,
     peculiar_reasons,
 )
-from detect.report import Cause, Owner
+from detect.report import Owner
 from detect.stats import robust
 from detect.stats.noise import Usual, estimate_noise
 from detect.stats.residuals import stage_groups
 from detect.text import milliseconds, times
-from detect.thresholds import COMPUTE, COSTS, DEVICE, PACE, PAIRS, READINGS, STARVATION
+from detect.thresholds import COMPUTE, DEVICE, PAIRS, READINGS
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -426,395 +420,21 @@ def host_advice(owner: Owner) -> tuple[str, ...]:
     return JOB_ADVICE if owner == Owner.JOB else HOST_ADVICE
 
 
-def is_host_bound(seen: Observations) -> bool:
-    """Return whether devices wait for their hosts nearly all the time, on the usual rank."""
-    if seen.starved_share is None:
-        return False
-    share = float(np.nan_to_num(np.nanmedian(seen.starved_share)))
-    return share >= STARVATION.host_bound_share
+def waits_beside(seen: Observations, row: int, active: Flags, effect: float) -> str:
+    """Say that a profile's row waits for others beside its kernels, for longer than these are slow
+    by the log slowdown `effect`: NCCL's kernels hold multiprocessors while they wait. Empty
+    elsewhere.
 
-
-def hosts_are_all_late(seen: Observations, row: int, active: Flags) -> bool:
-    """Return whether a starved device is nothing special: other TP groups have one as well."""
-    if seen.starved_share is None:
-        return False
-    others = _starved_groups(seen, seen.starved_share, row, active)
-    own = float(robust.median(seen.starved_share[row][active]))
-    return own >= STARVATION.starved_share and _are_starved(others)
-
-
-def launches_slowly(seen: Observations, row: int) -> bool:
-    """Return whether the row's host takes longer from launch to launch than those of all others."""
-    if seen.launch_pace is None or len(seen.launch_pace) < 2:
-        return False
-    level = robust.centre(seen.launch_pace)
-    others = np.delete(level, row)
-    known = np.isfinite(others)
-    return bool(known.any() and level[row] - others[known].max() >= PACE.slow_log)
-
-
-def starvation(
-    seen: Observations, row: int, active: Flags, effect: float = 0.0
-) -> tuple[Owner, str] | None:
-    """Return owner and sentence where the device waits for its host; None where it does not.
-
-    If its peers are well fed, half of the work launched just in time is enough: a slow device would
-    let its host get ahead. A host that stands still need not be late for most of the work. `effect`
-    is by how much longer the device's work takes, log; 0 where that is not known.
+    Example: FSDP2, whose gathers run beside the layers. The products of three ranks take 1.3 times
+    as long as those of the fourth, which arrives last and waits for nobody.
     """
-    if seen.starved_share is None:
-        return None
-    if stands_still(seen, row, active) and _is_lost_to_its_host(seen, row, active, effect):
-        return Owner.NODE, _stops_text(seen, row, active)
-    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
-    if not own >= _least_starved(theirs):
-        return None
-    others = _starved_groups(seen, seen.starved_share, row, active)
-    words = (
-        f"{own:.0%} of its operations were launched only just in time, so the device waited for "
-        f"the host; of its peers' {theirs:.0%}"
-    )
-    if _are_starved(others):
-        return Owner.JOB, (
-            f"{words}; but other TP groups have a starved rank too: the job is host-bound, "
-            "whatever the node"
-        )
-    words += _idle_beyond_launching(seen, row, active)
-    doubt = _doubt(seen, row, num_others=len(others)) or _hardly_slower_host(
-        seen, row, active, STARVATION.slower_share * effect
-    )
-    if not len(others) and theirs > STARVATION.fed_share:
-        return Owner.JOB, f"{words}: the job is host-bound, whatever the node"
-    return (Owner.UNDECIDED, f"{words}; {doubt}") if doubt else (Owner.NODE, words)
-
-
-def may_wait_for_launches(seen: Observations) -> str:
-    """Say that passes take about as long as launching them, of which nothing was recorded; empty
-    where passes are longer, or where launches tell who waits.
-
-    Example: a layer's forward of 50 us; its 20 kernels take a host 100 us to launch.
-    """
-    if seen.starved_share is not None or not seen.tells_passes:
+    if seen.tells_passes or seen.split_wait_ns is None or seen.waiting_ns is None:
         return ""
-    typical_ns = float(np.exp(np.nanmedian(seen.work.log_ns)))
-    if seen.members.device_kind == "cpu" or typical_ns >= STARVATION.launched_ns:
+    beside = float(np.median((seen.split_wait_ns - seen.waiting_ns)[row][active]))
+    busy_ns = float(np.median(seen.busy_ns[row][active]))
+    if beside < busy_ns * -float(np.expm1(-effect)):
         return ""
     return (
-        f"what is compared takes {milliseconds(typical_ns)}, about as long as launching it, and "
-        "launches were not recorded: a host that is late shows the same"
+        f"its collectives wait for others beside its kernels, {milliseconds(beside)} an iteration, "
+        "and hold multiprocessors meanwhile: whoever waits for the last rank looks like this"
     )
-
-
-def waits_for_launches(seen: Observations, row: int, active: Flags) -> str:
-    """Say that a device waits for its host's launches half of the time and more, so that many short
-    kernels, or slow passes now and then, may show the host; empty where it does not.
-
-    Example: the optimizer step of an FSDP job, in which the rank whose host is the last by a little
-    never waits for others: 7.2 ms in place of 3.5, all of its kernels launched just in time.
-    """
-    if seen.starved_share is None:
-        return ""
-    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
-    if not own >= STARVATION.fed_share:
-        return ""
-    return (
-        f"{own:.0%} of its operations were launched only just in time (of its peers' "
-        f"{theirs:.0%}), so its host may be the reason as well as the device"
-    )
-
-
-def launched_by_slow_host(seen: Observations, row: int, active: Flags, effect: float) -> str:
-    """Say that half of a device's operations come just in time, from a host that launches more
-    slowly than its peers' hosts by as much as the device's work is slower, by the log slowdown
-    `effect`: its host may be the reason. Empty elsewhere.
-
-    Example: passes and optimizer 1.10 times as long, 62 % just in time (of its peers' 47 %), and
-    1.27 times the time from launch to launch. A slow device lets its host get ahead.
-    """
-    if seen.starved_share is None or seen.held_pace is None:
-        return ""
-    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
-    over = _slower_to_launch(seen, seen.held_pace, row, active)
-    if not (own >= STARVATION.fed_share and over >= effect):
-        return ""
-    return (
-        f"{own:.0%} of its operations were launched only just in time (of its peers' {theirs:.0%}),"
-        f" by a host that takes {np.exp(over):.2f}x the time of its peers' from launch to launch: "
-        "that may be the reason as well as the device"
-    )
-
-
-def half_starved(seen: Observations, row: int, active: Flags) -> str:
-    """Say that a device waits for its host half of the time, and its peers' devices somewhat less:
-    some host is always the slowest then. Empty where the device waits less, or starves.
-
-    Example: 69 % of a device's operations come just in time, of its peers' 40 %; it takes 1.2x
-    their time while its host launches 4 % more slowly.
-    """
-    if seen.starved_share is None or launches_slowly(seen, row):
-        return ""
-    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
-    waits_more = own - theirs >= STARVATION.more_share
-    if not waits_more or not STARVATION.fed_share <= own < _least_starved(theirs):
-        return ""
-    return (
-        f"{own:.0%} of its operations were launched only just in time, and of its peers' "
-        f"{theirs:.0%}: where all hosts can hardly keep up, the slowest by a little is the one "
-        "that its device waits for"
-    )
-
-
-def _just_in_time(
-    seen: Observations, starved: Floats, row: int, active: Flags
-) -> tuple[float, float]:
-    """Return what share of the row's work comes just in time, and what share of its peers'."""
-    theirs = starved[_stage_peers(seen, row)][:, active]
-    return float(robust.median(starved[row][active])), float(robust.median(theirs))
-
-
-def _least_starved(theirs: float) -> float:
-    """Return the least share of just-in-time work at which a device counts as waiting for its host,
-    if its peers' share is `theirs`.
-    """
-    is_fed = theirs <= STARVATION.well_fed_share
-    return STARVATION.fed_share if is_fed else STARVATION.starved_share
-
-
-def _doubt(seen: Observations, row: int, *, num_others: int) -> str:
-    """Return why a starved device need not be its host's fault; empty where it is."""
-    if not num_others and _loads_most(seen, row):
-        return (
-            "it alone loads data for its TP group, which delays its launches too: a second "
-            "replica, or a trace with data loaded beforehand, decides"
-        )
-    if _are_incomplete(seen):
-        return (
-            "of the other TP groups some ranks were not recorded, which may be starved as well: a "
-            "trace of all ranks decides"
-        )
-    return ""
-
-
-def _hardly_slower_host(
-    seen: Observations, row: int, active: Flags, least: float, *, least_starved: float = 0.0
-) -> str:
-    """Say why a starved device's host need not be to blame: it is hardly slower than its peers'
-    hosts. Empty where that is not so.
-
-    Problem: where hosts can hardly keep up, the one that is a little slower falls behind until its
-    device waits for launches. The other ranks then wait for that device, which gives their hosts
-    time to run ahead, and the device's work looks slower by all that it stands still. Example: two
-    hosts take 106 and 100 ms to launch an iteration of 30 ms of work. The first device then
-    seems to compute 3.5 times as long as the second, although its host is 6 % slower.
-
-    So the host is to blame only where it launches slower than its peers' by `least` (log), a good
-    part of what its device loses; 0 where that is not known. Empty then, too, where the trace does
-    not tell launches, where the host stops now and then (`stands_still`) or does something else for
-    longer than all its launching takes, and where the device is not starved (less than
-    `least_starved` of its work comes just in time, by default `_least_starved`).
-    """
-    over = _behind_by_launching(seen, row, active, least_starved) if least else np.nan
-    if not over < least:
-        return ""
-    return (
-        f"but from launch to launch its host takes {np.exp(over):.2f}x the time of its peers': "
-        "theirs are nearly as slow, or are held back, and a host that is a little slower than all "
-        "others is the one that its device waits for"
-    )
-
-
-def _behind_by_launching(
-    seen: Observations, row: int, active: Flags, least_starved: float = 0.0
-) -> float:
-    """Return how much longer the host of a starved device takes from launch to launch than its
-    peers' (log), if nothing else holds the device up; NaN where something may, where the device is
-    not starved (`least_starved`, by default `_least_starved`), and where launches are not told.
-    """
-    if seen.held_pace is None or seen.starved_share is None:
-        return np.nan
-    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
-    if not own >= (least_starved or _least_starved(theirs)):
-        return np.nan
-    if stands_still(seen, row, active) or _idle_beyond_launching(seen, row, active):
-        return np.nan
-    return _slower_to_launch(seen, seen.held_pace, row, active)
-
-
-def _slower_to_launch(seen: Observations, paces: Floats, row: int, active: Flags) -> float:
-    """Return how much longer the row's host takes from launch to launch than its peers', log."""
-    pace = robust.median(paces[:, active], axis=1)
-    return float(pace[row] - robust.median(pace[_stage_peers(seen, row)]))
-
-
-def most_by_launching(seen: Observations, row: int, active: Flags) -> float:
-    """Return what an iteration may take at most, as a multiple of what it would take if the row's
-    host launched as quickly as its peers'; infinite where something else may hold up the device.
-
-    A replay brings the operations of a device that waits for its host to its peers' times. But the
-    peers' hosts launch too, and are ahead only as long as they wait for this one: the step becomes
-    shorter by what this host is slower, and no more. Example: operations five times as long, by
-    replay 49 % of the step; its host takes 1.11 times its peers' from launch to launch: 11 %.
-    """
-    over = _behind_by_launching(seen, row, active)
-    return float(np.exp(max(over, 0.0))) if np.isfinite(over) else np.inf
-
-
-def launches_as_quickly(
-    seen: Observations, row: int, active: Flags, share: float, *, least_starved: float
-) -> str:
-    """Say why a host need not be to blame for gaps of its device, a `share` of the iteration: it
-    launches hardly more slowly than its peers' hosts. Empty where that is not so, and where less
-    than `least_starved` of the device's work comes just in time, since pauses are then few.
-
-    What launching takes longer is a part of what it takes at all. Example: gaps of 16.3 ms of 81,
-    and 49 ms to launch all passes, are 1.5 times the time; the host takes 1.1 times its peers'.
-    Where that time is not known (profiles), it is the iteration's. The host is to blame only if it
-    is slower by more than processors of one model differ (`PACE.slow_log`): where all devices wait
-    for their hosts, somebody's host is the last, and looks as slow as all the others' waiting.
-    """
-    iteration_ns = float(np.median(seen.iteration_ns[active]))
-    launching_ns = 0.0
-    if seen.launching_ns is not None:
-        launching_ns = float(robust.median(seen.launching_ns[row][active]))
-    of_launching = min(share * iteration_ns / (launching_ns or iteration_ns), COSTS.max_saved_share)
-    least = max(STARVATION.slower_share * -float(np.log1p(-of_launching)), PACE.slow_log)
-    return _hardly_slower_host(seen, row, active, least, least_starved=least_starved)
-
-
-def stands_still(seen: Observations, row: int, active: Flags) -> bool:
-    """Return whether the row's host stops between launches while its device waits for the next one,
-    for a noticeable part of the iteration, and those of its peers do not.
-
-    Another process has its core then: whatever the rank's process does takes longer, its loading
-    and its optimizer as well, while each launch in between is as quick as ever.
-
-    Stops are seen between modules, and where few modules were recorded by how long the host takes
-    from the first to the last launch of its passes (`_stops_in_passes`).
-    """
-    return _stops_between_modules(seen, row, active) or _stops_in_passes(seen, row, active)
-
-
-def _stops_between_modules(seen: Observations, row: int, active: Flags) -> bool:
-    if seen.stopped_ns is None:
-        return False
-    stopped = robust.median(seen.stopped_ns[:, active], axis=1)
-    own, theirs = stopped[row], float(robust.median(stopped[_stage_peers(seen, row)]))
-    return own >= PACE.stop_ratio * theirs and _is_noticeable(seen, own - theirs, active)
-
-
-def _stops_in_passes(seen: Observations, row: int, active: Flags) -> bool:
-    """Return whether the row's host takes much longer to launch the same passes as its peers do,
-    and its device waits more often for it than theirs.
-
-    A device that is slow, or a full queue, holds up a host as well, but does not wait for it.
-    Example: 553 ms an iteration against 81 to 91 ms of the three other replicas, and half of the
-    operations launched just in time against none.
-    """
-    peers = seen.members.stage == seen.members.stage[row]
-    peers[row] = False
-    if seen.launching_ns is None or seen.starved_share is None or not peers.any():
-        return False
-    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
-    if not own - theirs >= STARVATION.more_share:
-        return False
-    launching = robust.median(seen.launching_ns[:, active], axis=1)
-    own_ns, theirs_ns = launching[row], float(launching[peers].max())
-    return own_ns >= PACE.held_up_ratio * theirs_ns and _is_noticeable(
-        seen, own_ns - theirs_ns, active
-    )
-
-
-def _is_noticeable(seen: Observations, time_ns: float, active: Flags) -> bool:
-    return bool(time_ns >= PACE.least_share * float(np.median(seen.iteration_ns[active])))
-
-
-def _idle_beyond_launching(seen: Observations, row: int, active: Flags) -> str:
-    """Say that a device has nothing to do for so much longer than its peers' that launching all
-    passes, at twice the time of their hosts, would not explain it; empty where it would.
-
-    Example: 108 ms an iteration against 2, where launching its passes takes a host 14: batches that
-    come late, and that no span shows.
-    """
-    lost = seen.lost_ns.get(Cause.HOST)
-    if lost is None or seen.launching_ns is None:
-        return ""
-    peers = _stage_peers(seen, row)
-    level = robust.median(lost[:, active], axis=1)
-    idle_ns = float(level[row] - robust.median(level[peers]))
-    launching_ns = float(np.median(seen.launching_ns[peers][:, active]))
-    if not launching_ns > 0 or not idle_ns >= PACE.held_up_ratio * launching_ns:
-        return ""
-    return (
-        f"; it has nothing to do for {milliseconds(idle_ns)} an iteration longer than theirs, and "
-        f"launching all passes takes them {milliseconds(launching_ns)}"
-    )
-
-
-def _is_lost_to_its_host(seen: Observations, row: int, active: Flags, effect: float) -> bool:
-    """Return whether a device stands still for most of the time that its work takes longer, by the
-    log slowdown `effect`.
-
-    Example: 153 ms an iteration, and passes that take 500 ms in place of 385.
-    """
-    lost = seen.lost_ns.get(Cause.HOST)
-    if lost is None:
-        return False
-    longer_ns = float(np.median(seen.busy_ns[row][active])) * -float(np.expm1(-effect))
-    return float(np.nanmedian(lost[row][active])) >= STARVATION.stopped_share * longer_ns
-
-
-def _stops_text(seen: Observations, row: int, active: Flags) -> str:
-    """Say how a host's stops show, where `stands_still` is true."""
-    if seen.stopped_ns is not None and _stops_between_modules(seen, row, active):
-        stopped_ns = float(np.median(seen.stopped_ns[row][active]))
-        return (
-            f"its host stopped between launches for {milliseconds(stopped_ns)} an iteration while "
-            "its device waited for the next one, and those of its peers did not: something else "
-            "has its cores"
-        )
-    assert seen.launching_ns is not None
-    launching = robust.median(seen.launching_ns[:, active], axis=1)
-    theirs_ns = float(robust.median(launching[_stage_peers(seen, row)]))
-    return (
-        f"its host takes {milliseconds(float(launching[row]))} an iteration to launch its passes, "
-        f"those of its peers {milliseconds(theirs_ns)}, and its device waits for it: something "
-        "else has its cores"
-    )
-
-
-def _are_incomplete(seen: Observations) -> bool:
-    """Return whether there are other TP groups, of each of which some rank was not recorded."""
-    num_rows = np.bincount(seen.members.tensor_group)
-    return len(num_rows) > 1 and int((num_rows == num_rows.max()).sum()) < 2
-
-
-def _are_starved(groups: Floats) -> bool:
-    return len(groups) > 0 and float(np.median(groups)) > STARVATION.fed_share
-
-
-def _starved_groups(seen: Observations, starved: Floats, row: int, active: Flags) -> Floats:
-    """Return the starved share of the most starved rank of every other TP group, (group,)."""
-    group = seen.members.tensor_group
-    level = robust.median(starved[:, active], axis=1)
-    return np.array(
-        [np.nanmax(level[group == one]) for one in np.unique(group[group != group[row]])]
-    )
-
-
-def _stage_peers(seen: Observations, row: int) -> Flags:
-    """Flag the other rows of the stage, or all other rows where the stage has none."""
-    everyone: Flags = np.arange(len(seen.members)) != row
-    others = everyone & (seen.members.stage == seen.members.stage[row])
-    return others if others.any() else everyone
-
-
-def _loads_most(seen: Observations, row: int) -> bool:
-    """Return whether the first rank of a TP group, which may load for all, loads longest in it.
-
-    Another rank's loading is its wait for what the first hands on.
-    """
-    if seen.members.place["tp"][row] != 0:
-        return False
-    loading = np.nan_to_num(robust.median(seen.lost(Cause.LOADER), axis=1))
-    mates = loading[mates_of(seen.members, row)]
-    return bool(len(mates) and loading[row] > STARVATION.loads_most_ratio * mates.max())

@@ -47,7 +47,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from detect.causes.device import HOST_ADVICE, UNKNOWN_ROLES, is_host_bound, low_clocks
+from detect.causes.device import HOST_ADVICE, UNKNOWN_ROLES, low_clocks
 from detect.causes.finding import (
     OTHERS_WAIT,
     Answer,
@@ -56,6 +56,7 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
 )
+from detect.causes.launching import is_host_bound
 from detect.causes.searches import load_as_long
 from detect.observe.observations import BACKWARD, FORWARD, Observations
 from detect.report import Cause, Finding, Owner

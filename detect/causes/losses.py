@@ -14,18 +14,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import special
 
-from detect.causes.device import (
-    UNKNOWN_ROLES,
-    half_starved,
-    host_advice,
-    hosts_are_all_late,
-    is_host_bound,
-    launches_as_quickly,
-    launches_slowly,
-    mates_of,
-    most_by_launching,
-    stands_still,
-)
+from detect.causes.device import UNKNOWN_ROLES, host_advice, mates_of
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -34,6 +23,15 @@ from detect.causes.finding import (
     build_finding,
     is_costly,
     undecided_if_free,
+)
+from detect.causes.launching import (
+    half_starved,
+    hosts_are_all_late,
+    is_host_bound,
+    launches_as_quickly,
+    launches_slowly,
+    most_by_launching,
+    stands_still,
 )
 from detect.causes.searches import (
     ADVICE,

@@ -31,8 +31,6 @@ from detect.causes.device import (
     HOST_ADVICE,
     mates_of,
     over_others,
-    stands_still,
-    waits_for_launches,
 )
 from detect.causes.finding import (
     Answer,
@@ -43,6 +41,7 @@ from detect.causes.finding import (
     saved_by_compute,
     undecided_if_free,
 )
+from detect.causes.launching import stands_still, waits_for_launches
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.causes.device import starvation
+from detect.causes.device import waits_beside
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -34,6 +34,7 @@ from detect.causes.finding import (
     build_finding,
     saved_by_compute,
 )
+from detect.causes.launching import starvation
 from detect.causes.searches import ADVICE
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
 from detect.report import Cause, Finding, Owner
@@ -148,6 +149,8 @@ def _finding(seen: Observations, spell: _Spell) -> Finding:
     reasons = () if spell.is_confirmed else (ALONE,)
     if starved is not None:
         owner, reasons = starved[0], (starved[1],)
+    elif beside := waits_beside(seen, row, active, effect):
+        owner, reasons = Owner.UNDECIDED, (beside,)
     share = np.where(active, -np.expm1(-effect), 0.0)
     factor, num_slow = float(np.exp(effect)), int(active.sum())
     return build_finding(

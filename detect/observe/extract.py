@@ -112,10 +112,11 @@ def _observations(
 
     stalled = by_cell(passes.stalled_ns)
     stolen = _stolen(facts, frame, passes)
+    ending = cells.ending_ns * ~(members.log_for_all[:, None] | frame.is_cpu)
     lost = {
         Cause.LOADER: cells.loading_ns,
         Cause.GC: passes.collecting_ns,
-        Cause.HOST: cells.gap_ns + stalled + stolen,
+        Cause.HOST: cells.gap_ns + ending + stalled + stolen,
     }
     guessed = (GUESSED,) if are_guessed(timeline.headers) else ()
     are_alike, tokens = _has_equal_layers(timeline), _tokens(timeline)
@@ -129,7 +130,8 @@ def _observations(
         optimizer_ns=cells.optimizer_ns,
         attention_ns=cells.attention_ns,
         lost_ns=_recorded(lost, timeline, transfers, cells.num_spans == 0),
-        host_gap_ns=cells.gap_ns,
+        host_gap_ns=cells.gap_ns + ending,
+        ending_ns=None if frame.is_cpu else cells.ending_ns,
         stalled_ns=stalled,
         stolen_ns=stolen,
         waiting_ns=cells.waiting_ns if facts.is_split else None,

@@ -27,6 +27,7 @@ from detect.observe.spans import (
     SpanIndex,
     axis_of,
     enclosed_time,
+    ending_time,
     is_split,
     split_waits,
     uncovered_time,
@@ -102,6 +103,8 @@ class Cells:
     """Of forward passes; NaN where no attention was traced."""
     gap_ns: Floats
     """In no span."""
+    ending_ns: Floats
+    """From the last span of an iteration to its end; see `ending_time`."""
     waiting_ns: Floats
     """Doing nothing but wait for others; 0 where no communication is split."""
     split_wait_ns: Floats
@@ -162,6 +165,7 @@ def facts_of(index: SpanIndex) -> Facts:
             optimizer_ns=index.sums_or_nan(optimizer, index.self_time(optimizer)),
             attention_ns=index.sums_or_nan(attention, index.self_time(attention)),
             gap_ns=uncovered_time(index, equals(index.table, "kind", Kind.ITERATION)),
+            ending_ns=ending_time(index, equals(index.table, "kind", Kind.ITERATION)),
             waiting_ns=waiting_time(index),
             split_wait_ns=split_waits(index),
         ),
@@ -276,6 +280,7 @@ def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
             optimizer_ns=cells.joined([part.cells.optimizer_ns for part in parts], np.nan),
             attention_ns=cells.joined([part.cells.attention_ns for part in parts], np.nan),
             gap_ns=cells.joined([part.cells.gap_ns for part in parts], 0.0),
+            ending_ns=cells.joined([part.cells.ending_ns for part in parts], 0.0),
             waiting_ns=cells.joined([part.cells.waiting_ns for part in parts], 0.0),
             split_wait_ns=cells.joined([part.cells.split_wait_ns for part in parts], 0.0),
         ),

@@ -50,7 +50,7 @@ from detect.observe.stalls import launch_pace, put_quick_steps, starved
 from detect.observe.work import LAYER_NAMES
 from detect.report import Cause
 from detect.stats import robust
-from detect.thresholds import KERNELS
+from detect.thresholds import KERNELS, PACE
 from megascan.arrays import (
     Flags,
     Floats,
@@ -100,6 +100,7 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
         and bool(equals(index.table, "kind", Kind.P2P).any()),
         starved_share=None if index.is_cpu else starved(index, both).share(),
         held_pace=None if index.is_cpu else _held_pace(index, compute),
+        launching_ns=None if index.is_cpu else _launching(index, both),
         notes=(*seen.notes, *_notes(seen.members, kernels, others_share)),
     )
 
@@ -193,6 +194,24 @@ def _held_pace(index: SpanIndex, kernels: Flags) -> Floats | None:
     log_ns = np.full((*index.shape, num_passes), np.nan)
     put_quick_steps(log_ns.reshape(-1), cell[order][same], step_ns[same].astype(float))
     return launch_pace(log_ns)
+
+
+def _launching(index: SpanIndex, kernels: Flags) -> Floats | None:
+    """Return how long hosts launch in an iteration, (row, iteration) ns; None where launches were
+    not recorded.
+
+    Steps from one launch to the next count, but for those that no launching takes as long as
+    (`PACE.stop_ns`): there the host loads, waits for its device, or stands still.
+    """
+    rows = np.flatnonzero(kernels & (numbers(index.table, "launch_ns") != NOT_APPLICABLE))
+    if not len(rows):
+        return None
+    at = axis_of(index)[0][rows] + numbers(index.table, "launch_ns")[rows]
+    order = np.lexsort((at, index.cell[rows]))
+    cell, step_ns = index.cell[rows][order], np.diff(at[order])
+    launches = np.flatnonzero((np.diff(cell) == 0) & (step_ns < PACE.stop_ns))
+    sums = np.bincount(cell[launches], weights=step_ns[launches], minlength=index.num_cells)
+    return np.asarray(sums.reshape(index.shape))
 
 
 def _sequences(kernels: _Kernels, stage: Integers) -> Integers:

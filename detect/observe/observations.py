@@ -198,6 +198,12 @@ class Members:
         """Return a number for each row's stage and replica: the row's TP (CP, EP) group."""
         return np.unique(combine(self.replica, self.stage), return_inverse=True)[1]
 
+    @cached_property
+    def log_for_all(self) -> Flags:
+        """Flag the rows of the job's first rank and its last: one of them logs for all."""
+        ends = {0, self.layout.world_size - 1}
+        return np.array([bool(ends & set(ranks)) for ranks in self.workers], dtype=bool)
+
     def other_stages(self, row: int) -> Flags:
         """Flag the rows of the row's replica that are of other stages: they get the same data."""
         same_replica = self.replica == self.replica[row]
@@ -400,6 +406,9 @@ class Observations:
     """
     host_gap_ns: Floats = field(metadata=along("row", "iteration"))
     """Part of HOST: time that no span covers."""
+    ending_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """GPU runs: between the last span of an iteration and its end. Part of `host_gap_ns`, but for
+    ranks that log there for all (`Members.log_for_all`)."""
     stalled_ns: Floats = field(metadata=along("row", "iteration"))
     """Part of HOST, GPU runs: the device stood still inside passes, its queue empty."""
     stolen_ns: Floats = field(metadata=along("row", "iteration"))

@@ -282,6 +282,21 @@ def uncovered_time(spans: SpanTimes, iteration: Flags) -> Floats:
     return sums_by_cell(row[1:][same], slot[1:][same], gap[same], spans.shape)
 
 
+def ending_time(spans: SpanTimes, iteration: Flags) -> Floats:
+    """Return the time from the last span of an iteration to its end, (rank, iteration): what the
+    trainer does there (logging), while a device has nothing to do.
+
+    0 where the rank's device is still busy when its host begins the next iteration.
+    """
+    end = axis_of(spans)[1]
+    whole, inside = np.flatnonzero(spans.counts & iteration), spans.counts & ~iteration
+    last = np.full(spans.shape, np.iinfo(np.int64).min)
+    np.maximum.at(last, (spans.row[inside], spans.slot[inside]), end[inside])
+    last[last < 0] = np.iinfo(np.int64).max  # nothing was recorded in the iteration
+    place = spans.row[whole], spans.slot[whole]
+    return sums_by_cell(*place, np.maximum(end[whole] - last[place], 0), spans.shape)
+
+
 def is_split(index: SpanIndex) -> Flags:
     """Flag the communication that could be split into waiting and transfer."""
     split = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts

@@ -52,6 +52,12 @@ def test_wait_ends_when_the_last_member_starts(build, case, own, other, expected
             [(0, 10), (0, 40)],
         ),
         (
+            "buffered behind another message: the send waits for room, and leaves its transfer",
+            (0, 50),
+            (60, 70),
+            [(40, 10), (0, 10)],
+        ),
+        (
             "received before it was sent: a wrong match",
             (60, 100),
             (0, 50),

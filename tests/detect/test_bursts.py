@@ -47,6 +47,17 @@ def test_what_stops_the_first_rank_for_long_or_regularly_may_be_a_checkpoint(
     assert any("writes checkpoints" in one for one in finding.evidence) == (owner != Owner.NODE)
 
 
+@pytest.mark.parametrize(("rank", "owner"), [(0, Owner.UNDECIDED), (5, Owner.NODE)])
+def test_of_a_profile_nobody_knows_what_the_first_rank_stops_for(job, rank, owner):
+    def pauses(slot):
+        return 60.0 if slot.rank == rank and slot.iteration in (4, 7, 11) else 0.0
+
+    made = job(layout=Layout(dp=16), iterations=10, gap_ms=pauses)
+    told = replace(observe(made.timeline()), tells_passes=False)
+    (finding,) = judge(told, DetectorSettings()).findings
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, owner, (rank,))
+
+
 def test_windows_that_repeat_have_a_period_of_their_own(job):
     """The second iteration of each window of three is slow, and there is one in ten iterations."""
 

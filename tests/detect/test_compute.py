@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.compute import _is_estimated_in_one, _waits_beside
+from detect.causes.compute import _is_estimated_in_one
+from detect.causes.device import waits_beside
 from detect.causes.searches import search_compute
+from detect.causes.spells import _finding, _Spell
 from detect.detector import ONE_ITERATION, _inquiry
 from detect.observe.extract import observe
-from detect.stats.search import Course, Suspect
+from detect.stats.search import Course
 from detect.thresholds import POWER
 from megascan.topology import Layout
 
@@ -250,6 +252,26 @@ def test_kernels_of_a_profile_may_be_slow_beside_collectives_that_wait(
         split_wait_ns=np.full(shape, 10e6 + beside_ms * 1e6),
     )
     course = Course.of(np.ones(shape[1], dtype=bool), float(np.log(1.3)), 0.01)
-    slow = SimpleNamespace(suspect=Suspect(row=1, course=course, q_value=1e-6))
-    why = _waits_beside(told, slow)
+    why = waits_beside(told, 1, course.active, course.effect)
     assert ("80 ms an iteration" in why) == waits and bool(why) == waits
+
+
+@pytest.mark.parametrize(("beside_ms", "owner"), [(30.0, Owner.UNDECIDED), (5.0, Owner.NODE)])
+def test_a_rank_that_comes_last_from_some_iteration_on_was_not_slow_before(job, beside_ms, owner):
+    """Its kernels take 1.25 times as long in two of six iterations, in which its collectives wait
+    beside them; in the others it is the last, and waits for nobody.
+    """
+    seen = observe(job(layout=Layout(dp=4), iterations=6).timeline())
+    shape, active = seen.busy_ns.shape, np.arange(6) < 2
+    told = replace(
+        seen,
+        tells_passes=False,
+        busy_ns=np.full(shape, 80e6),
+        waiting_ns=np.zeros(shape),
+        split_wait_ns=np.where(active, beside_ms * 1e6, 0.0) * np.ones(shape),
+    )
+    spell = _Spell(
+        row=3, active=active, effect=float(np.log(1.25)), error=0.01, optimizer=0.0,
+        optimizer_noise=0.0, q_value=1e-4,
+    )  # fmt: skip
+    assert _finding(told, spell).owner is owner

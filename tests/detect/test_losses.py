@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.device import half_starved, stands_still, starvation
 from detect.causes.finding import undecided_if_free, undecided_if_no_gain
+from detect.causes.launching import half_starved, stands_still, starvation
 from detect.causes.losses import OF_PLACE
 from detect.causes.searches import Loss, _Lost, _without_overlap
 from detect.detector import judge
@@ -688,6 +688,39 @@ def test_gaps_are_a_host_s_if_it_launches_slower_by_as_much(job, pace, launching
                    launching_ns=np.full((4, 20), launching_ms * 1e6))  # fmt: skip
     (finding,) = judge(told, DetectorSettings()).findings
     assert (finding.ranks, finding.cause, finding.owner) == ((2,), Cause.HOST, owner)
+
+
+@pytest.mark.parametrize(
+    ("launching_ms", "owner"),
+    [
+        (114.0, Owner.UNDECIDED),  # 1.37 times from launch to launch, 1.14 times in all
+        (160.0, Owner.NODE),
+    ],
+)
+def test_of_a_profile_all_that_a_host_launches_counts_as_well(job, launching_ms, owner):
+    """The quicker steps of one host, and all of the others', which are held back while ahead."""
+    made = job(layout=Layout(dp=4), gap_ms=lambda slot: 16.0 if slot.rank == 2 else 0.1)
+    starved, paces, launching = np.zeros((4, 20)), np.zeros((4, 20)), np.full((4, 20), 100e6)
+    starved[2], paces[2], launching[2] = 0.18, 0.32, launching_ms * 1e6
+    told = replace(
+        observe(made.timeline()), tells_passes=False, starved_share=starved, held_pace=paces,
+        launching_ns=launching,
+    )  # fmt: skip
+    (finding,) = judge(told, DetectorSettings()).findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((2,), Cause.HOST, owner)
+
+
+@pytest.mark.parametrize(
+    ("rank", "ending_ms", "stands"),
+    [(2, 30.0, True), (2, 1.0, False), (0, 30.0, False), (3, 30.0, False)],
+    ids=["held up", "hardly", "the first rank logs", "the last rank logs"],
+)
+def test_a_host_that_is_held_up_at_the_end_stands_still(job, rank, ending_ms, stands):
+    seen = observe(job(layout=Layout(dp=4)).timeline())
+    ending = np.full((4, 20), 0.1e6)
+    ending[rank] = ending_ms * 1e6
+    told = replace(seen, ending_ns=ending)
+    assert stands_still(told, rank, np.ones(20, dtype=bool)) == stands
 
 
 @pytest.mark.parametrize(

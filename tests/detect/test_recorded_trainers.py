@@ -188,3 +188,33 @@ def test_iterations_that_hold_checkpoints_are_long_for_no_hidden_reason(report_o
     assert report.verdict is Verdict.HEALTHY
     (note,) = [note for note in report.notes if "checkpoints" in note]
     assert "within 2 iterations (11 and 21)" in note and "longest on rank 0" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "most_cost"),
+    [("lora-of-4-rank-1-slow-disk", 2.1), ("hsdp-of-4-rank-1-slow-disk", 1.7)],
+)
+def test_a_host_that_is_held_up_at_the_end_of_iterations_is_named(report_of, name, most_cost):
+    """It writes 4 MB to a disk that takes 60 ms for them, behind the last span of the iteration."""
+    report = report_of(f"h100-{name}")
+    (finding,) = [one for one in report.findings if one.owner is Owner.NODE]
+    assert (finding.ranks, finding.cause) == ((1,), Cause.HOST)
+    assert 1.3 < finding.step_time_cost_ratio < most_cost
+
+
+def test_what_the_first_rank_does_at_the_end_of_iterations_is_said(report_of):
+    """It logs norms of weights in every fifth iteration, for 95 ms of 186."""
+    report = report_of("h100-interleaved-of-4-rank-0-reports")
+    assert not report.findings
+    (note,) = [one for one in report.notes if "at the end of" in one]
+    assert note.startswith("rank 0 ")
+    assert "5 iterations (6, 11, 16, 21 and 26), 95.5 ms each" in note
+
+
+def test_a_send_that_waits_for_room_is_no_slow_link(report_of):
+    """Rank 2 gets its batches late; sends of rank 0 fill the buffer, and end before their receives
+    begin (leaves its communications 70 ms late, before: its link).
+    """
+    report = report_of("h100-interleaved-of-4-rank-2-late-batches")
+    assert named(report) == [((2,), Cause.HOST)]
+    assert not [one for one in report.findings if one.cause is Cause.LINK]

@@ -12,6 +12,7 @@ import pytest
 from aggregate import build_timeline
 from benchmarks.grounds.__main__ import ground_named
 from detect import Report, detect
+from detect.observe.extract import observe
 from detect.report import Cause
 from detect.text import NOT_SHOWN, render_text
 from megascan.reader import read_trace
@@ -90,3 +91,14 @@ class TestProfiles:
         (finding,) = report.findings
         assert not finding.cost_is_replayed
         assert finding.step_time_cost_ratio == pytest.approx(true, abs=0.05)
+
+    def test_hosts_launch_for_a_part_of_the_iteration(self):
+        """Loading, and steps that no launching takes as long as, are none of it."""
+        ground, name = ground_named("profiles"), "host-cpu-fsdp4-s22806007"
+        case = next(one for one in ground.cases(DRAW) if one.name == name)
+        with TemporaryDirectory() as folder:
+            ground.write(case, Path(folder))
+            seen = observe(build_timeline(read_trace(Path(folder))))
+        assert seen.launching_ns.shape == seen.busy_ns.shape
+        share = seen.launching_ns / seen.iteration_ns
+        assert (share > 0.2).all() and (share < 1.0).all()

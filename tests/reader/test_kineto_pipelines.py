@@ -33,6 +33,7 @@ class Pipelines:
     """Whether gradients are reduced between the stages of a pipeline instead of its replicas."""
     is_named: bool = False
     """Whether a device mesh has given the groups of the pipelines a name."""
+    sends: bool = True
     extra: list[dict[str, object]] = field(default_factory=list)
 
     def write(self) -> Path:
@@ -62,13 +63,13 @@ class Pipelines:
             yield event("user_annotation", f"ProfilerStep#{step}", start, STEP_US - 1)
             yield from kernel("gemm(Params)", start + 5, 100, step * 100 + 90, stream=7)
             # the second batch sends and receives: its halves are noted down before it is launched
-            if place + 1 < self.length:
+            if self.sends and place + 1 < self.length:
                 yield from self.batch(rank, start + 10, step * 100 + 1, send=pipeline[place + 1])
                 yield from self.batch(
                     rank, start + 300, step * 100 + 2,
                     send=pipeline[place + 1], recv=pipeline[place + 1],
                 )  # fmt: skip
-            if place:
+            if self.sends and place:
                 yield from self.batch(rank, start + 110, step * 100 + 3, recv=pipeline[place - 1])
                 yield from self.batch(
                     rank, start + 300, step * 100 + 4,
@@ -153,6 +154,13 @@ def test_who_sends_to_whom_tells_the_pipelines(pipelines):
     assert (headers[0].layout.pp, headers[0].layout.dp) == (2, 2)
     places = [(headers[rank].coordinates.pp, headers[rank].coordinates.dp) for rank in range(4)]
     assert places == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(("sends", "pp"), [(True, 2), (False, 1)])
+def test_pipelines_that_have_a_name_and_no_messages_are_not_used(pipelines, sends, pp):
+    """A process may have made the groups of a pipeline, and train without one (HSDP)."""
+    layout = read_trace(pipelines(is_named=True, sends=sends).write()).layout
+    assert (layout.pp, layout.dp) == (pp, 4 // pp)
 
 
 def test_a_pipeline_of_all_ranks(pipelines):
