@@ -45,7 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def send_at_once(config: pytest.Config) -> None:
     """Have a worker's questions of pytest-rerunfailures leave as they are asked, two for each test.
 
-    The second one waits for word that the first has come, which its receiver holds back for 40 ms.
+    The second one waits for word that the first has come, which its receiver holds back for 40 ms:
+    933 short tests two at a time took 42 s, not 25.
     """
     counts = getattr(getattr(config, "failures_db", None), "sock", None)
     if counts is not None:
