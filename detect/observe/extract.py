@@ -112,7 +112,7 @@ def _observations(
 
     stalled = by_cell(passes.stalled_ns)
     stolen = _stolen(facts, frame, passes)
-    ending = cells.ending_ns * ~(members.log_for_all[:, None] | frame.is_cpu)
+    ending = _own_ending(cells.ending_ns, members)
     lost = {
         Cause.LOADER: cells.loading_ns,
         Cause.GC: passes.collecting_ns,
@@ -343,6 +343,15 @@ def _recorded(
     if transfers is not None:
         kept[Cause.LINK] = transfers.late_ns
     return {cause: np.where(absent, np.nan, time_ns) for cause, time_ns in kept.items()}
+
+
+def _own_ending(ending_ns: Floats, members: Members) -> Floats:
+    """Return how long a rank of a GPU job does something at the end of iterations, (rank,
+    iteration), beyond what most do there: what lies between two parts of a profile is everybody's.
+    0 of ranks that log for all.
+    """
+    is_own = ~members.log_for_all[:, None] & (members.device_kind != "cpu")
+    return np.where(is_own, np.maximum(ending_ns - np.median(ending_ns, axis=0), 0.0), 0.0)
 
 
 def _stolen(facts: Facts, frame: Frame, passes: _Passes) -> Floats:

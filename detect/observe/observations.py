@@ -407,8 +407,8 @@ class Observations:
     host_gap_ns: Floats = field(metadata=along("row", "iteration"))
     """Part of HOST: time that no span covers."""
     ending_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """GPU runs: between the last span of an iteration and its end. Part of `host_gap_ns`, but for
-    ranks that log there for all (`Members.log_for_all`)."""
+    """GPU runs: between the last span of an iteration and its end. Part of `host_gap_ns` is what a
+    rank takes longer than most, but for ranks that log there for all (`Members.log_for_all`)."""
     stalled_ns: Floats = field(metadata=along("row", "iteration"))
     """Part of HOST, GPU runs: the device stood still inside passes, its queue empty."""
     stolen_ns: Floats = field(metadata=along("row", "iteration"))
