@@ -349,15 +349,33 @@ def _draws_less(own: Mapping[str, float], sound: Sequence[Mapping[str, float]]) 
     return 0.0 < own.get(POWER_NAME, 0.0) <= (1.0 - READINGS.power_share) * least
 
 
+def draws_more(seen: Observations, row: int) -> bool:
+    """Return whether a device draws notably more power than its stage peers': it is at work, for
+    whomever, and does not stand still for its host.
+
+    Example: 484 W against 321 W of peers that wait in NCCL's kernels; another process copies within
+    its memory.
+    """
+    own, peers = _readings_beside_peers(seen, row)
+    theirs = [one[POWER_NAME] for one in peers if POWER_NAME in one]
+    if POWER_NAME not in own or not theirs:
+        return False
+    return own[POWER_NAME] > (1.0 + READINGS.power_share) * float(np.median(theirs))
+
+
+def _readings_beside_peers(
+    seen: Observations, row: int
+) -> tuple[Mapping[str, float], list[Mapping[str, float]]]:
+    """Return the readings of a rank's device, and those of its stage peers' that have some."""
+    members = seen.members
+    others = [one for one in members.rows_of_stage(int(members.stage[row])) if one != row]
+    peers = [seen.counters.get(int(members.ranks[one]), {}) for one in others]
+    return seen.counters.get(int(members.ranks[row]), {}), [one for one in peers if one]
+
+
 def reading_evidence(seen: Observations, row: int) -> list[str]:
     """Return sentences about a rank's device readings next to its stage peers' medians."""
-    members = seen.members
-    own = seen.counters.get(int(members.ranks[row]), {})
-    peers = [
-        seen.counters[int(members.ranks[other])]
-        for other in members.rows_of_stage(int(members.stage[row]))
-        if other != row and int(members.ranks[other]) in seen.counters
-    ]
+    own, peers = _readings_beside_peers(seen, row)
     sentences = []
     for name in sorted(own):
         theirs = [readings[name] for readings in peers if name in readings]

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from detect.causes.device import mates_of
+from detect.causes.device import draws_more, mates_of
 from detect.observe.observations import Observations
 from detect.report import Cause, Owner
 from detect.stats import robust
@@ -62,15 +62,17 @@ def starvation(
     """Return owner and sentence where the device waits for its host; None where it does not.
 
     If its peers are well fed, half of the work launched just in time is enough: a slow device would
-    let its host get ahead. A host that stands still need not be late for most of the work. `effect`
-    is by how much longer the device's work takes, log; 0 where that is not known.
+    let its host get ahead, if the host does not wait for it itself (experts ask how many tokens
+    they get): then a device that draws more power than its peers' is at work. A host that stands
+    still need not be late for most of the work. `effect` is by how much longer the device's work
+    takes, log; 0 where that is not known.
     """
     if seen.starved_share is None:
         return None
     if stands_still(seen, row, active) and _is_lost_to_its_host(seen, row, active, effect):
         return Owner.NODE, _stops_text(seen, row, active)
     own, theirs = _just_in_time(seen, seen.starved_share, row, active)
-    if not own >= _least_starved(theirs):
+    if not own >= _least_starved(theirs) or draws_more(seen, row):
         return None
     others = _starved_groups(seen, seen.starved_share, row, active)
     words = (

@@ -88,3 +88,23 @@ def test_messages_behind_a_slow_network_suffer_with_it(finding):
     assert only.ranks == (0, 1, 2, 3) and "ranks 4 and 8" in only.evidence[-1]
     assert len(folded([network, replace(behind, step_time_cost_ratio=1.1)])) == 2
     assert len(folded([network, replace(behind, host="n1")])) == 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cost", "is_part"), [((2,), 1.001, True), ((2,), 1.1, False), ((3,), 1.001, False)]
+)
+def test_a_device_a_little_slower_beside_its_rank_s_collections_goes_with_them(
+    finding, ranks, cost, is_part
+):
+    """After each pause it finds cold caches. What costs something, or another rank's, does not."""
+    collects = replace(finding, cause=Cause.GC, owner=Owner.JOB, step_time_cost_ratio=4.5)
+    slower = replace(
+        finding, cause=Cause.COMPUTE, ranks=ranks, slowdown=1.05, step_time_cost_ratio=cost
+    )
+    kept = folded([slower, collects])
+    assert len(kept) == 2 - is_part
+    assert Cause.GC in {one.cause for one in kept}
+    assert (
+        any("looks like slower computing" in one.evidence[-1] for one in kept if one.evidence)
+        == is_part
+    )

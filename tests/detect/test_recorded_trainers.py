@@ -218,3 +218,12 @@ def test_a_send_that_waits_for_room_is_no_slow_link(report_of):
     report = report_of("h100-interleaved-of-4-rank-2-late-batches")
     assert named(report) == [((2,), Cause.HOST)]
     assert not [one for one in report.findings if one.cause is Cause.LINK]
+
+
+def test_a_device_that_draws_more_power_than_its_peers_does_not_wait_for_its_host(report_of):
+    """Another process copies within its memory. Its host asks in each layer how many tokens its
+    experts get, so that it never gets ahead: half of the work came just in time (its host, before).
+    """
+    (finding,) = report_of("h100-moe-of-4-rank-1-memory-copied").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.COMPUTE, Owner.NODE)
+    assert 2.1 < finding.step_time_cost_ratio < 2.6  # the step takes 2.44 times as long
