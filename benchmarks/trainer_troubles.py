@@ -93,6 +93,8 @@ class Trouble(Fault):
     """Called within each iteration, after everything else."""
     everywhere: bool = False
     mixes_lengths: bool = False
+    reaches_next: bool = False
+    """The rank after the faulty one suffers as well: either may be named, or both."""
     only_traced: bool = False
     """It comes and goes by the clock: the few steps of a profile may miss it."""
 
@@ -279,6 +281,7 @@ TROUBLES: dict[str, Fault] = {
             causes=("link", "compute"),
             devices=("gpu",),
             during=_link_taken,
+            reaches_next=True,
         ),
         Trouble(
             name="late from the middle on",

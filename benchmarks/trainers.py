@@ -43,7 +43,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from benchmarks import trainer_libraries, trainer_modern
 from benchmarks.jobs import ROOT, environment_line, publish
@@ -217,13 +217,22 @@ def score(case: Case, findings: Sequence[dict[str, object]], verdict: str) -> st
     blamed = [one for one in findings if one["owner"] == "node"]
     if "gc" in fault.causes:  # the process's own doing: its owner is the job
         blamed += [one for one in findings if one["cause"] == "gc" and one["owner"] != "node"]
-    if any(one["ranks"] != [case.rank] for one in blamed) or (blamed and not fault.causes):
+    at_fault = {case.rank}
+    if isinstance(fault, Trouble) and fault.reaches_next:
+        at_fault.add((case.rank + 1) % case.num_ranks)
+    if any(not _names(one, at_fault) for one in blamed) or (blamed and not fault.causes):
         return WRONG
     if not fault.causes or any(one["cause"] in fault.causes for one in blamed):
         return RIGHT
     if blamed:
         return OTHER
     return UNDECIDED if verdict == "undecided" else MISSED
+
+
+def _names(finding: dict[str, object], at_fault: set[int]) -> bool:
+    """Return whether a finding names ranks, and none that is not at fault."""
+    ranks = cast("list[int]", finding["ranks"])
+    return bool(ranks) and set(ranks) <= at_fault
 
 
 def judge(case: Case, trace: Path, keep: Path | None, *, keeps_right: bool = False) -> Row:
