@@ -66,6 +66,13 @@ def test_loading_alike_is_silent(job):
     assert report.verdict == Verdict.HEALTHY
 
 
+def test_a_job_that_waits_for_its_data_is_not_healthy(job):
+    report = job(layout=Layout(dp=4), loading_ms=lambda slot: 60.0).report()
+    assert report.verdict == Verdict.UNDECIDED
+    assert not report.findings
+    assert "all ranks wait for their data for" in render_text(report).splitlines()[0]
+
+
 @pytest.mark.parametrize(("share", "verdict"), [(0.7, Verdict.UNDECIDED), (0.3, Verdict.HEALTHY)])
 def test_nothing_found_in_what_was_hardly_recorded_is_no_health(job, share, verdict):
     """Of some files of the original MegaScan nobody knows what the host did beside the layers."""
