@@ -673,6 +673,10 @@ class _Hosts:
         0.5, "share of the rise", Origin.CONVENTION,
         "over other hosts that each rank of a host shows, and its own times as they were recorded",
     )  # fmt: skip
+    sound_before_share: float = limit(
+        0.25, "share of the effect", Origin.CONVENTION,
+        "that a host's ranks show before it became slow, at most",
+    )  # fmt: skip
     steady_log: float = limit(
         0.06, "log", Origin.BENCHMARK,
         "range over the iterations of what other stages compute, where the passes of one are "

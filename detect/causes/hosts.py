@@ -124,6 +124,8 @@ class _Reason:
     """Why the host need not be at fault, as a sentence; empty where nobody else can be."""
     course: Course | None = None
     """When the host is slow; None is the whole window."""
+    is_by_change: bool = False
+    """Whether it is the change that shows the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +208,8 @@ def _judge(inquiry: Inquiry, sides: Sides, num_hosts: int) -> SlowHost | None:
     reason = reason or _by_its_ranks(inquiry, sides, tests, sure)
     if reason is None:
         return None
+    if reason.course is None:
+        reason = _since_it_began(inquiry, sides, reason)
     return SlowHost(
         rows=np.flatnonzero(sides.own),
         q_value=min(1.0, reason.test.p_value * num_tests),
@@ -272,6 +276,7 @@ def _by_change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Reason | None
         tests={change.channel: change.test},
         excess_ns=_excess_ns(sides, change.test, by_compute=cause == Cause.COMPUTE),
         course=change.course,
+        is_by_change=True,
     )
 
 
@@ -351,9 +356,32 @@ def _split_in_time(sides: Sides, name: str, over: Floats, lasts: int) -> _Change
     `over` is (row, iteration); the later part has at least `lasts` iterations. None where some rank
     of the host does not rise, or where the host itself did not and only the others fell.
     """
-    least = PERSISTENCE.min_normal
-    series = robust.median(over[sides.own], axis=0) - robust.median(over[sides.control], axis=0)
-    length = len(series)
+    split = _clearest_split(_beside_others(sides, over), name, lasts)
+    if split is None:
+        return None
+    course, p_value = split
+    rise, first = course.effect, course.episodes[0][0]
+    if not (_rise(over, first)[sides.own] >= HOSTS.least_rise_share * rise).all():
+        return None
+    # where a fault of other hosts has ended, a sound host looks slower than before next to them
+    of_itself = float(np.median(_rise(_as_recorded(sides, name), first)))
+    if not of_itself >= HOSTS.least_rise_share * rise:
+        return None
+    test = HostTest(rise, course.standard_error, p_value)
+    return _Change(channel=name, test=test, course=course)
+
+
+def _beside_others(sides: Sides, over: Floats) -> Floats:
+    """Return what the host's ranks exceed those of other hosts by, (iteration,)."""
+    return robust.median(over[sides.own], axis=0) - robust.median(over[sides.control], axis=0)
+
+
+def _clearest_split(series: Floats, name: str, lasts: int) -> tuple[Course, float] | None:
+    """Return the course of a rise inside the window, and its p-value; None for short windows.
+
+    `series`, (iteration,), is of the channel `name`; the later part lasts for `lasts` iterations.
+    """
+    least, length = PERSISTENCE.min_normal, len(series)
     if length < least + lasts or not np.isfinite(series).all():
         return None
     parts = [(series[:first], series[first:]) for first in range(least, length - lasts + 1)]
@@ -365,16 +393,35 @@ def _split_in_time(sides: Sides, name: str, over: Floats, lasts: int) -> _Change
     errors = sigma * [np.sqrt(1 / len(before) + 1 / len(after)) for before, after in parts]
     place = int(np.argmax(rises / errors))
     first, rise, error = place + least, float(rises[place]), float(errors[place])
-    if not (_rise(over, first)[sides.own] >= HOSTS.least_rise_share * rise).all():
-        return None
-    # where a fault of other hosts has ended, a sound host looks slower than before next to them
-    of_itself = float(np.median(_rise(_as_recorded(sides, name), first)))
-    if not of_itself >= HOSTS.least_rise_share * rise:
-        return None
     p_value = float(special.stdtr(length - 2.0, -rise / error)) * len(parts)
     active = np.arange(length) >= first
-    course = Course(active, rise, error, 1.0, ((first, length - 1),))
-    return _Change(channel=name, test=HostTest(rise, error, p_value), course=course)
+    return Course(active, rise, error, 1.0, ((first, length - 1),)), p_value
+
+
+def _since_it_began(inquiry: Inquiry, sides: Sides, reason: _Reason) -> _Reason:
+    """Return the reason of a host that is slow over the whole window, from the iteration on from
+    which it is slow; as it is where that is the first.
+
+    Example: its ranks launch as quickly as others in 5 of 18 iterations, and 2.5 times slower in
+    the 13 after these. On the mean of all it costs less than it does now.
+    """
+    name = next((one for one, test in reason.tests.items() if test is reason.test), PACE)
+    if name not in sides.over:
+        return reason
+    series = _beside_others(sides, sides.over[name].value)
+    split = _clearest_split(series, name, inquiry.settings.min_iterations)
+    if split is None or not split[1] <= inquiry.settings.false_discovery_rate:
+        return reason
+    active = split[0].active
+    if not series[~active].mean() <= HOSTS.sound_before_share * series[active].mean():
+        return reason
+    lost = Cause.HOST.value if name == PACE else name  # slow launching counts by what it costs
+    effect = float(np.nanmean(_beside_others(sides, sides.over[lost].value)[active]))
+    if not effect > reason.test.effect:
+        return replace(reason, course=split[0])
+    error = reason.test.error * effect / reason.test.effect
+    test = HostTest(effect, error, reason.test.p_value)
+    return replace(reason, course=split[0], test=test, tests={**reason.tests, lost: test})
 
 
 def _passes_over(sides: Sides) -> Floats:
@@ -717,7 +764,8 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
         float(np.exp(one)) if is_log else 1.0 + max(one, 0.0)
         for one in (test.effect, test.effect - reach, test.effect + reach)
     )
-    lost = milliseconds(float(np.mean(reason.excess_ns)))
+    active = slice(None) if reason.course is None else reason.course.active
+    lost = milliseconds(float(np.mean(reason.excess_ns[active])))
     clocks = ""
     if reason.cause == Cause.COMPUTE and slow.is_shown:
         clocks = _slow_clocks(seen, mask_of(slow.rows.tolist(), len(members)), test.effect)
@@ -742,7 +790,7 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
             evidence=(
                 f"{_measured(reason.tests)}, "
                 "against the ranks of other hosts that do the same work",
-                *((CHANGED,) if reason.course is not None else ()),
+                *((CHANGED,) if reason.is_by_change else ()),
                 *((clocks,) if clocks else ()),
                 f"{counted(len(ranks), 'rank')} of this host against "
                 f"{counted(slow.num_peers, 'rank')} of others",

@@ -169,6 +169,30 @@ def test_host_that_is_a_stage_and_changes_inside_the_trace_is_named(job):
     assert finding.first_iteration == 12 and finding.onset_in_trace
 
 
+@pytest.mark.parametrize(("since", "begins"), [(12, 12), (3, 3)])
+def test_a_host_that_is_slow_for_a_part_of_the_window_costs_what_it_costs_then(job, since, begins):
+    """Its ranks lose 40 ms a microbatch from some iteration on; over the window that is less."""
+
+    def gaps(slot):
+        return 40.0 if slot.rank in range(4, 8) and slot.iteration >= since else 4.0
+
+    made = job(layout=Layout(dp=16), hosts=4, gap_ms=gaps)
+    (finding,) = made.report().findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((4, 5, 6, 7), Cause.HOST, Owner.NODE)
+    assert finding.first_iteration == begins
+    (whole,) = (
+        job(
+            layout=Layout(dp=16),
+            hosts=4,
+            gap_ms=lambda slot: 40.0 if slot.rank in range(4, 8) else 4.0,
+        )
+        .report()
+        .findings
+    )
+    assert finding.slowdown == pytest.approx(whole.slowdown, rel=0.03)
+    assert finding.step_time_cost_ratio == pytest.approx(whole.step_time_cost_ratio, rel=0.03)
+
+
 def test_host_of_one_tp_group_that_changes_is_not_named(job):
     """All of a TP group wait for one of it where nobody records that."""
 
