@@ -127,6 +127,8 @@ def _goes_with(main: Finding, other: Finding, *, minor: bool) -> bool:
     no_slower = other.slowdown <= CONSEQUENCES.alike_ratio * main.slowdown
     follows = False
     match main.cause, other.cause:
+        case (Cause.HOST, Cause.HOST):
+            follows = same and main.owner == Owner.NODE  # its pauses, beside what it loses anyhow
         case (Cause.COMPUTE | Cause.HOST, Cause.COMPUTE | Cause.HOST):
             follows = same and main.cause != other.cause
         case (Cause.HOST, Cause.LINK) | (Cause.LINK, Cause.HOST):

@@ -108,3 +108,10 @@ def test_a_device_a_little_slower_beside_its_rank_s_collections_goes_with_them(
         any("looks like slower computing" in one.evidence[-1] for one in kept if one.evidence)
         == is_part
     )
+
+
+@pytest.mark.parametrize(("owner", "count"), [(Owner.NODE, 1), (Owner.UNDECIDED, 2)])
+def test_pauses_of_a_rank_whose_host_is_named_are_its_host_s(finding, owner, count):
+    loses = replace(finding, cause=Cause.HOST, owner=owner, step_time_cost_ratio=2.0)
+    pauses = replace(loses, owner=Owner.UNDECIDED, slowdown=1.4, step_time_cost_ratio=1.9)
+    assert len(folded([pauses, loses])) == count
