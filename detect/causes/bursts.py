@@ -560,13 +560,15 @@ def _may_write(seen: Observations, burst: Burst) -> bool:
     """
     if 0 not in seen.members.workers[burst.row]:
         return False
+    if not seen.tells_passes:
+        return True
     hits = seen.iterations[burst.hits]
     apart = np.diff(hits)
     # windows that repeat have a period of their own, which says nothing
     is_whole = np.sum((seen.iterations >= hits[0]) & (seen.iterations <= hits[-1])) > np.ptp(hits)
     is_regular = len(apart) > 1 and apart[0] > 1 and bool((apart == apart[0]).all())
     is_long = float(burst.excess[burst.hits].mean()) >= BURSTS.written_share
-    return is_long or bool(is_regular and is_whole) or not seen.tells_passes
+    return is_long or bool(is_regular and is_whole)
 
 
 def _pauses(inquiry: Inquiry, known: Flags, named: Flags) -> list[Burst]:

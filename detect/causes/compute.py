@@ -42,7 +42,7 @@ from detect.causes.launching import (
     is_host_bound,
     launched_by_slow_host,
     may_wait_for_launches,
-    most_by_launching,
+    most_cost_of_host,
     starvation,
 )
 from detect.causes.ordinary import (
@@ -243,7 +243,7 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
                 is_group=len(members.workers[row]) > 1,
             ),
             is_replayed=cause != Cause.UNKNOWN,
-            most_cost=most_by_launching(seen, row, course.active)
+            most_cost=most_cost_of_host(seen, row, course.active)
             if cause == Cause.HOST
             else np.inf,
             is_bound=is_bound,
@@ -345,9 +345,7 @@ def _by_what_is_ordinary(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) 
         or half_starved(seen, row, course.active)
         or launched_by_slow_host(seen, row, course.active, course.effect)
         or _perhaps_not_slow(slow)
-        or waits_beside(
-            seen, slow.suspect.row, slow.suspect.course.active, slow.suspect.course.effect
-        )
+        or waits_beside(seen, row, course.active, course.effect)
         or ("" if _optimizer_agrees(slow) else may_wait_for_launches(seen))
     )
     return Decision(False, doubt) if doubt else None

@@ -350,20 +350,20 @@ def _draws_less(own: Mapping[str, float], sound: Sequence[Mapping[str, float]]) 
 
 
 def draws_more(seen: Observations, row: int) -> bool:
-    """Return whether a device draws notably more power than its stage peers': it is at work, for
-    whomever, and does not stand still for its host.
+    """Return whether a device draws notably more power than its stage peers': it works for longer
+    than they do, for whomever.
 
     Example: 484 W against 321 W of peers that wait in NCCL's kernels; another process copies within
     its memory.
     """
-    own, peers = _readings_beside_peers(seen, row)
+    own, peers = _own_and_theirs(seen, row)
     theirs = [one[POWER_NAME] for one in peers if POWER_NAME in one]
     if POWER_NAME not in own or not theirs:
         return False
     return own[POWER_NAME] > (1.0 + READINGS.power_share) * float(np.median(theirs))
 
 
-def _readings_beside_peers(
+def _own_and_theirs(
     seen: Observations, row: int
 ) -> tuple[Mapping[str, float], list[Mapping[str, float]]]:
     """Return the readings of a rank's device, and those of its stage peers' that have some."""
@@ -375,7 +375,7 @@ def _readings_beside_peers(
 
 def reading_evidence(seen: Observations, row: int) -> list[str]:
     """Return sentences about a rank's device readings next to its stage peers' medians."""
-    own, peers = _readings_beside_peers(seen, row)
+    own, peers = _own_and_theirs(seen, row)
     sentences = []
     for name in sorted(own):
         theirs = [readings[name] for readings in peers if name in readings]

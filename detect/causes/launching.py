@@ -13,7 +13,7 @@ What all other searches ask here:
     starvation           is a slow device starved, and whose fault is it?
     launches_as_quickly  does the host launch as quickly as its peers, so that it is only the last?
     stands_still         does it stop, between launches or at the end of iterations?
-    most_by_launching    what may a host cost at most that launches more slowly?
+    most_cost_of_host    what may a host cost at most that launches slowly, or stops at the end?
 """
 
 from __future__ import annotations
@@ -99,10 +99,12 @@ def _is_at_work(seen: Observations, row: int, active: Flags, effect: float) -> b
     Example: each layer asks how many tokens its experts get, so no host gets ahead. Passes take
     2.98 times as long, by the log slowdown `effect`, the optimizer 2.11 times, with 484 W for 321.
     """
+    if not draws_more(seen, row):
+        return False
     optimizer_ns = np.where(seen.optimizer_ns > 0, seen.optimizer_ns, np.nan)
     theirs = robust.median(optimizer_ns[_stage_peers(seen, row)], axis=0)
     slower = float(robust.median(np.log(optimizer_ns[row] / theirs)[active]))
-    return draws_more(seen, row) and slower >= STARVATION.slower_share * effect
+    return slower >= STARVATION.slower_share * effect
 
 
 def may_wait_for_launches(seen: Observations) -> str:
@@ -269,7 +271,7 @@ def _slower_to_launch(seen: Observations, paces: Floats, row: int, active: Flags
     return float(pace[row] - robust.median(pace[_stage_peers(seen, row)]))
 
 
-def most_by_launching(seen: Observations, row: int, active: Flags) -> float:
+def most_cost_of_host(seen: Observations, row: int, active: Flags) -> float:
     """Return what an iteration may take at most, as a multiple of what it would take if the row's
     host launched as quickly as its peers', or was not held up at the end of iterations; infinite
     where something else may hold up the device.
@@ -299,7 +301,7 @@ def launches_as_quickly(
 
     What launching takes longer is a part of what it takes at all. Example: gaps of 16.3 ms of 81,
     and 49 ms to launch all passes, are 1.5 times the time; the host takes 1.1 times its peers'.
-    Where that time is not known (profiles), it is the iteration's. The host is to blame only if it
+    Where that time is not known, it is the iteration's. The host is to blame only if it
     is slower by more than processors of one model differ (`PACE.slow_log`): where all devices wait
     for their hosts, somebody's host is the last, and looks as slow as all the others' waiting.
     """
@@ -331,19 +333,20 @@ def _stops_elsewhere(seen: Observations, row: int, active: Flags) -> bool:
 
 
 def _stops_at_the_end(seen: Observations, row: int, active: Flags) -> bool:
-    if seen.ending_ns is None or seen.members.log_for_all[row]:
-        return False
-    return _is_much_longer(seen, seen.ending_ns, row, active)
+    logs = bool(seen.members.log_for_all[row])
+    return not logs and _is_much_longer(seen, seen.ending_ns, row, active)
 
 
 def _stops_between_modules(seen: Observations, row: int, active: Flags) -> bool:
-    if seen.stopped_ns is None:
-        return False
     return _is_much_longer(seen, seen.stopped_ns, row, active)
 
 
-def _is_much_longer(seen: Observations, stopped_ns: Floats, row: int, active: Flags) -> bool:
-    """Return whether the row stops for much longer than its peers, for a noticeable time."""
+def _is_much_longer(seen: Observations, stopped_ns: Floats | None, row: int, active: Flags) -> bool:
+    """Return whether the row stops for much longer than its peers, for a noticeable time; not where
+    that was not recorded.
+    """
+    if stopped_ns is None:
+        return False
     stopped = robust.median(stopped_ns[:, active], axis=1)
     own, theirs = stopped[row], float(robust.median(stopped[_stage_peers(seen, row)]))
     return own >= PACE.stop_ratio * theirs and _is_noticeable(seen, own - theirs, active)

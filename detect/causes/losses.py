@@ -30,7 +30,7 @@ from detect.causes.launching import (
     is_host_bound,
     launches_as_quickly,
     launches_slowly,
-    most_by_launching,
+    most_cost_of_host,
     stands_still,
 )
 from detect.causes.searches import (
@@ -292,7 +292,7 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             without=remembered,
             predicate="loses {time} an iteration to its host, {over} over its peers",
             advice=lambda suspect, owner: host_advice(owner),
-            most_cost=lambda suspect: most_by_launching(seen, suspect.row, suspect.course.active),
+            most_cost=lambda suspect: most_cost_of_host(seen, suspect.row, suspect.course.active),
         ),
     )
     findings = tuple(undecided_if_free(one, NOBODY_WAITS) for one in answer.findings)

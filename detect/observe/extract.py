@@ -351,7 +351,7 @@ def _own_ending(ending_ns: Floats, members: Members) -> Floats:
     0 of ranks that log for all.
     """
     is_own = ~members.log_for_all[:, None] & (members.device_kind != "cpu")
-    return np.where(is_own, np.maximum(ending_ns - np.median(ending_ns, axis=0), 0.0), 0.0)
+    return np.where(is_own, robust.beyond_most(ending_ns), 0.0)
 
 
 def _stolen(facts: Facts, frame: Frame, passes: _Passes) -> Floats:

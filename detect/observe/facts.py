@@ -150,6 +150,7 @@ def facts_of(index: SpanIndex) -> Facts:
     loading = loading_time(index, rows, samples.phase, data_rows)
     gc_rows = equals(index.table, "kind", Kind.GC) & index.counts
     saves = equals(index.table, "kind", Kind.CHECKPOINT) & index.counts
+    iterations = equals(index.table, "kind", Kind.ITERATION)
     optimizer, attention = index.named((OPTIMIZER,)), index.named((ATTENTION,))
     begin_ns, end_ns = _extent(index)
     return Facts(
@@ -164,8 +165,8 @@ def facts_of(index: SpanIndex) -> Facts:
             saving_ns=index.sums(saves, index.duration[saves].astype(np.float64)),
             optimizer_ns=index.sums_or_nan(optimizer, index.self_time(optimizer)),
             attention_ns=index.sums_or_nan(attention, index.self_time(attention)),
-            gap_ns=uncovered_time(index, equals(index.table, "kind", Kind.ITERATION)),
-            ending_ns=ending_time(index, equals(index.table, "kind", Kind.ITERATION)),
+            gap_ns=uncovered_time(index, iterations),
+            ending_ns=ending_time(index, iterations),
             waiting_ns=waiting_time(index),
             split_wait_ns=split_waits(index),
         ),

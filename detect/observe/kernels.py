@@ -179,21 +179,25 @@ def _held_pace(index: SpanIndex, kernels: Flags) -> Floats | None:
     """Return log times from the launch of a kernel to that of the next one over those of all ranks,
     (row, iteration); None where launches were not recorded.
     """
-    rows = np.flatnonzero(kernels)
-    launch = numbers(index.table, "launch_ns")[rows]
-    rows, launch = rows[launch != NOT_APPLICABLE], launch[launch != NOT_APPLICABLE]
+    rows, at = _launches(index, kernels)
     if not len(rows):
         return None
     num_passes = 2
     backward = equals(index.table, "phase", Phase.BACKWARD)[rows]
     cell = num_passes * index.cell[rows] + backward
-    at = axis_of(index)[0][rows] + launch
     order = np.lexsort((at, cell))
     step_ns = np.maximum(np.diff(at[order]), 1)
     same = np.flatnonzero(np.diff(cell[order]) == 0)
     log_ns = np.full((*index.shape, num_passes), np.nan)
     put_quick_steps(log_ns.reshape(-1), cell[order][same], step_ns[same].astype(float))
     return launch_pace(log_ns)
+
+
+def _launches(index: SpanIndex, kernels: Flags) -> tuple[Integers, Integers]:
+    """Return the rows of the kernels whose launch was recorded, and when that was, on one axis."""
+    launch = numbers(index.table, "launch_ns")
+    rows = np.flatnonzero(kernels & (launch != NOT_APPLICABLE))
+    return rows, axis_of(index)[0][rows] + launch[rows]
 
 
 def _launching(index: SpanIndex, kernels: Flags) -> Floats | None:
@@ -203,10 +207,9 @@ def _launching(index: SpanIndex, kernels: Flags) -> Floats | None:
     Steps from one launch to the next count, but for those that no launching takes as long as
     (`PACE.stop_ns`): there the host loads, waits for its device, or stands still.
     """
-    rows = np.flatnonzero(kernels & (numbers(index.table, "launch_ns") != NOT_APPLICABLE))
+    rows, at = _launches(index, kernels)
     if not len(rows):
         return None
-    at = axis_of(index)[0][rows] + numbers(index.table, "launch_ns")[rows]
     order = np.lexsort((at, index.cell[rows]))
     cell, step_ns = index.cell[rows][order], np.diff(at[order])
     launches = np.flatnonzero((np.diff(cell) == 0) & (step_ns < PACE.stop_ns))

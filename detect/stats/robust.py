@@ -57,6 +57,11 @@ def centre(values: Floats) -> Floats:
     return mean(np.where(kept, ordered, np.nan), axis=-1)
 
 
+def beyond_most(values: Floats) -> Floats:
+    """Return by how much values, (row, …), exceed the median of all rows; 0 where they do not."""
+    return np.asarray(np.maximum(values - np.median(values, axis=0), 0.0))
+
+
 def spread(values: Floats, axis: int | None = None) -> Floats:
     """Return the standard deviation estimated by the median absolute deviation."""
     centre = median(values, axis=axis)

@@ -145,16 +145,16 @@ _OF_A_LAYER = re.compile(
 
 def operations_of(name: str) -> tuple[Operation, ...]:
     """Return our operations for an original event; unknown events are compute of the same name."""
-    numbered = _OF_A_LAYER.fullmatch(name)
-    if numbered:
-        name = numbered[1]
-    return OPERATIONS.get(name) or _work(name)
+    bare, _ = _without_layer(name)
+    return OPERATIONS.get(bare) or _work(bare)
 
 
-def layer_of(name: str) -> int:
-    """Return the number of the layer that an original event names, or -1: 3 of "mlp_3"."""
+def _without_layer(name: str) -> tuple[str, int]:
+    """Return an original event's name without the layer, and the layer's number or -1: ("mlp", 3)
+    for "mlp_3".
+    """
     numbered = _OF_A_LAYER.fullmatch(name)
-    return int(numbered[2]) if numbered else NOT_APPLICABLE
+    return (numbered[1], int(numbered[2])) if numbered else (name, NOT_APPLICABLE)
 
 
 @dataclass(frozen=True)
@@ -455,7 +455,7 @@ def original_spans(one: Recorded, layout: Layout, step_starts: Integers) -> pa.T
             "iteration": scopes.step[scope] + 1,
             "microbatch": microbatch[scope],
             "chunk": scopes.chunk[scope],
-            "layer": np.array([layer_of(name) for name in one.names])[scopes.name][scope],
+            "layer": np.array([_without_layer(name)[1] for name in one.names])[scopes.name][scope],
             "sequence": np.where(communicates, running_numbers(keys), NOT_APPLICABLE),
             "size_bytes": data,
             "peer": peers[operation],
