@@ -244,7 +244,7 @@ def _answers(seen: Observations, settings: DetectorSettings) -> list[tuple[Cause
         answers.append((spec.cause, answer))
         if answer.slow is not None:
             inquiry = replace(inquiry, slow=inquiry.slow | answer.slow)
-        inquiry = replace(inquiry, named=inquiry.named | _named(seen, answer))
+        inquiry = replace(inquiry, found=(*inquiry.found, *answer.findings))
     return answers
 
 
@@ -256,14 +256,7 @@ def _inquiry(seen: Observations, settings: DetectorSettings) -> Inquiry:
         settings=settings,
         num_tests=num_rows * sum(spec.tests_rows(seen) for spec in CAUSES),
         slow=np.zeros(num_rows, dtype=bool),
-        named=np.zeros(num_rows, dtype=bool),
     )
-
-
-def _named(seen: Observations, answer: Answer) -> Flags:
-    """Flag the rows that an answer's findings name, (row,)."""
-    ranks = {rank for finding in answer.findings for rank in finding.ranks}
-    return np.array([bool(ranks & set(workers)) for workers in seen.members.workers], dtype=bool)
 
 
 def _unexplained(answers: list[Answer]) -> list[Finding]:

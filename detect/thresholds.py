@@ -493,6 +493,20 @@ class _Ordinary:
         1.005, "ratio", Origin.CONVENTION,
         "of a step to the step without a finding, below which mending it is no gain",
     )  # fmt: skip
+    small_gain_ratio: float = limit(
+        1.01, "ratio", Origin.BENCHMARK,
+        "of a step to the step without a finding, below which it must be beyond doubt: of names in "
+        "doubt that gained less, one in three was wrong",
+    )  # fmt: skip
+    many_iterations: int = limit(
+        16, "iterations", Origin.BENCHMARK, "from which on such a finding need not be so sure"
+    )
+    certain_q: float = limit(
+        1e-8, "q value", Origin.BENCHMARK, "below which a finding is beyond doubt"
+    )
+    plain_ratio: float = limit(
+        1.2, "ratio", Origin.BENCHMARK, "from which on a slow device is no difference of chips"
+    )
     far_slower_times: float = limit(
         5.0, "times the excess", Origin.CONVENTION,
         "of a small slowdown, from which on another one may be the reason of both",
@@ -984,6 +998,45 @@ class _Losses:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Everywhere:
+    """What slows the whole job, so that nobody stands out."""
+
+    data_ratio: float = limit(
+        1.1, "ratio", Origin.CONVENTION,
+        "of an iteration to one in which nobody waits for data: sound jobs lie at 1.02, and the "
+        "slowest at 1.1",
+    )  # fmt: skip
+    pauses_ratio: float = limit(
+        1.05, "ratio", Origin.CONVENTION, "the same without the pauses of collectors"
+    )
+    proven_share: float = limit(
+        0.5, "share", Origin.CONVENTION,
+        "of such a ratio's excess that the iterations must prove, since they differ",
+    )  # fmt: skip
+    chance: float = limit(
+        0.05, "probability", Origin.CONVENTION,
+        "of as large a loss in iterations that differ as much, above which nothing is said",
+    )  # fmt: skip
+    most_of_one: float = limit(
+        0.75, "share of the longest losses", Origin.CONVENTION,
+        "that may be one host's if hosts take turns",
+    )  # fmt: skip
+    turn_share: float = limit(
+        0.25, "share of the longest losses", Origin.CONVENTION,
+        "that lies beyond the typical rank's if ranks take turns",
+    )  # fmt: skip
+    left_share: float = limit(
+        0.5, "share of the longest losses", Origin.CONVENTION,
+        "that must be left without any one host if hosts take turns",
+    )  # fmt: skip
+    uneven_ratio: float = limit(
+        1.15, "ratio", Origin.BENCHMARK,
+        "of a step to one in which all ranks take as long for the same work: 98 of 100 sound jobs "
+        "lie below 1.13 (benchmarks/results/detection.md)",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Links:
     """Connections that transfer slowly."""
 
@@ -1459,6 +1512,7 @@ NETWORKS = _Networks()
 NVLINKS = _NvLinks()
 BURSTS = _Bursts()
 LOSSES = _Losses()
+EVERYWHERE = _Everywhere()
 LINKS = _Links()
 IMBALANCE = _Imbalance()
 CONSEQUENCES = _Consequences()
@@ -1492,6 +1546,7 @@ TABLES: Mapping[str, DataclassInstance] = {
     "nvlinks": NVLINKS,
     "bursts": BURSTS,
     "losses": LOSSES,
+    "everywhere": EVERYWHERE,
     "links": LINKS,
     "imbalance": IMBALANCE,
     "consequences": CONSEQUENCES,

@@ -21,6 +21,8 @@ Causes:                                             What they share, and what fo
     late_exits.py    ranks that leave transfers late    power.py     what would be found, and what
     networks.py      NICs of a host, rails, NVLinks                  never could be
     imbalance.py     heavy stages, uneven sequences
+    everywhere.py    all wait for data, collect or
+                     get uneven work, by turns
     unexplained.py   all wait for one rank; the step
                      became longer, nobody says why
 

@@ -51,8 +51,15 @@ class Inquiry:
     """Rows times causes that are tested: significance is controlled over all of them."""
     slow: Flags
     """(row,): who is already known to compute slowly."""
-    named: Flags
-    """(row,): whom a finding of an earlier search names, of whatever cause."""
+    found: tuple[Finding, ...] = ()
+    """What earlier searches found."""
+
+    @property
+    def named(self) -> Flags:
+        """Flag the rows that a finding of an earlier search names, of whatever cause, (row,)."""
+        ranks = {rank for finding in self.found for rank in finding.ranks}
+        workers = self.seen.members.workers
+        return np.array([bool(ranks & set(mine)) for mine in workers], dtype=bool)
 
     def detectable_effect(self, noise: Noise) -> float:
         """Return the smallest lasting effect that would have been found, in the values' units.
@@ -404,21 +411,37 @@ def undecided_if_small_and_free(
     with those it hides behind. If no replay tells it, the device must be hardly slower than
     `min_slowdown`. Example: 1.039x in five iterations of a step that would be 0.2 % shorter.
 
+    In some more iterations, or beside more peers, what gains little must be beyond doubt, whatever
+    noise is at work. Example: 1.038x with q 2e-7, of a step that would be 0.5 % shorter.
+
     Unchanged where no communication was recorded, since then nobody knows who waits, and where a
     low clock was read, which is no difference of chips.
     """
     if seen.transfers is None or finding.is_read:
         return finding
     if len(seen.iterations) >= ORDINARY.few_iterations and finding.num_peers > 1:
-        return finding
+        return _undecided_if_in_doubt(seen, finding)
     cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
     is_free, most = cost < ORDINARY.worthwhile_ratio, ORDINARY.little_ratio
     if not finding.cost_is_replayed:
         is_free, most = cost < COSTS.next_to_nothing_ratio, min_slowdown**ORDINARY.small_floors
     is_named = finding.owner is Owner.NODE and finding.cause is Cause.COMPUTE
     if not (is_named and is_free and finding.slowdown < most):
-        return finding
+        return _undecided_if_in_doubt(seen, finding)
     return undecided(finding, SMALL_AND_FREE)
+
+
+def _undecided_if_in_doubt(seen: Observations, finding: Finding) -> Finding:
+    """Return the finding, undecided where a device is not much slower, mending it, alone or with
+    those it hides behind, gains little, and not too many iterations leave it in doubt.
+    """
+    if len(seen.iterations) >= ORDINARY.many_iterations:
+        return finding
+    is_named = finding.owner is Owner.NODE and finding.cause is Cause.COMPUTE
+    cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
+    is_little = cost < ORDINARY.small_gain_ratio
+    is_sure = finding.q_value < ORDINARY.certain_q or finding.slowdown >= ORDINARY.plain_ratio
+    return undecided(finding, SMALL_AND_FREE) if is_named and is_little and not is_sure else finding
 
 
 def undecided_if_no_gain(finding: Finding) -> Finding:

@@ -86,7 +86,7 @@ def _search_loading(inquiry: Inquiry) -> Answer:
             return OF_FIRST
         return OF_STAGE if on_gpu and across and lasting else ""
 
-    answer = lost_time(
+    return lost_time(
         inquiry,
         Loss(
             cause=Cause.LOADER,
@@ -102,25 +102,6 @@ def _search_loading(inquiry: Inquiry) -> Answer:
             predicate="waits {time} an iteration for its data loader, {over} over its peers",
             advice=lambda suspect, owner: ADVICE[Cause.LOADER],
         ),
-    )
-    if answer.findings or not on_gpu:
-        return answer
-    return replace(answer, hides=_all_wait_for_data(seen, usual[loads]) or answer.hides)
-
-
-def _all_wait_for_data(seen: Observations, usual_ns: Floats) -> str:
-    """Say that the devices of all ranks that load wait for their data for a good part of the
-    iteration, `usual_ns` (rank that loads,); empty where they wait for less.
-
-    Example: 450 and 500 ms of 609: two nodes, whose ranks wait for each other as well. No rank
-    stands out, and the job would be four times as fast.
-    """
-    share = float(np.median(usual_ns)) / float(np.median(seen.iteration_ns))
-    if not is_costly(share):
-        return ""
-    return (
-        f"all ranks wait for their data for {share:.0%} of an iteration: their loaders are too "
-        "slow for the job, or somebody's, for whom the others wait, or storage that they share"
     )
 
 

@@ -11,6 +11,7 @@ from detect.causes import (
     changed_links,
     compute,
     corruption,
+    everywhere,
     hosts,
     imbalance,
     late_exits,
@@ -42,11 +43,14 @@ CAUSES: tuple[CauseSpec, ...] = (
     bursts.BURST,
     compute.SLOW_ON_THE_MEAN,
     networks.PACE_OF_PCIE,
+    everywhere.LATE_DATA,
+    everywhere.PAUSES,
     unexplained.STEP_CHANGE,
     imbalance.STAGES,
     imbalance.SEQUENCES,
     corruption.CORRUPTION,
     unexplained.AWAITED,
+    everywhere.UNEVEN,
 )
 
 POWER_WORDS = {spec.cause: spec.power_words for spec in CAUSES if spec.power_words}

@@ -343,6 +343,18 @@ class Transfers:
     """Span of the member that is in an operation for the shortest time, by that member's clock."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Unevenness:
+    """How much longer steps are than one in which every operation takes its typical time on all
+    ranks, if some operations last as long as they did: 1.2 is 20 % longer.
+    """
+
+    computing: Floats
+    """(iteration,): passes last as long as they did."""
+    transfers: Floats
+    """(iteration,): communication does, waiting taken out."""
+
+
 class Costs(Protocol):
     """Knows what findings cost the step."""
 
@@ -359,6 +371,11 @@ class Costs(Protocol):
     ) -> float | None:
         """Return iteration time divided by iteration time with a sound network of the ranks' host,
         which is `slowdown` times slower; None if unknown.
+        """
+
+    def unevenness(self, within: tuple[int, int]) -> Unevenness | None:
+        """Return what it costs from a first to a last iteration that ranks take unlike times for
+        the same operations; None if unknown.
         """
 
 

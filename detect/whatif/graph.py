@@ -359,3 +359,22 @@ class Replay:
     def mask(self, ranks: tuple[int, ...]) -> Flags:
         """Return the places of these ranks, (stage, lane)."""
         return np.isin(self.ranks, ranks)
+
+
+def keep_nodes(replay: Replay, kept: Flags) -> Floats:
+    """Replay with traced weights where `kept` (scenario, node); return (scenario, step) seconds."""
+    choice = kept.T[:, None, :, None]  # (node, lane, scenario, step)
+
+    def weigh(node: int) -> Floats:
+        if not kept[:, node].any():
+            return replay.ideal_row(node)
+        if kept[:, node].all():
+            return replay.traced_row(node)
+        return np.where(choice[node], replay.traced_row(node), replay.ideal[node])
+
+    return over_all_steps(replay, sweep(replay.graph, weigh))
+
+
+def over_all_steps(replay: Replay, times: Floats) -> Floats:
+    """Spread scenarios that are ideal throughout, and so have one step, over all steps."""
+    return np.broadcast_to(times, (times.shape[0], len(replay.steps)))

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from detect.observe.observations import Unevenness
 from detect.report import Cause, Finding
 from detect.stats.robust import ordinary
 from detect.thresholds import COSTS, NETWORKS
-from detect.whatif.graph import HOST, OPTIMIZER, Replay, sweep
+from detect.whatif.graph import BACKWARD, FORWARD, HOST, OPTIMIZER, Replay, keep_nodes, sweep
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import InputError, MegaScanError
 from megascan.header import Json
@@ -344,6 +345,21 @@ class ReplayedCosts:
         replay, during = known
         saving = saved_by_quicker_border(replay, ranks, slowdown, NETWORKS.min_bytes, during)
         return None if saving is None else max(1.0, saving.speedup)
+
+    def unevenness(self, within: tuple[int, int]) -> Unevenness | None:
+        """Return what it costs from a first to a last iteration that ranks take unlike times for
+        the same operations; None where no replay tells, or passes are not in it.
+        """
+        replay = self._get_replay()
+        if replay is None or not _holds_compute(replay):
+            return None
+        during = (replay.steps >= within[0]) & (replay.steps <= within[1])
+        passes = [node.optype in (FORWARD, BACKWARD) for node in replay.graph.nodes]
+        kept = np.array([passes, ~replay.graph.is_local])
+        if not during.any() or replay.ideal_s <= 0:
+            return None
+        computing, transfers = keep_nodes(replay, kept)[:, during] / replay.ideal_s
+        return Unevenness(computing=computing, transfers=transfers)
 
     def _replayable(
         self, ranks: tuple[int, ...], within: tuple[int, int]

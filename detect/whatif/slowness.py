@@ -30,23 +30,16 @@ from functools import cached_property
 
 import numpy as np
 
-from detect.whatif.graph import Partition, Replay, partition_of, sweep
+from detect.whatif.graph import (
+    Partition,
+    Replay,
+    keep_nodes,
+    over_all_steps,
+    partition_of,
+    sweep,
+)
 from detect.whatif.savings import Saving, saved_by_fixing
 from megascan.arrays import Flags, Floats, Integers
-
-
-def keep_nodes(replay: Replay, kept: Flags) -> Floats:
-    """Replay with traced weights where `kept` (scenario, node); return (scenario, step) seconds."""
-    choice = kept.T[:, None, :, None]  # (node, lane, scenario, step)
-
-    def weigh(node: int) -> Floats:
-        if not kept[:, node].any():
-            return replay.ideal_row(node)
-        if kept[:, node].all():
-            return replay.traced_row(node)
-        return np.where(choice[node], replay.traced_row(node), replay.ideal[node])
-
-    return _steps(replay, sweep(replay.graph, weigh))
 
 
 def keep_places(replay: Replay, kept: Flags) -> Floats:
@@ -57,7 +50,7 @@ def keep_places(replay: Replay, kept: Flags) -> Floats:
         chosen = kept[:, stage[node]].T[:, :, None]  # (lane, scenario, 1)
         return np.where(chosen, replay.traced_row(node), replay.ideal[node])
 
-    return _steps(replay, sweep(replay.graph, weigh))
+    return over_all_steps(replay, sweep(replay.graph, weigh))
 
 
 def keep_each_rank(replay: Replay) -> tuple[Floats, Floats]:
@@ -112,11 +105,6 @@ def _classes_in_sets(partition: Partition, classes: Integers) -> list[tuple[int,
     present = np.zeros((int(partition.labels.max()) + 1, int(classes.max()) + 1), dtype=np.bool_)
     present[partition.labels, classes] = True
     return [tuple(np.flatnonzero(row).tolist()) for row in present]
-
-
-def _steps(replay: Replay, times: Floats) -> Floats:
-    """Spread scenarios that are ideal throughout, and so have one step, over all steps."""
-    return np.broadcast_to(times, (times.shape[0], len(replay.steps)))
 
 
 TOP_SHARE = 0.03

@@ -66,13 +66,6 @@ def test_loading_alike_is_silent(job):
     assert report.verdict == Verdict.HEALTHY
 
 
-def test_a_job_that_waits_for_its_data_is_not_healthy(job):
-    report = job(layout=Layout(dp=4), loading_ms=lambda slot: 60.0).report()
-    assert report.verdict == Verdict.UNDECIDED
-    assert not report.findings
-    assert "all ranks wait for their data for" in render_text(report).splitlines()[0]
-
-
 @pytest.mark.parametrize(("share", "verdict"), [(0.7, Verdict.UNDECIDED), (0.3, Verdict.HEALTHY)])
 def test_nothing_found_in_what_was_hardly_recorded_is_no_health(job, share, verdict):
     """Of some files of the original MegaScan nobody knows what the host did beside the layers."""
@@ -90,15 +83,6 @@ def test_collector_of_one_rank_is_the_jobs(job):
     assert [(one.ranks, one.cause, one.owner) for one in report.findings] == [
         ((2,), Cause.GC, Owner.JOB)
     ]
-
-
-@pytest.mark.parametrize("interval", [2, 4, 8])
-def test_collectors_that_run_now_and_then_are_healthy(job, interval):
-    due = np.random.default_rng(interval).integers(0, interval, (64, 64)) == 0
-    report = job(
-        layout=Layout(dp=4), gc_ms=lambda slot: 60.0 if due[slot.rank, slot.iteration] else 0.0
-    ).report()
-    assert report.verdict == Verdict.HEALTHY
 
 
 def test_gaps_between_operations_are_the_hosts(job):
@@ -569,7 +553,7 @@ def test_a_window_in_which_no_loader_could_be_told_is_no_health(job):
 
     report = job(layout=Layout(dp=4), iterations=3, loading_ms=by_turns).report()
     assert report.verdict is Verdict.UNDECIDED
-    assert "to its loader would not have been found" in render_text(report)
+    assert all(not one.ranks for one in report.findings)
 
 
 @pytest.mark.parametrize(("gap_ms", "owner"), [(32.0, Owner.UNDECIDED), (60.0, Owner.NODE)])

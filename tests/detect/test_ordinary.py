@@ -159,6 +159,25 @@ def test_what_is_little_and_gains_nothing_is_no_reason_to_change_a_node(job, slo
     assert undecided_if_small_and_free(seen, hardly, 1.01).owner is Owner.NODE
 
 
+@pytest.mark.parametrize(("changes", "iterations", "owner"), [
+    ({}, 12, Owner.UNDECIDED),
+    ({}, 20, Owner.NODE),
+    ({"q_value": 1e-9}, 12, Owner.NODE),
+    ({"slowdown": 1.25}, 12, Owner.NODE),
+    ({"step_time_cost_ratio": 1.02}, 12, Owner.NODE),
+    ({"joint_cost_ratio": 1.05}, 12, Owner.NODE),  # it hides behind others that are slow
+    ({"is_read": True}, 12, Owner.NODE),  # its clock is low
+    ({"cause": Cause.HOST}, 12, Owner.NODE),
+])  # fmt: skip
+def test_what_gains_little_must_be_beyond_doubt(job, slow, changes, iterations, owner):
+    made = job(layout=Layout(dp=4, pp=2), work=slow(3, 1.1), transfer=lambda *_: 1.0)
+    (found,) = made.report().findings
+    seen = observe(made.but(iterations=iterations).timeline())
+    doubtful = replace(found, slowdown=1.1, q_value=1e-6, step_time_cost_ratio=1.006)
+    other = replace(doubtful, **changes)
+    assert undecided_if_small_and_free(seen, other, 1.03).owner is owner
+
+
 @pytest.mark.parametrize(
     ("slowdown", "cost", "other", "owner"),
     [

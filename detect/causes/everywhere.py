@@ -1,0 +1,326 @@
+"""Find what slows the whole job, so that no rank stands out beside another.
+
+Problem: every other search compares ranks. Where all of them wait for their data by turns, pause
+for their collectors in iterations of their own, or get uneven work in every pass, each looks like
+the others, and the job would be called healthy at half its speed.
+
+Idea: an iteration lasts as long as its slowest rank. What all would gain together is the longest
+loss of each iteration, whoever's it is:
+
+    cost = sum of iterations / sum of (iteration - longest loss in it)
+
+Example, ms that ranks wait for their data; without, the job would be 1.5 times as fast:
+
+                   iteration     1     2     3
+        rank 0                  10    70    20
+        rank 1                  60    15    10
+        rank 2                  25    20    80
+        longest                 60    70    80      210 of 630
+
+Late data are the job's where hosts take turns. Where one of them has the longest waits, or all wait
+alike, nobody knows whether storage, the job's own loaders or a host for whom the others wait is the
+reason. Pauses of collectors are always the job's.
+
+Uneven work is told by replay: the step in which passes (or transfers) last as long as they did on
+each rank, over the step in which every operation takes its typical time on all ranks. It blames
+nobody, and is said only where nothing else is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
+from detect.observe.observations import Observations
+from detect.report import Cause, Finding, Owner
+from detect.stats.noise import t_tail
+from detect.stats.search import interval_of_ratio
+from detect.text import milliseconds, ranks_of, times
+from detect.thresholds import COSTS, EVERYWHERE, POWER
+from megascan.arrays import Floats, Integers
+
+ADVICE_ON_DATA = (
+    "give the loaders more workers and let them read further ahead (num_workers, "
+    "prefetch_factor), then trace again",
+    "time one loader alone on an idle host: if it is as slow there, read fewer and larger files, "
+    "or copy them to local disks; if not, look at the storage that all share",
+)
+ADVICE_ON_COLLECTORS = (
+    "call gc.freeze() when the model is built, gc.disable() before the loop, and gc.collect() on "
+    "all ranks in the same iteration, every few hundred of them",
+)
+ADVICE_ON_WORK = (
+    "count what ranks get in a pass (tokens, lengths of documents, tokens of each expert), record "
+    "it with the trace, and compare it with the passes that take long",
+    "look at one iteration of the timeline: who arrives last changes from pass to pass",
+)
+ADVICE_ON_TRANSFERS = (
+    "look at one iteration of the timeline: which transfers last longer than others of their kind, "
+    "and between which hosts",
+    "read the ports' error and congestion counters (ethtool -S, ibstat, perfquery) on these hosts",
+)
+STORAGE = (
+    "hosts take turns, so no single host is the reason: storage that all share, or loaders too "
+    "slow for the job"
+)
+ONE_HOST = (
+    "ranks take turns, so no single rank is the reason: loaders too slow for the job, the host on "
+    "which all of them run, or storage elsewhere"
+)
+SOMEBODY = (
+    "the job's own loaders, storage that all share, or somebody for whom the others wait: which of "
+    "them, the trace cannot tell"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Everywhere:
+    """Time that a job loses in each of its iterations, whoever loses it."""
+
+    longest_ns: Floats
+    """(iteration,): of the rank that loses most."""
+    typical_ns: Floats
+    """(iteration,): of the median rank."""
+    share: float
+    """Of all time."""
+    error: float
+    """Standard error of the share."""
+
+    @property
+    def ratio(self) -> float:
+        """Return the time of all iterations over what they would take without."""
+        return 1.0 / (1.0 - min(self.share, COSTS.max_saved_share))
+
+    def p_value(self, least_ratio: float) -> float:
+        """Return how probable as high a share is in a job that loses a part of `least_ratio`."""
+        least = (1.0 - 1.0 / least_ratio) * EVERYWHERE.proven_share
+        return t_tail((self.share - least) / max(self.error, 1e-9), len(self.longest_ns) - 1)
+
+
+def _lost_everywhere(seen: Observations, lost_ns: Floats, least_ratio: float) -> _Everywhere | None:
+    """Return what the job loses, from what each of its ranks loses, (row, iteration); None where
+    iterations without that would be hardly shorter, or differ too much to say so.
+    """
+    if len(seen.iterations) < 2:
+        return None
+    longest_ns = lost_ns.max(axis=0)
+    share = longest_ns / float(np.mean(seen.iteration_ns))
+    found = _Everywhere(
+        longest_ns=longest_ns,
+        typical_ns=np.median(lost_ns, axis=0),
+        share=float(share.mean()),
+        error=float(share.std(ddof=1) / np.sqrt(len(share))),
+    )
+    is_large = found.ratio >= least_ratio
+    return found if is_large and found.p_value(least_ratio) <= EVERYWHERE.chance else None
+
+
+def _search_data(inquiry: Inquiry) -> Answer:
+    """Say that the whole job waits for its data, and whether one host may be the reason."""
+    seen = inquiry.seen
+    lost_ns = np.nan_to_num(seen.lost(Cause.LOADER))
+    if (lost_ns.max(axis=1) > 0).sum() < 2:  # whoever loads for all is told by who waits for it
+        return Answer()
+    hosts = np.unique(np.asarray(seen.members.hosts), return_inverse=True)[1]
+    is_one_host = not hosts.any()
+    in_turn = _take_turns(np.arange(len(hosts)) if is_one_host else hosts, lost_ns)
+    least_ratio = EVERYWHERE.data_ratio if in_turn else POWER.healthy_ratio
+    least_ratio = max(least_ratio, inquiry.settings.min_slowdown)
+    lost = _lost_everywhere(seen, lost_ns, least_ratio)
+    is_jobs = in_turn and not is_one_host
+    if lost is None or (not is_jobs and any(map(_is_of_loader, inquiry.found))):
+        return Answer()
+    finding = _finding(
+        seen,
+        lost,
+        cause=Cause.LOADER,
+        owner=Owner.JOB if is_jobs else Owner.UNDECIDED,
+        least_ratio=least_ratio,
+        predicate="waits for its data",
+        evidence=(
+            _who_loses_most(seen, lost_ns),
+            STORAGE if is_jobs else ONE_HOST if in_turn else SOMEBODY,
+        ),
+        advice=ADVICE_ON_DATA,
+    )
+    return Answer(findings=(finding,), explains=lambda one: is_jobs and _is_undecided_loader(one))
+
+
+def _is_of_loader(finding: Finding) -> bool:
+    return finding.cause is Cause.LOADER
+
+
+def _is_undecided_loader(finding: Finding) -> bool:
+    return _is_of_loader(finding) and finding.owner is Owner.UNDECIDED
+
+
+def _take_turns(unit: Integers, lost_ns: Floats) -> bool:
+    """Return whether units take turns at losing most, so that no single one is the reason.
+
+    `unit` (row,) numbers the host, or the rank, of each row of `lost_ns` (row, iteration) from 0.
+    Where all ranks lose alike, noise alone decides whose loss is the longest, and nobody has turns.
+    """
+    num_units = int(unit.max()) + 1
+    if num_units < 2:
+        return False
+    longest_ns = lost_ns.max(axis=0)
+    total = max(float(longest_ns.sum()), 1.0)
+    over_typical = 1.0 - np.median(lost_ns, axis=0).sum() / total
+    leads = np.bincount(unit[lost_ns.argmax(axis=0)], weights=longest_ns, minlength=num_units)
+    left = [lost_ns[unit != one].max(axis=0).sum() for one in range(num_units)]
+    is_spread = leads.max() / total <= EVERYWHERE.most_of_one
+    is_left = min(left) / total >= EVERYWHERE.left_share
+    return bool(over_typical >= EVERYWHERE.turn_share and is_spread and is_left)
+
+
+def _search_pauses(inquiry: Inquiry) -> Answer:
+    """Say that the collectors of all ranks stop the job, each in iterations of its own."""
+    seen = inquiry.seen
+    lost_ns = np.nan_to_num(seen.lost(Cause.GC))
+    least_ratio = max(EVERYWHERE.pauses_ratio, inquiry.settings.min_slowdown)
+    lost = _lost_everywhere(seen, lost_ns, least_ratio)
+    if lost is None or any(one.cause is Cause.GC for one in inquiry.found):
+        return Answer()
+    finding = _finding(
+        seen,
+        lost,
+        cause=Cause.GC,
+        owner=Owner.JOB,
+        least_ratio=least_ratio,
+        predicate="stands still for garbage collection",
+        evidence=(_who_loses_most(seen, lost_ns), "every rank waits for whoever collects"),
+        advice=ADVICE_ON_COLLECTORS,
+    )
+    return Answer(findings=(finding,))
+
+
+def _who_loses_most(seen: Observations, lost_ns: Floats) -> str:
+    """Say how many ranks lose most in one iteration or another, and which one does most often."""
+    active = lost_ns.max(axis=0) > 0
+    rows, counts = np.unique(lost_ns.argmax(axis=0)[active], return_counts=True)
+    most = int(np.argmax(counts))
+    return (
+        f"{len(rows)} of {len(seen.members)} ranks lose most of it in one iteration or another, "
+        f"{ranks_of(seen.members, int(rows[most]))} most often: in {counts[most]} of "
+        f"{int(active.sum())}"
+    )
+
+
+def _finding(
+    seen: Observations,
+    lost: _Everywhere,
+    *,
+    cause: Cause,
+    owner: Owner,
+    least_ratio: float,
+    predicate: str,
+    evidence: tuple[str, ...],
+    advice: tuple[str, ...],
+) -> Finding:
+    """Report what the whole job loses; no rank is named."""
+    effect = float(np.log(lost.ratio))
+    each = (
+        f"the longest of an iteration takes {milliseconds(float(lost.longest_ns.mean()))} on the "
+        f"mean, that of the typical rank {milliseconds(float(lost.typical_ns.mean()))}, of "
+        f"{milliseconds(float(np.mean(seen.iteration_ns)))}"
+    )
+    return build_finding(
+        seen,
+        Claim(
+            ranks=(),
+            rows=(),
+            cause=cause,
+            owner=owner,
+            slowdown=lost.ratio,
+            interval=interval_of_ratio(effect, lost.error * lost.ratio),
+            course=None,
+            q_value=lost.p_value(least_ratio),
+            num_peers=len(seen.members),
+            saved_ns=lost.longest_ns,
+            subject="the whole job",
+            predicate=f"{predicate} for {lost.share:.0%} of its time",
+            evidence=(each, *evidence),
+            advice=advice,
+            is_replayed=False,
+        ),
+    )
+
+
+def _search_uneven(inquiry: Inquiry) -> Answer:
+    """Say that ranks take unlike times for the same work in most iterations, now one and now
+    another, where nothing else was found.
+    """
+    seen = inquiry.seen
+    if inquiry.found or seen.costs is None or not seen.tells_passes:
+        return Answer()
+    uneven = seen.costs.unevenness((int(seen.iterations[0]), int(seen.iterations[-1])))
+    if uneven is None:
+        return Answer()
+    kinds = (uneven.computing, _WORK), (uneven.transfers, _TRANSFERS)
+    ratio, words = max(kinds, key=lambda kind: float(np.median(kind[0])))
+    if float(np.median(ratio)) < max(EVERYWHERE.uneven_ratio, inquiry.settings.min_slowdown):
+        return Answer()
+    return Answer(findings=(_uneven_finding(seen, ratio, words),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Words:
+    """How a finding speaks of what is uneven."""
+
+    what: str
+    reason: str
+    advice: tuple[str, ...]
+
+
+_WORK = _Words(
+    what="passes",
+    reason="documents of unlike length do this, experts that get more tokens than others, or "
+    "devices that vary",
+    advice=ADVICE_ON_WORK,
+)
+_TRANSFERS = _Words(
+    what="transfers",
+    reason="a network that is busy or slow now and then does this, or one that is slow for some",
+    advice=ADVICE_ON_TRANSFERS,
+)
+
+
+def _uneven_finding(seen: Observations, ratio: Floats, words: _Words) -> Finding:
+    """Report uneven work by its `ratio`, (iteration,); no rank is named, because none is always
+    slow.
+    """
+    typical, logs = float(np.median(ratio)), np.log(ratio)
+    error = float(logs.std(ddof=1) / np.sqrt(len(logs))) if len(logs) > 1 else np.inf
+    least = np.log(EVERYWHERE.uneven_ratio) * EVERYWHERE.proven_share
+    return build_finding(
+        seen,
+        Claim(
+            ranks=(),
+            rows=(),
+            cause=Cause.UNKNOWN,
+            owner=Owner.UNDECIDED,
+            slowdown=typical,
+            interval=interval_of_ratio(float(np.log(typical)), error),
+            course=None,
+            q_value=t_tail((float(logs.mean()) - least) / max(error, 1e-9), max(len(logs) - 1, 1)),
+            num_peers=len(seen.members),
+            saved_ns=seen.iteration_ns * (1.0 - 1.0 / typical),
+            subject=f"the {words.what} of the job",
+            predicate=f"are uneven, though none of a rank's are always the longest: they make the "
+            f"step {times(typical)} as long",
+            evidence=(
+                f"the typical step, replayed with all {words.what} as they were, over one in which "
+                "operations take their typical time on all ranks",
+                words.reason,
+            ),
+            advice=words.advice,
+            is_replayed=False,
+        ),
+    )
+
+
+LATE_DATA = CauseSpec(cause=Cause.LOADER, search=_search_data)
+PAUSES = CauseSpec(cause=Cause.GC, search=_search_pauses)
+UNEVEN = CauseSpec(cause=Cause.UNKNOWN, search=_search_uneven)

@@ -1,0 +1,149 @@
+"""What slows a whole job, so that nobody stands out: said with its cost, blamed on no node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from detect import Cause, DetectorSettings, Owner, Verdict
+from detect.causes.everywhere import _take_turns
+from detect.detector import judge
+from detect.observe.extract import observe
+from detect.observe.observations import Unevenness
+from detect.text import render_text
+from megascan.topology import Layout
+
+EIGHT = Layout(dp=8)
+
+
+def by_turns(length_ms, others_ms=1.0, one_in=8):
+    """Each iteration one rank of `one_in` takes long, the next one another."""
+    return lambda slot: (
+        length_ms if (slot.rank + 3 * slot.iteration) % one_in == 0 else others_ms
+    )  # fmt: skip
+
+
+def true_cost(job, **lost):
+    """How much longer an iteration is than without what is lost."""
+    with_ns = observe(job(layout=EIGHT, hosts=2, **lost).timeline()).iteration_ns
+    without_ns = observe(job(layout=EIGHT, hosts=2).timeline()).iteration_ns
+    return float(with_ns.mean() / without_ns.mean())
+
+
+def test_hosts_that_wait_for_their_data_by_turns_are_the_jobs(job):
+    lost = {"loading_ms": by_turns(12.0)}
+    (finding,) = job(layout=EIGHT, hosts=2, **lost).report().findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((), Cause.LOADER, Owner.JOB)
+    assert finding.step_time_cost_ratio == pytest.approx(true_cost(job, **lost), rel=0.03)
+    assert finding.slowdown_interval[0] < finding.slowdown < finding.slowdown_interval[1]
+    assert any("hosts take turns" in sentence for sentence in finding.evidence)
+
+
+def test_ranks_of_one_host_that_wait_by_turns_are_undecided(job):
+    (finding,) = job(layout=EIGHT, loading_ms=by_turns(12.0)).report().findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((), Cause.LOADER, Owner.UNDECIDED)
+    assert any("the host on which all of them run" in one for one in finding.evidence)
+
+
+@pytest.mark.parametrize("hosts", [2, 8])
+def test_ranks_that_all_wait_alike_are_undecided(job, hosts):
+    report = job(layout=EIGHT, hosts=hosts, loading_ms=lambda slot: 20.0).report()
+    (finding,) = report.findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((), Cause.LOADER, Owner.UNDECIDED)
+    first = render_text(report).splitlines()[0]
+    assert first.startswith("UNDECIDED: the whole job waits for its data for ")
+    assert "without it the job would be" in first
+
+
+@pytest.mark.parametrize("loading", [by_turns(2.0, 0.2), lambda slot: 6.0, lambda slot: 0.0])
+def test_jobs_that_wait_little_are_healthy(job, loading):
+    assert job(layout=EIGHT, hosts=2, loading_ms=loading).report().verdict is Verdict.HEALTHY
+
+
+def test_one_slow_loader_is_not_the_jobs(job):
+    slow = lambda slot: 12.0 if slot.rank == 3 else 0.5  # noqa: E731
+    report = job(layout=EIGHT, hosts=2, loading_ms=slow).report()
+    assert [(one.ranks, one.owner) for one in report.findings] == [((3,), Owner.NODE)]
+
+
+def test_one_host_of_slow_loaders_is_not_the_jobs(job):
+    slow = lambda slot: by_turns(12.0, 2.0, 2)(slot) if slot.rank < 2 else 0.5  # noqa: E731
+    report = job(layout=EIGHT, hosts=2, loading_ms=slow).report()
+    assert report.findings
+    assert all(one.owner is not Owner.JOB for one in report.findings)
+
+
+def test_storage_takes_the_place_of_loaders_that_it_may_explain(job):
+    """A rank waits more often than others, all of whom wait now and then."""
+    due = np.random.default_rng(5).random((8, 64)) < 0.15
+    due[2] |= np.random.default_rng(6).random(64) < 0.3
+
+    def loading(slot):
+        return 12.0 if due[slot.rank, slot.iteration] else 0.5
+
+    report = job(layout=EIGHT, hosts=2, iterations=30, loading_ms=loading).report()
+    assert [(one.ranks, one.cause, one.owner) for one in report.findings] == [
+        ((), Cause.LOADER, Owner.JOB)
+    ]
+    assert report.verdict is Verdict.JOB
+
+
+@pytest.mark.parametrize("interval", [2, 4, 8])
+def test_collectors_that_run_now_and_then_are_the_jobs(job, interval):
+    due = np.random.default_rng(interval).integers(0, interval, (64, 64)) == 0
+    lost = {"gc_ms": lambda slot: 60.0 if due[slot.rank, slot.iteration] else 0.0}
+    (finding,) = job(layout=EIGHT, hosts=2, **lost).report().findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((), Cause.GC, Owner.JOB)
+    assert finding.step_time_cost_ratio == pytest.approx(true_cost(job, **lost), rel=0.03)
+
+
+def test_one_collection_is_chance(job):
+    once = lambda slot: 400.0 if (slot.rank, slot.iteration) == (3, 9) else 0.0  # noqa: E731
+    assert not [one for one in job(layout=EIGHT, gc_ms=once).report().findings if not one.ranks]
+
+
+def test_collector_of_one_rank_is_that_ranks(job):
+    report = job(layout=EIGHT, gc_ms=lambda slot: 40.0 if slot.rank == 2 else 0.0).report()
+    assert [(one.ranks, one.cause) for one in report.findings] == [((2,), Cause.GC)]
+
+
+def test_passes_that_are_longer_now_here_and_now_there_are_no_health(job):
+    uneven = job(layout=EIGHT, hosts=2, work=by_turns(1.4))
+    (finding,) = uneven.report().findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((), Cause.UNKNOWN, Owner.UNDECIDED)
+    assert 1.25 < finding.slowdown < 1.4  # the optimizer is as quick as ever
+    asked = uneven.report(DetectorSettings(min_slowdown=1.6))
+    assert not asked.findings
+
+
+@pytest.mark.parametrize(("computing", "transfers", "words"), [
+    (1.3, 1.02, "the passes of the job are uneven"),
+    (1.02, 1.3, "the transfers of the job are uneven"),
+    (1.1, 1.1, ""),
+])  # fmt: skip
+def test_uneven_work_is_told_by_replay(job, computing, transfers, words):
+    seen = observe(job(layout=EIGHT).timeline())
+    uneven = Unevenness(computing=np.full(20, computing), transfers=np.full(20, transfers))
+    costs = SimpleNamespace(unevenness=lambda within: uneven)
+    findings = judge(replace(seen, costs=costs), DetectorSettings()).findings
+    assert [one.headline[: len(words)] for one in findings] == [words] * bool(words)
+
+
+def test_a_slow_rank_is_not_called_uneven_work(job):
+    slow = lambda slot: 1.5 if slot.rank == 3 else 1.0  # noqa: E731
+    assert [one.ranks for one in job(layout=EIGHT, work=slow).report().findings] == [(3,)]
+
+
+@pytest.mark.parametrize(("lost", "in_turn"), [
+    ([[9, 0, 9, 0], [0, 9, 0, 9]], True),
+    ([[9, 9, 9, 9], [0, 1, 0, 1]], False),  # one has nearly all
+    ([[9, 8, 9, 8], [8, 9, 8, 9]], False),  # all alike
+    ([[9, 0, 9, 0], [0, 1, 0, 1]], False),  # without the first little is left
+])  # fmt: skip
+def test_who_takes_turns(lost, in_turn):
+    lost = np.repeat(np.array(lost, dtype=float), 2, axis=0)  # two ranks each, which lose alike
+    assert _take_turns(np.array([0, 0, 1, 1]), lost) is in_turn
+    assert not _take_turns(np.zeros(4, dtype=int), lost)
