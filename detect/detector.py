@@ -178,7 +178,9 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
     findings = folded(_unexplained([answer for _, answer in answers]))
     findings = with_joint_costs(seen, findings)
     findings = [
-        undecided_if_no_gain(undecided_if_small_and_free(seen, one, settings.min_slowdown))
+        undecided_if_no_gain(
+            undecided_if_small_and_free(seen, one, findings, settings.min_slowdown)
+        )
         for one in findings
     ]
     findings = [undecided_beside_larger(one, findings, settings.min_slowdown) for one in findings]

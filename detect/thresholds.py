@@ -1017,17 +1017,16 @@ class _Everywhere:
         0.05, "probability", Origin.CONVENTION,
         "of as large a loss in iterations that differ as much, above which nothing is said",
     )  # fmt: skip
+    near_share: float = limit(
+        0.75, "share of the longest loss", Origin.BENCHMARK, "that counts as a loss like it"
+    )
     most_of_one: float = limit(
         0.75, "share of the longest losses", Origin.CONVENTION,
-        "that may be one host's if hosts take turns",
-    )  # fmt: skip
-    turn_share: float = limit(
-        0.25, "share of the longest losses", Origin.CONVENTION,
-        "that lies beyond the typical rank's if ranks take turns",
+        "to which one rank's may come near if ranks take turns",
     )  # fmt: skip
     left_share: float = limit(
         0.5, "share of the longest losses", Origin.CONVENTION,
-        "that must be left without any one host if hosts take turns",
+        "that must be left without any one host if it is no host's fault",
     )  # fmt: skip
     uneven_ratio: float = limit(
         1.15, "ratio", Origin.BENCHMARK,

@@ -17,9 +17,9 @@ Example, ms that ranks wait for their data; without, the job would be 1.5 times 
         rank 2                  25    20    80
         longest                 60    70    80      210 of 630
 
-Late data are the job's where hosts take turns. Where one of them has the longest waits, or all wait
-alike, nobody knows whether storage, the job's own loaders or a host for whom the others wait is the
-reason. Pauses of collectors are always the job's.
+Late data are the job's where ranks of several hosts take turns. Where one of them has the longest
+waits, or all wait alike, nobody knows whether storage, the job's own loaders or somebody for whom
+the others wait is the reason. Pauses of collectors are always the job's.
 
 Uneven work is told by replay: the step in which passes (or transfers) last as long as they did on
 each rank, over the step in which every operation takes its typical time on all ranks. It blames
@@ -33,13 +33,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
-from detect.observe.observations import Observations
+from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.noise import t_tail
 from detect.stats.search import interval_of_ratio
 from detect.text import milliseconds, ranks_of, times
 from detect.thresholds import COSTS, EVERYWHERE, POWER
-from megascan.arrays import Floats, Integers
+from megascan.arrays import Floats
 
 ADVICE_ON_DATA = (
     "give the loaders more workers and let them read further ahead (num_workers, "
@@ -62,12 +62,12 @@ ADVICE_ON_TRANSFERS = (
     "read the ports' error and congestion counters (ethtool -S, ibstat, perfquery) on these hosts",
 )
 STORAGE = (
-    "hosts take turns, so no single host is the reason: storage that all share, or loaders too "
-    "slow for the job"
+    "ranks of several hosts take turns, so no single host is the reason: storage that all share, "
+    "or loaders too slow for the job"
 )
 ONE_HOST = (
     "ranks take turns, so no single rank is the reason: loaders too slow for the job, the host on "
-    "which all of them run, or storage elsewhere"
+    "which they run, or storage elsewhere"
 )
 SOMEBODY = (
     "the job's own loaders, storage that all share, or somebody for whom the others wait: which of "
@@ -123,13 +123,11 @@ def _search_data(inquiry: Inquiry) -> Answer:
     lost_ns = np.nan_to_num(seen.lost(Cause.LOADER))
     if (lost_ns.max(axis=1) > 0).sum() < 2:  # whoever loads for all is told by who waits for it
         return Answer()
-    hosts = np.unique(np.asarray(seen.members.hosts), return_inverse=True)[1]
-    is_one_host = not hosts.any()
-    in_turn = _take_turns(np.arange(len(hosts)) if is_one_host else hosts, lost_ns)
+    in_turn = _take_turns(lost_ns)
     least_ratio = EVERYWHERE.data_ratio if in_turn else POWER.healthy_ratio
     least_ratio = max(least_ratio, inquiry.settings.min_slowdown)
     lost = _lost_everywhere(seen, lost_ns, least_ratio)
-    is_jobs = in_turn and not is_one_host
+    is_jobs = in_turn and _is_of_no_host(seen.members, lost_ns)
     if lost is None or (not is_jobs and any(map(_is_of_loader, inquiry.found))):
         return Answer()
     finding = _finding(
@@ -156,23 +154,26 @@ def _is_undecided_loader(finding: Finding) -> bool:
     return _is_of_loader(finding) and finding.owner is Owner.UNDECIDED
 
 
-def _take_turns(unit: Integers, lost_ns: Floats) -> bool:
-    """Return whether units take turns at losing most, so that no single one is the reason.
+def _take_turns(lost_ns: Floats) -> bool:
+    """Return whether ranks take turns at losing most, (rank, iteration), so that no single one is
+    the reason: none loses about as much as whoever loses most in most iterations.
 
-    `unit` (row,) numbers the host, or the rank, of each row of `lost_ns` (row, iteration) from 0.
-    Where all ranks lose alike, noise alone decides whose loss is the longest, and nobody has turns.
+    Not where all lose alike, nor where one always loses and another one as much now and then.
     """
-    num_units = int(unit.max()) + 1
-    if num_units < 2:
-        return False
     longest_ns = lost_ns.max(axis=0)
-    total = max(float(longest_ns.sum()), 1.0)
-    over_typical = 1.0 - np.median(lost_ns, axis=0).sum() / total
-    leads = np.bincount(unit[lost_ns.argmax(axis=0)], weights=longest_ns, minlength=num_units)
-    left = [lost_ns[unit != one].max(axis=0).sum() for one in range(num_units)]
-    is_spread = leads.max() / total <= EVERYWHERE.most_of_one
-    is_left = min(left) / total >= EVERYWHERE.left_share
-    return bool(over_typical >= EVERYWHERE.turn_share and is_spread and is_left)
+    is_near = lost_ns >= EVERYWHERE.near_share * longest_ns
+    near = (is_near * longest_ns).sum(axis=1) / max(float(longest_ns.sum()), 1.0)
+    return bool(near.max() <= EVERYWHERE.most_of_one)
+
+
+def _is_of_no_host(members: Members, lost_ns: Floats) -> bool:
+    """Return whether without any one host the ranks of the others would still lose a good part,
+    (rank, iteration).
+    """
+    hosts = np.asarray(members.hosts)
+    total = max(float(lost_ns.max(axis=0).sum()), 1.0)
+    left = [float(lost_ns[hosts != one].max(axis=0, initial=0.0).sum()) for one in set(hosts)]
+    return min(left) / total >= EVERYWHERE.left_share
 
 
 def _search_pauses(inquiry: Inquiry) -> Answer:

@@ -26,7 +26,7 @@ What findings mean for each other is said in `detect.causes.together`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -402,7 +402,7 @@ def undecided_if_free(finding: Finding, why: str, *, is_estimated: bool = False)
 
 
 def undecided_if_small_and_free(
-    seen: Observations, finding: Finding, min_slowdown: float
+    seen: Observations, finding: Finding, findings: Sequence[Finding], min_slowdown: float
 ) -> Finding:
     """Return the finding, undecided where a device is a little slower and mending it gains nothing.
 
@@ -412,7 +412,8 @@ def undecided_if_small_and_free(
     `min_slowdown`. Example: 1.039x in five iterations of a step that would be 0.2 % shorter.
 
     In some more iterations, or beside more peers, what gains little must be beyond doubt, whatever
-    noise is at work. Example: 1.038x with q 2e-7, of a step that would be 0.5 % shorter.
+    noise is at work. Example: 1.038x with q 2e-7, of a step that would be 0.5 % shorter. What is
+    gained with others of the `findings` counts as far as these alone do not gain it.
 
     Unchanged where no communication was recorded, since then nobody knows who waits, and where a
     low clock was read, which is no difference of chips.
@@ -420,25 +421,29 @@ def undecided_if_small_and_free(
     if seen.transfers is None or finding.is_read:
         return finding
     if len(seen.iterations) >= ORDINARY.few_iterations and finding.num_peers > 1:
-        return _undecided_if_in_doubt(seen, finding)
+        return _undecided_if_in_doubt(seen, finding, findings)
     cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
     is_free, most = cost < ORDINARY.worthwhile_ratio, ORDINARY.little_ratio
     if not finding.cost_is_replayed:
         is_free, most = cost < COSTS.next_to_nothing_ratio, min_slowdown**ORDINARY.small_floors
     is_named = finding.owner is Owner.NODE and finding.cause is Cause.COMPUTE
     if not (is_named and is_free and finding.slowdown < most):
-        return _undecided_if_in_doubt(seen, finding)
+        return _undecided_if_in_doubt(seen, finding, findings)
     return undecided(finding, SMALL_AND_FREE)
 
 
-def _undecided_if_in_doubt(seen: Observations, finding: Finding) -> Finding:
+def _undecided_if_in_doubt(
+    seen: Observations, finding: Finding, findings: Sequence[Finding]
+) -> Finding:
     """Return the finding, undecided where a device is not much slower, mending it, alone or with
     those it hides behind, gains little, and not too many iterations leave it in doubt.
     """
     if len(seen.iterations) >= ORDINARY.many_iterations:
         return finding
     is_named = finding.owner is Owner.NODE and finding.cause is Cause.COMPUTE
-    cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
+    others = [one for one in findings if one != finding and {*one.ranks} <= {*finding.joint_ranks}]
+    least = max((one.step_time_cost_ratio for one in others), default=1.0)
+    cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio / least)
     is_little = cost < ORDINARY.small_gain_ratio
     is_sure = finding.q_value < ORDINARY.certain_q or finding.slowdown >= ORDINARY.plain_ratio
     return undecided(finding, SMALL_AND_FREE) if is_named and is_little and not is_sure else finding

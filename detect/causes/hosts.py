@@ -214,7 +214,7 @@ def _judge(inquiry: Inquiry, sides: Sides, num_hosts: int) -> SlowHost | None:
         rows=np.flatnonzero(sides.own),
         q_value=min(1.0, reason.test.p_value * num_tests),
         num_peers=int((~sides.own).sum()),
-        reason=replace(reason, doubt=reason.doubt or _doubt(sides, reason)),
+        reason=replace(reason, doubt=reason.doubt or _doubt(inquiry, sides, reason)),
     )
 
 
@@ -297,14 +297,31 @@ def _by_its_ranks(
     )
 
 
-def _doubt(sides: Sides, reason: _Reason) -> str:
+def _doubt(inquiry: Inquiry, sides: Sides, reason: _Reason) -> str:
     """Return why the host need not be at fault for what makes it slow; empty where it is."""
+    if _are_named_one_by_one(inquiry, sides, reason.cause):
+        return ""
     if reason.cause in LOST.values() and not sides.seen.knows_roles:
         return UNKNOWN_ROLES
     if reason.cause == Cause.LOADER and _others_load_as_long(sides):
         return OF_STORAGE
     is_level = reason.course is None
     return NOISIER if is_level and _is_noisier_of_two(sides, reason.tests, reason.test) else ""
+
+
+def _are_named_one_by_one(inquiry: Inquiry, sides: Sides, cause: Cause) -> bool:
+    """Return whether most of the host's ranks are named for the same cause, each beside its own
+    peers: then no noise of two hosts, and no storage of both, is the reason.
+    """
+    named = {
+        rank
+        for finding in inquiry.found
+        if finding.owner is Owner.NODE and finding.cause is cause
+        for rank in finding.ranks
+    }
+    own = [sides.seen.members.workers[row] for row in np.flatnonzero(sides.own)]
+    share = sum(bool(named & set(ranks)) for ranks in own) / len(own)
+    return share >= HOSTS.most_of_host_share
 
 
 def _is_noisier_of_two(sides: Sides, tests: Mapping[str, HostTest], test: HostTest) -> bool:

@@ -40,6 +40,7 @@ from detect.causes.searches import (
     load_as_long,
     lost_time,
     mates_that_load,
+    on_other_hosts,
     others_load_as_long,
     stage_peers,
 )
@@ -114,7 +115,7 @@ def _shared_loading(seen: Observations, suspect: Suspect, others: Integers) -> s
     own, over = _lost_and_excess_ns(seen, suspect, Cause.LOADER)
     if own < LOSSES.loader_ratio * (own - over):
         return SHARDS
-    if load_as_long(own, loading[others]):
+    if load_as_long(own, loading[on_other_hosts(seen.members, suspect.row, others)]):
         return WAIT_TOO
     on_gpu = seen.members.device_kind == "cuda"
     if not on_gpu and len(others) == 1:

@@ -23,7 +23,8 @@ Example: 4 hosts of 4 ranks, 10 iterations. On host 2 passes of every rank take 
 long, in 6 iterations, others elsewhere never more than 1.02 times: p = 1e-5.
 
 Limits: the first stage alone loads, the last one computes the loss. A host that holds one is named
-for pauses in backward passes only, in which neither happens.
+for pauses in backward passes, in which neither happens; for others where loading was recorded and
+is no pause, no router sends tokens to experts, and no other host pauses as long.
 """
 
 from __future__ import annotations
@@ -258,7 +259,7 @@ def _finding(seen: Observations, paused: PausedHost) -> Finding:
     ranks = members.ranks_of(paused.rows)
     num_hits, num_iterations = int(burst.hits.sum()), len(burst.hits)
     lost_ns = burst.excess * float(np.median(seen.iteration_ns))
-    doubts = _doubts(members, paused)
+    doubts = _doubts(seen, paused)
     share = float(burst.excess.mean())
     return build_finding(
         seen,
@@ -288,16 +289,25 @@ def _finding(seen: Observations, paused: PausedHost) -> Finding:
     )
 
 
-def _doubts(members: Members, paused: PausedHost) -> list[str]:
+def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
     """Return what else may be the reason of a host's pauses; none where nothing is."""
     doubts = []
     if not paused.burst.is_sure:
         doubts.append(FEW)
     if paused.is_of_one:
         doubts.append(OF_ONE)
-    if not paused.in_backward and _holds_an_end_alone(members, paused.rows):
+    is_end = not paused.in_backward and _holds_an_end_alone(seen.members, paused.rows)
+    if is_end and not (_tells_loading(seen) and paused.burst.other_hits == 0):
         doubts.append(ALONE)
     return doubts
+
+
+def _tells_loading(seen: Observations) -> bool:
+    """Return whether nothing but the host can vary on ranks of a first or last stage: loading was
+    recorded, on whatever ranks it happens, and no router sends them more tokens than others.
+    """
+    loading = np.nan_to_num(seen.lost(Cause.LOADER))
+    return seen.members.layout.ep == 1 and bool((loading > 0).any())
 
 
 def _holds_an_end_alone(members: Members, rows: Integers) -> bool:

@@ -489,25 +489,33 @@ def load_as_long(own_ns: float, others_ns: Floats) -> bool:
     return bool(waits.size) and float(waits.mean()) >= BURSTS.shared_storage_share
 
 
+def on_other_hosts(members: Members, row: int, others: Integers) -> Integers:
+    """Return those of the `others` that run on other hosts than the row; all where none does.
+
+    What is slow for all ranks of one host alone is no storage that hosts share.
+    """
+    hosts = np.array(members.hosts)
+    elsewhere = others[hosts[others] != hosts[row]]
+    return elsewhere if len(elsewhere) else others
+
+
 def others_load_as_long(seen: Observations, row: int, others: Integers, active: Flags) -> bool:
     """Return whether loading takes the `others` about as long as the `row`, though their devices
     wait less for it: then what all of them load from is slow.
 
     The others as a whole must take as long in the `active` iterations, or now and then; or one rank
-    of another host must do so more often. Example: a row loads for 950 ms in the iterations in
-    which its device waits, and of 16 other loaders, none of which holds up its device, some take
-    500 to 1,200 ms in half of their iterations.
+    must do so more often. Where some are on other hosts, these are asked. Example: a row loads for
+    950 ms in the iterations in which its device waits, and of 16 other loaders, none of which holds
+    up its device, some take 500 to 1,200 ms in half of their iterations.
     """
     if seen.loading_ns is None or not len(others):
         return False
+    others = on_other_hosts(seen.members, row, others)
     own, theirs = float(robust.median(seen.loading_ns[row][active])), seen.loading_ns[others]
     then = float(robust.median(theirs[:, active]))
     if then * LOSSES.loader_ratio > own or load_as_long(own, np.nan_to_num(theirs)):
         return True
-    hosts = np.array(seen.members.hosts)
-    elsewhere = hosts[others] != hosts[row]
-    compared = np.nan_to_num(theirs[elsewhere] if elsewhere.any() else theirs)
-    of_one = (compared >= own / LOSSES.loader_ratio).mean(axis=1).max()
+    of_one = (np.nan_to_num(theirs) >= own / LOSSES.loader_ratio).mean(axis=1).max()
     return bool(of_one >= BURSTS.one_loader_share)
 
 

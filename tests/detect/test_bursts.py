@@ -264,6 +264,15 @@ def test_pauses_of_forward_passes_may_be_what_the_ends_of_a_pipeline_do(paused_p
     assert (both.owner, forward.owner) == (Owner.NODE, Owner.UNDECIDED)
 
 
+def test_pauses_of_an_end_of_a_pipeline_are_its_hosts_where_loading_was_recorded(paused_passes):
+    (finding,) = (
+        paused_passes(layout=Layout(pp=2, dp=4), phases=("forward",), loading_ms=lambda slot: 0.1)
+        .report()
+        .findings
+    )
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, (4, 5, 6, 7))
+
+
 def test_pauses_of_all_hosts_name_no_host(job):
     everywhere = _pressed(range(16))
     report = job(layout=Layout(dp=16), hosts=4, iterations=40, gap_ms=everywhere).report()

@@ -288,6 +288,33 @@ def test_two_loaders_of_one_host_against_two_of_the_other(job):
     assert not [one for one in apart.findings if len(one.ranks) > 1]
 
 
+@pytest.mark.parametrize(("late_ms", "owner"), [((1.5,) * 4, Owner.NODE), ((1.5, 0, 0, 0), None)])
+def test_loaders_of_a_host_that_are_named_one_by_one_are_the_hosts(job, late_ms, owner):
+    """12 ms of 255 each, which two hosts may differ by: but each is late beside its peers."""
+
+    def loading(slot):
+        return 0.1 + (late_ms[slot.rank] if slot.rank < 4 else 0.0)
+
+    report = job(layout=Layout(dp=8), hosts=4, loading_ms=loading).report()
+    whole = [one for one in report.findings if one.ranks == (0, 1, 2, 3)]
+    assert [(one.cause, one.owner) for one in whole] == [(Cause.LOADER, owner)] * (
+        owner is not None
+    )
+
+
+@pytest.mark.parametrize(("others", "owner"), [((1,), Owner.NODE), ((5,), Owner.UNDECIDED)])
+def test_what_is_slow_for_one_host_alone_is_no_storage_of_all(job, others, owner):
+    """Rank 0's loader is late, and another's as late in every other iteration: on its own host, or
+    on the other one.
+    """
+
+    def loading(slot):
+        return 12.0 if slot.rank == 0 or (slot.rank in others and slot.iteration % 2) else 0.1
+
+    report = job(layout=Layout(dp=8), hosts=4, loading_ms=loading).report()
+    assert [one.owner for one in report.findings if one.ranks == (0,)] == [owner]
+
+
 def test_a_first_stage_loads_for_all_others_unless_it_changes(job):
     made = job(layout=Layout(dp=2, pp=2), hosts=2, loading_ms=loads((0, 1)))
     assert Owner.NODE not in {one.owner for one in made.report().findings}

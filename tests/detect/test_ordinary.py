@@ -137,13 +137,13 @@ def test_what_is_little_and_gains_nothing_is_no_reason_to_change_a_node(job, slo
     seen = observe(made.but(iterations=6).timeline())
     small = replace(found, slowdown=1.07, cost_is_replayed=True, step_time_cost_ratio=1.002)
     assert small.owner is Owner.NODE
-    assert undecided_if_small_and_free(seen, small, 1.03).owner is Owner.UNDECIDED
+    assert undecided_if_small_and_free(seen, small, [], 1.03).owner is Owner.UNDECIDED
     longer = observe(made.timeline())
-    assert undecided_if_small_and_free(longer, small, 1.03).owner is Owner.NODE
+    assert undecided_if_small_and_free(longer, small, [], 1.03).owner is Owner.NODE
     pair = replace(small, num_peers=1)  # who is the usual one of the two?
-    assert undecided_if_small_and_free(longer, pair, 1.03).owner is Owner.UNDECIDED
+    assert undecided_if_small_and_free(longer, pair, [], 1.03).owner is Owner.UNDECIDED
     silent = replace(seen, transfers=None)  # nobody knows who waits for whom
-    assert undecided_if_small_and_free(silent, small, 1.03).owner is Owner.NODE
+    assert undecided_if_small_and_free(silent, small, [], 1.03).owner is Owner.NODE
     for changes in (
         {"slowdown": 1.15},
         {"step_time_cost_ratio": 1.02},
@@ -152,11 +152,11 @@ def test_what_is_little_and_gains_nothing_is_no_reason_to_change_a_node(job, slo
         {"cause": Cause.HOST},
     ):
         other = replace(small, **changes)
-        assert undecided_if_small_and_free(seen, other, 1.03).owner is Owner.NODE
+        assert undecided_if_small_and_free(seen, other, [], 1.03).owner is Owner.NODE
     # nobody knows what it costs, and it is hardly above the floor
     hardly = replace(small, cost_is_replayed=False, step_time_cost_ratio=1.0, slowdown=1.035)
-    assert undecided_if_small_and_free(seen, hardly, 1.03).owner is Owner.UNDECIDED
-    assert undecided_if_small_and_free(seen, hardly, 1.01).owner is Owner.NODE
+    assert undecided_if_small_and_free(seen, hardly, [], 1.03).owner is Owner.UNDECIDED
+    assert undecided_if_small_and_free(seen, hardly, [], 1.01).owner is Owner.NODE
 
 
 @pytest.mark.parametrize(("changes", "iterations", "owner"), [
@@ -175,7 +175,18 @@ def test_what_gains_little_must_be_beyond_doubt(job, slow, changes, iterations, 
     seen = observe(made.but(iterations=iterations).timeline())
     doubtful = replace(found, slowdown=1.1, q_value=1e-6, step_time_cost_ratio=1.006)
     other = replace(doubtful, **changes)
-    assert undecided_if_small_and_free(seen, other, 1.03).owner is owner
+    assert undecided_if_small_and_free(seen, other, [], 1.03).owner is owner
+
+
+@pytest.mark.parametrize(("of_the_other", "owner"), [(1.0, Owner.NODE), (1.14, Owner.UNDECIDED)])
+def test_what_another_finding_gains_alone_is_no_gain_of_both(job, slow, of_the_other, owner):
+    made = job(layout=Layout(dp=4, pp=2), iterations=12, work=slow(3, 1.1), transfer=lambda *_: 1.0)
+    (found,) = made.report().findings
+    other = replace(found, ranks=(5,), step_time_cost_ratio=of_the_other)
+    both = {"joint_ranks": (3, 5), "joint_cost_ratio": 1.145}
+    small = replace(found, q_value=1e-6, step_time_cost_ratio=1.001, **both)
+    seen = observe(made.timeline())
+    assert undecided_if_small_and_free(seen, small, [small, other], 1.03).owner is owner
 
 
 @pytest.mark.parametrize(
