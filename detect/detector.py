@@ -165,6 +165,8 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         # a slow clock or a starved device may name a node here; all else is undecided
         found = COMPUTE.search(inquiry).findings if is_warming else ()
         found = found or _slow_in_the_last(seen, settings)
+        least = settings.min_slowdown
+        found = tuple(undecided_if_small_and_free(seen, one, found, least) for one in found)
         return _report(
             seen, settings, window=seen, findings=(*wrong.findings, *found),
             notes=(note, *wrong.notes),

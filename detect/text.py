@@ -54,6 +54,14 @@ def ranks_of(members: Members, row: int) -> str:
     return ranks_text(members.workers[row])
 
 
+def subject_of(members: Members, row: int) -> str:
+    """Return "rank 5 (DP1 PP0 TP1, host n03)", or "the group of ranks 4 and 5 (…)": what a sentence
+    in the singular begins with.
+    """
+    is_group = len(members.workers[row]) > 1
+    return f"{'the group of ' * is_group}{ranks_of(members, row)} ({place(members, row)})"
+
+
 def ranks_text(ranks: tuple[int, ...]) -> str:
     """Return "rank 5", or "ranks 4 and 5"."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"

@@ -68,6 +68,7 @@ from detect.causes.launching import (
 from detect.causes.searches import (
     ADVICE,
     OF_FIRST,
+    OF_GROUP,
     averaged,
     load_as_long,
     mates_that_load,
@@ -83,7 +84,7 @@ from detect.stats.residuals import (
     peer_groups,
     stage_groups,
 )
-from detect.text import counted, milliseconds, percent, place, ranks_of
+from detect.text import counted, milliseconds, percent, subject_of
 from detect.thresholds import BURSTS, IMBALANCE, LOSSES, OCCUPANCY, PAIRS, STARVATION
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
@@ -94,10 +95,6 @@ SHARED = (
 MATE = (
     "a rank of its TP group stands still or computes slowly as well, or recorded "
     "nothing: waiting for it, which the trace does not show, may be the reason as well"
-)
-OF_GROUP = (
-    "communication inside its group was not recorded: which of these ranks it is, if not all, this "
-    "trace cannot tell"
 )
 NOBODY_WAITS = (
     "nobody waits for this time, so the rank may itself wait in it for what the trace does not show"
@@ -424,7 +421,7 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
             q_value=burst.q_value,
             num_peers=int(burst.others.sum()),
             saved_ns=saved_ns,
-            subject=f"{ranks_of(members, row)} ({place(members, row)})",
+            subject=subject_of(members, row),
             predicate=f"{WORDS[cause]} in {num_hits} of {num_iterations} iterations, "
             f"{milliseconds(float(excess_ns[burst.hits].mean()))} each on the mean,",
             evidence=(

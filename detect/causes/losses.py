@@ -49,7 +49,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course, Suspect
-from detect.text import milliseconds, percent, place, ranks_of
+from detect.text import milliseconds, percent, subject_of
 from detect.thresholds import LOSSES, NETWORKS, OCCUPANCY, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 
@@ -201,7 +201,7 @@ def _awaited_finding(
             q_value=min(1.0, chance),
             num_peers=0,
             saved_ns=saved_ns,
-            subject=f"{ranks_of(members, row)} ({place(members, row)})",
+            subject=subject_of(members, row),
             predicate="loads data while all others wait, undecided whose fault that is: for "
             f"{milliseconds(own)} ({percent(1.0 + own / step_ns)}) of an iteration",
             evidence=(

@@ -38,7 +38,7 @@ from detect.stats.residuals import (
     stage_groups,
 )
 from detect.stats.search import Course, SearchTask, Suspect, episodes_of, search
-from detect.text import counted, milliseconds, percent, place, ranks_of
+from detect.text import counted, milliseconds, percent, subject_of
 from detect.thresholds import BURSTS, LOSSES, POWER, SEARCH, DetectorSettings
 from detect.thresholds import COMPUTE as LIMITS
 from megascan.arrays import Flags, Floats, Integers, mask_of
@@ -241,6 +241,10 @@ def least_slowdown(seen: Observations, settings: DetectorSettings) -> float:
     return max(settings.min_slowdown, LIMITS.mixed_ratio if seen.mixes_communication else 1.0)
 
 
+OF_GROUP = (
+    "communication inside its group was not recorded: which of these ranks it is, if not all, this "
+    "trace cannot tell"
+)
 OF_FIRST = (
     "it is the first rank of the job's only TP group, which may load for all of it: a second "
     "replica, or the loader timed alone, decides"
@@ -367,7 +371,8 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
     own = float(np.nanmedian(lost.time_ns[row][active]))
     excess = np.where(active, np.maximum(lost.excess_ns[row], 0.0), 0.0)
     typical = float(np.median(excess[active]))
-    doubt = loss.doubt(suspect)
+    is_group = loss.cause is not Cause.GC and len(seen.members.workers[row]) > 1
+    doubt = loss.doubt(suspect) or OF_GROUP * is_group
     owner = Owner.UNDECIDED if doubt else loss.owner(suspect)
     evidence = (*_loss_evidence(lost, suspect, own), *loss.evidence(suspect))
     base = loss.base_ns(row, own, typical) if loss.base_ns else float(np.median(seen.busy_ns[row]))
@@ -391,7 +396,7 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
             q_value=suspect.q_value,
             num_peers=_num_peers(loss, row),
             saved_ns=excess,
-            subject=f"{ranks_of(members, row)} ({place(members, row)})",
+            subject=subject_of(members, row),
             predicate=loss.predicate.format(time=milliseconds(own), over=over),
             evidence=(*evidence, doubt) if doubt else evidence,
             advice=loss.advice(suspect, owner),

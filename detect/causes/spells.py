@@ -41,7 +41,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import t_tail
 from detect.stats.search import Course, episodes_of, interval_of_ratio
-from detect.text import counted, place, ranks_of, times
+from detect.text import counted, subject_of, times
 from detect.thresholds import COMPUTE, SPELLS
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
@@ -166,7 +166,7 @@ def _finding(seen: Observations, spell: _Spell) -> Finding:
             q_value=spell.q_value,
             num_peers=len(seen.members) - 1,
             saved_ns=saved_by_compute(seen, row, np.nan_to_num(seen.busy_ns[row]) * share),
-            subject=f"{ranks_of(seen.members, row)} ({place(seen.members, row)})",
+            subject=subject_of(seen.members, row),
             predicate=f"computes {times(factor)} slower than in its other iterations",
             evidence=(*_evidence(spell, len(active), num_slow), *reasons),
             advice=ADVICE[Cause.COMPUTE],

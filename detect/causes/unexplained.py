@@ -65,7 +65,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course, episodes_of, interval_of_ratio
-from detect.text import counted, milliseconds, place, ranks_of, ranks_text, times
+from detect.text import counted, milliseconds, ranks_text, subject_of, times
 from detect.thresholds import CHANGES, HOSTS, OCCUPANCY, SEARCH, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
@@ -179,7 +179,7 @@ def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
             q_value=found.q_value,
             num_peers=found.num_peers,
             saved_ns=found.saved_ns,
-            subject=f"{ranks_of(members, row)} ({place(members, row)})",
+            subject=subject_of(members, row),
             predicate=f"is busy for {found.own_share:.0%} of an iteration, its {peers} for "
             f"{found.peers_share:.0%}, and all others wait for it, undecided why",
             evidence=(
@@ -494,7 +494,7 @@ def _long_finding(seen: Observations, long: _LongIterations, rows: Integers) -> 
     error = float(np.std(excess) / np.sqrt(len(excess)))
     subject = f"ranks {listed(ranks)}"
     if len(rows) == 1:
-        subject = f"{ranks_of(members, int(rows[0]))} ({place(members, int(rows[0]))})"
+        subject = subject_of(members, int(rows[0]))
     cause, why = _what_grew(seen, long, rows)
     return build_finding(
         seen,
@@ -512,7 +512,7 @@ def _long_finding(seen: Observations, long: _LongIterations, rows: Integers) -> 
             num_peers=len(members) - len(rows),
             saved_ns=long.excess_ns,
             subject=subject,
-            predicate=f"{'hold' if len(ranks) > 1 else 'holds'} up all others now and then",
+            predicate=f"{'hold' if len(rows) > 1 else 'holds'} up all others now and then",
             evidence=(f"{long.text}; all others wait longer in them", why),
             advice=NOW_AND_THEN,
             is_replayed=False,

@@ -769,3 +769,14 @@ def test_gaps_now_and_then_are_a_host_s_if_it_launches_slower(job, pace, launchi
     report = judge(told, DetectorSettings(num_warmup_iterations=0))
     found = {one.cause: one.owner for one in report.findings if one.ranks == (1,)}
     assert found == {Cause.HOST: owner}
+
+
+@pytest.mark.parametrize("effect", ["loading_ms", "gap_ms"])
+def test_which_rank_of_a_group_loses_time_is_not_told_where_its_communication_is_hidden(
+    job, effect
+):
+    slow = {effect: lambda slot: 30.0 if slot.rank in (4, 5) else 0.5}
+    seen = observe(job(layout=Layout(tp=2, dp=8), **slow).timeline())
+    report = judge(replace(seen, splits_tensor_groups=False), DetectorSettings())
+    assert [(one.ranks, one.owner) for one in report.findings] == [((4, 5), Owner.UNDECIDED)]
+    assert report.findings[0].headline.startswith("the group of ranks 4 and 5 (")
