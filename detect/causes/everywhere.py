@@ -37,7 +37,7 @@ from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.noise import t_tail
 from detect.stats.search import interval_of_ratio
-from detect.text import milliseconds, ranks_of, times
+from detect.text import milliseconds, percent, ranks_of, times
 from detect.thresholds import COSTS, EVERYWHERE, POWER
 from megascan.arrays import Floats
 
@@ -241,7 +241,7 @@ def _finding(
             num_peers=len(seen.members),
             saved_ns=lost.longest_ns,
             subject="the whole job",
-            predicate=f"{predicate} for {lost.share:.0%} of its time",
+            predicate=f"{predicate} for {percent(1.0 + lost.share)} of its time",
             evidence=(each, *evidence),
             advice=advice,
             is_replayed=False,
