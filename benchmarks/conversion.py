@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.jobs import ROOT, environment_line, publish, run_python
+from benchmarks.jobs import ROOT, environment_line, publish, run_python, run_ranks
 
 _SCRIPTS = ROOT / "tests" / "hf"
 _TOLERANCE = 1e-5
@@ -33,7 +33,6 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     names = [f"random-{given.first + index}" for index in range(given.models)]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(given.ranks)]
     with TemporaryDirectory() as folder:
         models = Path(folder) / "models"
         run_python([str(_SCRIPTS / "models.py"), str(models), *names])
@@ -44,7 +43,7 @@ def main() -> int:
         trips = run_python(
             ["-m", "tests.hf.round_trips", str(models), str(Path(folder) / "output")]
         ).stdout
-        layouts = run_python([*launcher, "-m", "tests.hf.layouts", str(models), "all"]).stdout
+        layouts = run_ranks(given.ranks, ["tests.hf.layouts", str(models), "all"])
     results = [line.split()[1:] for line in trips.splitlines() if line.startswith("result")]
     wrong = [name for name, *same in results if same != ["True"] * 3]
     rows = [line.split() for line in layouts.splitlines() if line.startswith("tp")]

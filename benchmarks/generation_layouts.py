@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.generation import SIZES
-from benchmarks.jobs import environment_line, publish
+from benchmarks.jobs import environment_line, publish, torchrun
 
 Rows = list[list[int]]
 
@@ -58,11 +58,10 @@ def main() -> int:
         make = [sys.executable, "-m", "benchmarks.generation_worker", "make", folder, given.device]
         config = json.dumps(SIZES["small"].config)
         subprocess.run([*make, config, "float32"], check=True)
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-        module = ["--standalone", "-m", "benchmarks.generation_layouts"]
+        start = [sys.executable, *torchrun(2), "-m", "benchmarks.generation_layouts"]
         lines = []
         with subprocess.Popen(
-            [*torchrun, *module, folder, given.device], stdout=subprocess.PIPE, text=True
+            [*start, folder, given.device], stdout=subprocess.PIPE, text=True
         ) as ranks:
             assert ranks.stdout is not None
             for line in ranks.stdout:

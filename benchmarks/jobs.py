@@ -55,13 +55,17 @@ def model(
     )
 
 
+def torchrun(num_ranks: int) -> tuple[str, ...]:
+    """Return what Python is given before a program, or `-m` and a module, to start its ranks."""
+    return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks))
+
+
 def run_ranks(num_ranks: int, words: Sequence[str]) -> str:
     """Start a module on some ranks of this host; its stdout.
 
     SystemExit with the output when it fails, or when training went on without its trace.
     """
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks))
-    done = run_python([*launcher, "-m", *words])
+    done = run_python([*torchrun(num_ranks), "-m", *words])
     lost = [line for line in done.stderr.splitlines() if line.startswith("tracing stopped")]
     if lost:
         raise SystemExit(f"{' '.join(words)}\n{lost[0]}")

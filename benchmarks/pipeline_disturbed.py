@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.jobs import ROOT, environment_line, publish, run_python
+from benchmarks.jobs import ROOT, environment_line, publish, run_python, torchrun
 
 MODEL = """
     --mock-data --tokenizer-type NullTokenizer --vocab-size 60 --make-vocab-size-divisible-by 16
@@ -43,10 +43,9 @@ def main(arguments: Sequence[str]) -> int:
         runs, out = Path(folder) / "runs.json", Path(folder) / "found"
         named = {name: [*MODEL, *steps, *flags] for name, flags in RUNS.items()}
         runs.write_text(json.dumps(named), encoding="utf-8")
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         program = ROOT / "tests" / "pipeline_runs" / "compare_ranks.py"
         begin_s = time.monotonic()
-        run_python([*launcher, str(NUM_RANKS), str(program), str(runs), str(out)])
+        run_python([*torchrun(NUM_RANKS), str(program), str(runs), str(out)])
         taken_s = time.monotonic() - begin_s
         of_rank = [
             json.loads(Path(f"{out}.{rank}.json").read_text(encoding="utf-8"))

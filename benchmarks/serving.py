@@ -31,7 +31,7 @@ import httpx
 import numpy as np
 import psutil
 
-from benchmarks.jobs import ROOT, environment_line, publish
+from benchmarks.jobs import ROOT, environment_line, publish, torchrun
 from benchmarks.serving_bodies import request_of
 
 _NUM_CLIENTS = 64
@@ -113,8 +113,7 @@ def serving(model: Path, tensor: int) -> Iterator[Server]:
     """Serve a small random model as long as the block lasts."""
     make = [sys.executable, "scripts/lib/random_llama.py", str(model), str(_NUM_IDS)]
     subprocess.run(make, cwd=ROOT, check=True)
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    words += ["--nproc-per-node", str(tensor), "-m", "training.serve", "--load-hf", str(model)]
+    words = [sys.executable, *torchrun(tensor), "-m", "training.serve", "--load-hf", str(model)]
     words += ["--tensor-model-parallel-size", str(tensor), "--distributed-backend", "gloo"]
     words += ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(_NUM_IDS - 1), "--port", "0"]
     process = psutil.Popen(

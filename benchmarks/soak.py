@@ -28,12 +28,12 @@ from typing import IO
 import numpy as np
 from scipy import stats
 
-from benchmarks.jobs import DEVICES, ROOT, environment_line, model
+from benchmarks.jobs import DEVICES, ROOT, environment_line, model, torchrun
 from megascan.config import parse_size
 from megascan.reader import read_trace
 
 NUM_RANKS = 2
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS))
+TORCHRUN = torchrun(NUM_RANKS)
 _WINDOW = "10"
 _PERIOD_S = 0.1
 _NUM_STRETCHES, _MIN_SAMPLES = 20, 10

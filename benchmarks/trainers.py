@@ -46,7 +46,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeAlias, cast
 
 from benchmarks import trainer_libraries, trainer_modern
-from benchmarks.jobs import ROOT, environment_line, publish
+from benchmarks.jobs import ROOT, environment_line, publish, torchrun
 from benchmarks.trainer_faults import FAULTS, HEALTHY, HEAVY, LOADER, LONG, Fault
 from benchmarks.trainer_ranks import ALL_FAULTS, DONE, Plan, Stage
 from benchmarks.trainer_troubles import TROUBLES, Trouble
@@ -378,8 +378,7 @@ class Campaign:
         Return its output.
         """
         self._plan(waiting, cores, folder).write(folder / "plan.json")
-        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-        words = [*launcher, str(waiting[0].num_ranks), "-m", "benchmarks.trainer_ranks"]
+        words = [*torchrun(waiting[0].num_ranks), "-m", "benchmarks.trainer_ranks"]
         output = folder / "output.txt"
         with output.open("w") as stream:
             process = subprocess.Popen(
