@@ -14,9 +14,24 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 POLL_S, PATIENCE_S = 0.05, 30.0
 PR_SET_PDEATHSIG = 1
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on just now."""
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return so many ports that nobody listens on just now."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("localhost", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def die_with_launcher() -> None:
@@ -26,10 +41,7 @@ def die_with_launcher() -> None:
 
 def begin(python: str, num_ranks: int, words: list[str]) -> list[subprocess.Popen[bytes]]:
     """Start all ranks."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    of_job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    of_job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     of_job |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_ranks))
     return [
         subprocess.Popen(

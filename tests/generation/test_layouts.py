@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from tests import ranks
+from tests.launcher import free_ports
 
 from .conftest import FAMILIES, NUM_TOKENS, PROGRAM, Expected
 
@@ -33,15 +32,6 @@ def cases_of(prompts: list[list[int]]) -> list[dict[str, object]]:
         for size, top_k in ((3, 0), (10, 20), (1, 5))
     ]  # fmt: skip
     return [*greedy, *sampled]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("localhost", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def generate(models: dict[str, Expected]) -> Found:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests import ranks
+from tests.launcher import free_ports
 
 HERE = Path(__file__).parent
 
@@ -60,11 +59,7 @@ def run_all(run: Run) -> RunAll:
 
     def start(*commands: Sequence[object], num_ranks: int = 1) -> Ran:
         words = json.dumps([[str(word) for word in command] for command in commands])
-        with ExitStack() as stack:
-            sockets = [stack.enter_context(socket.socket()) for _ in commands]
-            for one in sockets:
-                one.bind(("localhost", 0))
-            ports = [one.getsockname()[1] for one in sockets]
+        ports = free_ports(len(commands))
         done = run(HERE / "commands.py", json.dumps(ports), words, num_ranks=num_ranks)
         parts = re.split(r"^CODE (\d+)\n", done.stderr, flags=re.MULTILINE)
         assert done.returncode == 0, done.stderr[-3000:]

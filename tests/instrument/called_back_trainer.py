@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import time
 from importlib import import_module
@@ -24,6 +23,7 @@ import torch.distributed as dist
 
 import megascan
 from megascan.callbacks import for_lightning, for_transformers
+from tests.launcher import free_port
 
 NUM_RANKS, NUM_STEPS, NUM_BATCHES, NUM_LAYERS, WIDTH = 2, 8, 2, 3, 32
 PACKAGES = ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2", "lightning.pytorch")
@@ -179,9 +179,7 @@ def main() -> int:
     for name in PACKAGES:
         import_module(name)
     os.environ["MASTER_ADDR"] = "localhost"
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     processes = multiprocessing.get_context("fork")
     started = [
         processes.Process(target=train_both, args=(rank, port, Path(sys.argv[1])))

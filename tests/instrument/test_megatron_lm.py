@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from megascan.reader import read_trace
+from tests import ranks
 
 CHECKOUT = Path(os.environ.get("MEGATRON_LM", ""))
 pytestmark = [
@@ -35,7 +36,6 @@ SMALL_GPT = """
 
 def train(folder: Path, *words: object) -> Path:
     """Run a script with two ranks in `folder`; returns where its trace is."""
-    driver = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     environment = {
         **os.environ,
         "PYTHONPATH": f"{CHECKOUT}:{ROOT}",
@@ -44,7 +44,7 @@ def train(folder: Path, *words: object) -> Path:
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     }
     done = subprocess.run(
-        [*driver, "2", str(HERE / "on_cpu.py"), *map(str, words)],
+        ranks.command_of(2, (HERE / "on_cpu.py", *words), ranks.PYTHON),
         cwd=folder, env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

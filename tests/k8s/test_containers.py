@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.launcher import free_port
+
 Finish = Callable[[subprocess.Popen[str]], str]
 Render = Callable[[str], list[dict[str, Any]]]
 MakePod = Callable[..., Any]
-
-
-def free_port() -> str:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return str(server.getsockname()[1])
 
 
 @pytest.mark.distributed
@@ -28,7 +23,7 @@ def test_the_smoke_overlay_runs_from_the_check_to_the_verdict(
     render: Render, make_pod: MakePod, finish: Finish
 ) -> None:
     objects = render("overlays/cpu-smoke")
-    changed = {"MASTER_PORT": free_port()}
+    changed = {"MASTER_PORT": str(free_port())}
     pods = [make_pod(objects, "train", index=index, changed=changed) for index in range(2)]
     (preflight,) = pods[0].spec["initContainers"]
     finish(pods[0].start(preflight))

@@ -22,6 +22,7 @@ import pytest
 
 from megascan.reader import read_trace
 from tests import ranks
+from tests.launcher import free_port
 
 if TYPE_CHECKING:
     from conftest import Run
@@ -142,11 +143,6 @@ def finish(launcher: Launcher) -> str:
     printed = launcher.output.read_text()
     assert code == 0, printed
     return printed
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def gather_and_judge(run: Run, *disks: Path) -> dict[str, object]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from megascan.reader import read_trace
 from tests import ranks
+from tests.launcher import free_port
 
 pytestmark = pytest.mark.distributed
 
@@ -38,12 +38,6 @@ class Ended:
     @property
     def totals(self):
         return [float(total) for total in re.findall(r"rank \d: ([\d.]+)", self.out)]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run(trouble, folder):
@@ -167,10 +161,10 @@ def test_forked_loader_workers_write_nothing(tmp_path):
 
 def test_a_restart_by_torchrun_appends_and_the_newest_run_is_read(tmp_path):
     folder = tmp_path / "trace"
-    launcher = (*("-m", "torch.distributed.run", "--standalone"), "--nproc-per-node", "2")
     ranks.run(
-        *(*launcher, "--max-restarts", "1", "--monitor-interval", "0.2"),
-        *(TRAINER, "restarted", folder),
+        *("--max-restarts", "1", "--monitor-interval", "0.2", TRAINER, "restarted", folder),
+        num_ranks=2,
+        python=ranks.warm(),  # by torchrun
         # With the launcher's own store the second attempt meets the first one's addresses, and
         # gloo sometimes never connects; so with torch alone, traced or not.
         TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",

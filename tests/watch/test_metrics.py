@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -29,6 +28,7 @@ from megascan.watch.metrics import (
     Pulse,
     exposition,
 )
+from tests.launcher import free_port
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "scripts" / "monitoring"
@@ -165,12 +165,6 @@ def test_promtool_finds_no_fault_with_what_is_exposed(gauges):
         ["promtool", "check", "metrics"], input=exposition(gauges), capture_output=True, check=False
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @needs_prometheus
