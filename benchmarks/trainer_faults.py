@@ -50,6 +50,12 @@ class Fault:
     num_kept: int = 0
     """Multiprocessors of a GPU that do nothing, of an H100's 132; a profile would show why."""
     devices: tuple[str, ...] = ("cpu",)
+    mixes_lengths: bool = False
+    """Each replica's batches differ in length, drawn anew for every one."""
+    reaches_next: bool = False
+    """The rank after the faulty one suffers as well: either may be named, or both."""
+    only_traced: bool = False
+    """It comes and goes by the clock: the few steps of a profile may miss it."""
 
 
 HEALTHY = Fault(name="healthy", devices=("cpu", "gpu"))

@@ -92,11 +92,6 @@ class Trouble(Fault):
     ending: Callable[[Site], None] | None = None
     """Called within each iteration, after everything else."""
     everywhere: bool = False
-    mixes_lengths: bool = False
-    reaches_next: bool = False
-    """The rank after the faulty one suffers as well: either may be named, or both."""
-    only_traced: bool = False
-    """It comes and goes by the clock: the few steps of a profile may miss it."""
 
 
 # Processes beside the job

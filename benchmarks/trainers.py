@@ -49,7 +49,7 @@ from benchmarks import trainer_libraries, trainer_modern
 from benchmarks.jobs import ROOT, environment_line, publish, torchrun
 from benchmarks.trainer_faults import FAULTS, HEALTHY, HEAVY, LOADER, LONG, Fault
 from benchmarks.trainer_ranks import ALL_FAULTS, DONE, Plan, Stage
-from benchmarks.trainer_troubles import TROUBLES, Trouble
+from benchmarks.trainer_troubles import TROUBLES
 
 RIGHT, OTHER, UNDECIDED, MISSED, WRONG = (
     "right",
@@ -182,7 +182,7 @@ def modern_cases_of(
 
 
 def _is_possible_modern(fault: Fault, loop: str, num_ranks: int) -> bool:
-    if isinstance(fault, Trouble) and fault.mixes_lengths:
+    if fault.mixes_lengths:
         return loop not in trainer_modern.HAS_FIXED_SHAPES
     return fault != LONG or num_ranks > 2 or loop not in trainer_modern.SPLITS_PAIRS
 
@@ -218,7 +218,7 @@ def score(case: Case, findings: Sequence[dict[str, object]], verdict: str) -> st
     if "gc" in fault.causes:  # the process's own doing: its owner is the job
         blamed += [one for one in findings if one["cause"] == "gc" and one["owner"] != "node"]
     at_fault = {case.rank}
-    if isinstance(fault, Trouble) and fault.reaches_next:
+    if fault.reaches_next:
         at_fault.add((case.rank + 1) % case.num_ranks)
     if any(not _names(one, at_fault) for one in blamed) or (blamed and not fault.causes):
         return WRONG
@@ -458,9 +458,7 @@ def _without_failed(waiting: list[Case]) -> list[Case]:
 def _is_traced_only(case: Case) -> bool:
     """Tell whether a profile would not show its fault, or a callback of ours records it."""
     fault = ALL_FAULTS[case.fault]
-    if fault.num_kept or (isinstance(fault, Trouble) and fault.only_traced):
-        return True
-    return case.loop in ("transformers", "lightning")
+    return fault.num_kept > 0 or fault.only_traced or case.loop in ("transformers", "lightning")
 
 
 def _is_wanted(name: str, only: Sequence[str] | None) -> bool:
