@@ -1,4 +1,4 @@
-"""Another draw of the grounds is the same catalogue with other seeds, and none of it is unseen."""
+"""What is asked of the grounds' catalogues: the same cases each time, and of a draw other seeds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.grounds.__main__ import GROUNDS, _parser, chosen_cases, ground_named
+from benchmarks.grounds.__main__ import GROUNDS, OTHERS, _parser, chosen_cases, ground_named
 from benchmarks.grounds.aims import aims_of, table_of_aims
 from benchmarks.grounds.ground import Planted
 from benchmarks.grounds.outcome import Named, Outcome, table_by_cause
@@ -15,6 +15,50 @@ from megascan.errors import UsageError
 
 def chosen(*words):
     return chosen_cases(_parser().parse_args(words))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_cases", "sizes"),
+    [
+        ("cluster", range(250, 401), {2, 4, 8, 16, 32, 64, 128}),
+        ("profiles", range(140, 221), {2, 4, 8, 16, 32}),
+        ("fleet", range(150, 221), {2, 4, 8, 16, 32, 64}),
+        ("yard", range(220, 281), {4, 8, 16, 32, 64}),
+    ],
+)
+def test_cases_are_the_same_each_time_and_bear_their_seed(name, num_cases, sizes):
+    listed = list(ground_named(name).cases())
+    assert listed == list(ground_named(name).cases())
+    assert len(listed) in num_cases
+    assert len({case.name for case in listed}) == len({case.seed for case in listed}) == len(listed)
+    assert all(case.name.endswith(f"-s{case.seed}") for case in listed)
+    assert 0.25 < sum(case.unseen for case in listed) / len(listed) < 0.42
+    assert {case.num_ranks for case in listed} == sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "of_the_job"), [("cluster", ()), ("profiles", ()), ("fleet", ()), ("yard", ("gc",))]
+)
+def test_only_faults_lie_at_a_node(name, of_the_job):
+    for case in ground_named(name).cases():
+        innocent = case.family.startswith(("healthy", "look_alike")) or case.family in of_the_job
+        assert bool(case.at_fault) != innocent, case.name
+        assert case.at_fault <= set(range(case.num_ranks))
+        assert all(planted.ranks for planted in case.planted)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_some_grounds_are_judged_when_they_are_asked_for_only(name):
+    assert name not in GROUNDS
+    assert {case.ground for case in chosen("--ground", name)} == {name}
+
+
+@pytest.mark.parametrize("name", ["fleet", "yard", "rack"])
+def test_another_draw_has_the_same_families_and_other_cases(name):
+    first, second = (list(ground_named(name).cases(draw)) for draw in (0, 3))
+    assert [case.family for case in first] == [case.family for case in second]
+    assert not {case.name for case in first} & {case.name for case in second}
+    assert not {case.seed for case in first} & {case.seed for case in second}
 
 
 @pytest.mark.parametrize("name", GROUNDS)

@@ -39,24 +39,6 @@ def mean_us(spans):
     return float(np.mean([each["dur"] for each in spans]))
 
 
-def test_cases_are_the_same_each_time_and_bear_their_seed():
-    listed = list(cases())
-    assert listed == list(cases())
-    assert 250 <= len(listed) <= 400
-    assert len({case.name for case in listed}) == len({case.seed for case in listed}) == len(listed)
-    assert all(case.name.endswith(f"-s{case.seed}") for case in listed)
-    assert 0.25 < sum(case.unseen for case in listed) / len(listed) < 0.42
-    assert {2, 4, 8, 16, 32, 64, 128} == {case.num_ranks for case in listed}
-
-
-def test_only_faults_lie_at_a_node():
-    for case in cases():
-        innocent = case.family.startswith(("healthy", "look_alike"))
-        assert bool(case.at_fault) != innocent, case.name
-        assert case.at_fault <= set(range(case.num_ranks))
-        assert all(planted.ranks for planted in case.planted)
-
-
 @pytest.mark.parametrize(
     "name",
     [

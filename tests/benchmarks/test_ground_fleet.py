@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from aggregate import build_timeline
-from benchmarks.grounds.__main__ import GROUNDS, _parser, chosen_cases
 from benchmarks.grounds.fleet import cases, slowness, write, write_varied
 from benchmarks.grounds.fleet.engine import Exchange
 from benchmarks.grounds.fleet.files import write_files
@@ -49,35 +48,6 @@ def mean_ms(run, rank, *names, group=""):
 
 def step_ms(run):
     return run.iteration_times().mean() / 1e6
-
-
-def test_cases_are_the_same_each_time_and_bear_their_seed():
-    listed = list(cases())
-    assert listed == list(cases())
-    assert 150 <= len(listed) <= 220
-    assert len({case.name for case in listed}) == len({case.seed for case in listed}) == len(listed)
-    assert all(case.name.endswith(f"-s{case.seed}") for case in listed)
-    assert 0.25 < sum(case.unseen for case in listed) / len(listed) < 0.42
-    assert {2, 4, 8, 16, 32, 64} == {case.num_ranks for case in listed}
-
-
-def test_another_draw_has_the_same_families_and_other_cases():
-    first, second = list(cases()), list(cases(3))
-    assert [case.family for case in first] == [case.family for case in second]
-    assert not {case.name for case in first} & {case.name for case in second}
-
-
-def test_it_is_judged_when_asked_for_only():
-    assert "fleet" not in GROUNDS
-    asked = chosen_cases(_parser().parse_args(["--ground", "fleet"]))
-    assert {case.ground for case in asked} == {"fleet"}
-
-
-def test_only_faults_lie_at_a_node():
-    for case in cases():
-        innocent = case.family.startswith(("healthy", "look_alike"))
-        assert bool(case.at_fault) != innocent, case.name
-        assert case.at_fault <= set(range(case.num_ranks))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from benchmarks.grounds.plain.job import Trainer, draw_job
 from benchmarks.grounds.plain.run import simulate
 from benchmarks.grounds.plain.trouble import Hits, Trouble
 from megascan.reader import read_trace
-from megascan.schema import Granularity, Track
+from megascan.schema import Granularity
+from tests.benchmarks.nesting import assert_nested
 
 QUIET = {
     "num_ranks": 8,
@@ -107,21 +108,7 @@ def test_files_are_read_and_nest(case, written):
     for name in ("iteration", "forward", "backward", "optimizer"):
         assert (spans["name"] == name).any(), name
     assert (spans["duration_ns"] >= 0).all()
-    for (_, track), own in spans.groupby(["rank", "track"]):
-        if track != Track.OVERLAPPED:
-            assert nest(own["start_ns"].to_numpy(), own["duration_ns"].to_numpy())
-
-
-def nest(starts, durations):
-    open_ends = []
-    for place in np.lexsort((-durations, starts)):
-        begin, end = starts[place], starts[place] + durations[place]
-        while open_ends and open_ends[-1] <= begin:
-            open_ends.pop()
-        if open_ends and end > open_ends[-1] + 1:
-            return False
-        open_ends.append(end)
-    return True
+    assert_nested(spans)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -27,7 +27,8 @@ from benchmarks.grounds.rack.schedule import Order
 from benchmarks.grounds.rack.settings import Wish, draw_job
 from benchmarks.grounds.rack.trouble import Trouble, holding
 from megascan.reader import read_trace
-from megascan.schema import Granularity, Track
+from megascan.schema import Granularity
+from tests.benchmarks.nesting import assert_nested
 
 CASES = list(cases())
 FULL = {"granularity": Granularity.FULL, "is_small": False, "settled": True, "most_ranks": 8}
@@ -100,13 +101,6 @@ def test_there_are_enough_cases_of_which_nearly_half_have_sound_hardware():
     assert sizes[8] + sizes[16] + sizes[32] > 0.85 * len(CASES)
 
 
-def test_every_draw_has_the_same_catalogue_and_other_seeds():
-    other = list(cases(1))
-    assert [case.family for case in other] == [case.family for case in CASES]
-    assert not {case.seed for case in other} & {case.seed for case in CASES}
-    assert not {case.name for case in other} & {case.name for case in CASES}
-
-
 def test_who_may_be_named_is_part_of_the_job():
     for case in CASES:
         assert case.at_fault <= frozenset(range(case.num_ranks)), case.name
@@ -124,18 +118,6 @@ def test_two_faults_touch_different_ranks():
             assert not set(first.ranks) & set(second.ranks)
 
 
-def nest(starts, durations):
-    open_ends = []
-    for place in np.lexsort((-durations, starts)):
-        begin, end = starts[place], starts[place] + durations[place]
-        while open_ends and open_ends[-1] <= begin:
-            open_ends.pop()
-        if open_ends and end > open_ends[-1] + 1:
-            return False
-        open_ends.append(end)
-    return True
-
-
 @pytest.mark.parametrize("family", [family.name for family in FAMILIES])
 def test_files_are_read_matched_and_nest(family, tmp_path):
     case = min((c for c in CASES if c.family == family), key=lambda c: (c.num_ranks, c.name))
@@ -145,9 +127,7 @@ def test_files_are_read_matched_and_nest(family, tmp_path):
     for name in ("iteration", "forward", "backward", "optimizer", "grad-sync", "batch-generator"):
         assert (spans["name"] == name).any(), name
     assert (spans["duration_ns"] >= 0).all()
-    for (_, track), own in spans.groupby(["rank", "track"]):
-        if track != Track.OVERLAPPED:
-            assert nest(own["start_ns"].to_numpy(), own["duration_ns"].to_numpy())
+    assert_nested(spans)
     job = world_of(case).job
     completeness = build_timeline(trace).completeness
     assert set(completeness.missing_ranks) == set(job.tracing.missing)

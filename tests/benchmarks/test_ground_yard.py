@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from aggregate.merge import build_timeline
-from benchmarks.grounds.__main__ import GROUNDS, _parser, chosen_cases
 from benchmarks.grounds.ground import Variation
 from benchmarks.grounds.kinds import EXPERTS
 from benchmarks.grounds.yard import cases, slowness, write, write_varied
@@ -30,35 +29,6 @@ QUIET = Job(
 
 def step_s(job, *troubles):
     return float(np.median(simulate(Scenario(job=job, seed=3, troubles=troubles)).iteration_s))
-
-
-def test_cases_are_the_same_each_time_and_bear_their_seed():
-    listed = list(cases())
-    assert listed == list(cases())
-    assert 220 <= len(listed) <= 280
-    assert len({case.name for case in listed}) == len({case.seed for case in listed}) == len(listed)
-    assert all(case.name.endswith(f"-s{case.seed}") for case in listed)
-    assert 0.25 < sum(case.unseen for case in listed) / len(listed) < 0.42
-    assert {case.num_ranks for case in listed} == {4, 8, 16, 32, 64}
-
-
-def test_another_draw_has_the_same_families_and_other_cases():
-    first, second = list(cases()), list(cases(3))
-    assert [case.family for case in first] == [case.family for case in second]
-    assert not {case.name for case in first} & {case.name for case in second}
-
-
-def test_it_is_judged_when_asked_for_only():
-    assert "yard" not in GROUNDS
-    asked = chosen_cases(_parser().parse_args(["--ground", "yard"]))
-    assert {case.ground for case in asked} == {"yard"}
-
-
-def test_faults_lie_at_a_node_but_for_the_collector():
-    for case in cases():
-        innocent = case.family.startswith(("healthy", "look_alike")) or case.family == "gc"
-        assert bool(case.at_fault) != innocent, case.name
-        assert case.at_fault <= set(range(case.num_ranks))
 
 
 @pytest.mark.parametrize(
