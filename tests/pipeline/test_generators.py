@@ -5,6 +5,7 @@ import pytest
 from megascan.errors import ConfigError
 from megascan.schema import Phase
 from megascan.simulate.stage_order import Pass, stage_steps
+from tests.pipeline.shapes import shape
 from training.pipeline.costs import peak_memory
 from training.pipeline.generators import (
     GENERATORS,
@@ -15,10 +16,6 @@ from training.pipeline.generators import (
 )
 from training.pipeline.plan import Action, ActionKind, PipelineShape, Placement
 from training.pipeline.simulator import check, numerics_note
-
-
-def shape(ranks, microbatches, chunks=1):
-    return PipelineShape(num_ranks=ranks, num_microbatches=microbatches, num_chunks=chunks)
 
 
 def megatron_order(of):

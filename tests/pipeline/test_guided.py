@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tests.pipeline.shapes import shape
 from training.pipeline.costs import disturbed, even_costs, even_memory
 from training.pipeline.generators import depth_first, one_forward_one_backward, zero_bubble_h1
 from training.pipeline.guided import (
@@ -14,7 +15,7 @@ from training.pipeline.guided import (
     patience_for,
     run_guided,
 )
-from training.pipeline.plan import Action, ActionKind, PipelineShape, Plan, parse_plan
+from training.pipeline.plan import Action, ActionKind, Plan, parse_plan
 from training.pipeline.planner import Problem, search
 from training.pipeline.simulator import check, numerics_note, predict
 
@@ -24,10 +25,6 @@ F0, F1, B0 = (
     Action(ActionKind.FORWARD, 0, 1),
     Action(ActionKind.BACKWARD, 0, 0),
 )
-
-
-def shape(ranks, microbatches, chunks=1):
-    return PipelineShape(num_ranks=ranks, num_microbatches=microbatches, num_chunks=chunks)
 
 
 def plan_of(ranks, microbatches, chunks):

@@ -4,13 +4,9 @@ import pytest
 from torch.distributed.pipelining.schedules import _Action
 
 from megascan.errors import InputError
+from tests.pipeline.shapes import shape
 from training.pipeline.generators import depth_first, one_forward_one_backward, zero_bubble_h1
-from training.pipeline.plan import PipelineShape, Placement, format_plan, parse_plan, read_plan
-
-
-def shape(ranks, microbatches, chunks=1):
-    return PipelineShape(num_ranks=ranks, num_microbatches=microbatches, num_chunks=chunks)
-
+from training.pipeline.plan import Placement, format_plan, parse_plan, read_plan
 
 PLANS = [
     one_forward_one_backward(shape(4, 8)),

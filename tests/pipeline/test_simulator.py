@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from megascan.errors import ConfigError
+from tests.pipeline.shapes import shape
 from training.pipeline.costs import Costs, StageCost, assumed_cost, even_costs
 from training.pipeline.generators import (
     breadth_first,
@@ -13,12 +14,8 @@ from training.pipeline.generators import (
     one_forward_one_backward,
     zero_bubble_h1,
 )
-from training.pipeline.plan import Action, ActionKind, PipelineShape, parse_plan
+from training.pipeline.plan import Action, ActionKind, parse_plan
 from training.pipeline.simulator import predict, predict_megatron
-
-
-def shape(ranks, microbatches, chunks=1):
-    return PipelineShape(num_ranks=ranks, num_microbatches=microbatches, num_chunks=chunks)
 
 
 def even(of, **keywords):

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from megascan.errors import ConfigError
+from tests.pipeline.shapes import shape
 from training.pipeline.channels import Link, link_of, most_under_way, proved_by
 from training.pipeline.costs import ActivationMemory, peak_memory
 from training.pipeline.generators import (
@@ -24,10 +25,6 @@ from training.pipeline.plan import (
     parse_plan,
 )
 from training.pipeline.simulator import check, forward_order, numerics_note, order_of_completion
-
-
-def shape(ranks, microbatches, chunks=1):
-    return PipelineShape(num_ranks=ranks, num_microbatches=microbatches, num_chunks=chunks)
 
 
 def refused(text):
