@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.op_tables import PRODUCTION, needs_production
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "h200-pp2-dp2-rank-2-slow.json.gz"
-PRODUCTION = ROOT.parent / "shared" / "data" / "whatif"
 Run = Callable[..., object]
 
 
@@ -34,7 +35,7 @@ def test_a_real_trace(megascan: Run) -> None:
     assert "compute   94.9 %" in done.stdout and "PP1, which has most of the path" in done.stdout
 
 
-@pytest.mark.skipif(not PRODUCTION.is_dir(), reason="the public op tables are not beside us")
+@needs_production
 def test_an_op_table(megascan: Run) -> None:
     done = megascan("path", PRODUCTION / "trace-AR.parquet")
     assert done.returncode == 0, done.stderr

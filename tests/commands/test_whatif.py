@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.op_tables import PRODUCTION, needs_production
+
 ROOT = Path(__file__).parents[2]
-PRODUCTION = ROOT.parent / "shared" / "data" / "whatif"
 
 
 def test_a_slow_rank_costs_what_it_saves(megascan, faulty, tmp_path):
@@ -41,7 +42,7 @@ def test_bad_outputs_are_refused_before_any_work(megascan, faulty, tmp_path):
     assert (tmp_path / "w.json").read_text() == "mine"
 
 
-@pytest.mark.skipif(not PRODUCTION.is_dir(), reason="the public op tables are not beside us")
+@needs_production
 @pytest.mark.parametrize(
     ("name", "ranks", "cause", "owner"),
     [("AR", [0], "compute", "node"), ("ST", [6, 7], "stage_imbalance", "job")],
@@ -54,7 +55,7 @@ def test_production_traces_get_the_right_owner(megascan, tmp_path, name, ranks, 
     assert (finding["ranks"], finding["cause"], finding["owner"]) == (ranks, cause, owner)
 
 
-@pytest.mark.skipif(not PRODUCTION.is_dir(), reason="the public op tables are not beside us")
+@needs_production
 @pytest.mark.parametrize("flag", ["--detect", "--no-detect"])
 @pytest.mark.parametrize(("name", "ranks"), [("AR", [0]), ("ST", [6, 7])])
 def test_op_tables_say_what_mending_saves(megascan, tmp_path, flag, name, ranks):

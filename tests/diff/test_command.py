@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.op_tables import PRODUCTION, needs_production
 
-ROOT = Path(__file__).parents[2]
-PRODUCTION = ROOT.parent / "shared" / "data" / "whatif"
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +66,7 @@ def test_op_tables_are_compared(megascan: Run, op_file: Callable[..., Path]) -> 
     assert megascan("diff", before, before, "--fail-on-regression").returncode == 0
 
 
-@pytest.mark.skipif(not PRODUCTION.is_dir(), reason="the public op tables are not beside us")
+@needs_production
 def test_two_different_production_jobs_are_not_mixed_up(megascan: Run) -> None:
     tables = [PRODUCTION / f"trace-{name}.parquet" for name in ("AR", "ST")]
     done = megascan("diff", *tables)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.op_tables import PRODUCTION, needs_production
 
-ROOT = Path(__file__).parents[2]
-PRODUCTION = ROOT.parent / "shared" / "data" / "whatif"
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +77,7 @@ def test_a_file_that_is_no_trace_is_refused(megascan: Run, tmp_path: Path) -> No
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
 
-@pytest.mark.skipif(not PRODUCTION.is_dir(), reason="the public op tables are not beside us")
+@needs_production
 @pytest.mark.parametrize(
     ("name", "answer"),
     [

@@ -21,10 +21,10 @@ from megascan.schema import Track
 from megascan.simulate import Imbalance
 from megascan.timeline import Timeline, equals, numbers
 from megascan.topology import Layout
+from tests.op_tables import PRODUCTION
 from tests.whatif.jobs import LAYOUTS, simulated
 
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCTION = ROOT.parent / "shared" / "data" / "whatif"
 UNEXPLAINED = 0.04
 """Share of an iteration that no hop may explain; with sequence parallelism on H100 it is 0.036."""
 
