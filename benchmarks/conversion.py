@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.jobs import ROOT, environment_line, publish, run_python, run_ranks
+from benchmarks.jobs import environment_line, publish, run_python, run_ranks
 
-_SCRIPTS = ROOT / "tests" / "hf"
 _TOLERANCE = 1e-5
 
 
@@ -35,7 +34,7 @@ def main() -> int:
     names = [f"random-{given.first + index}" for index in range(given.models)]
     with TemporaryDirectory() as folder:
         models = Path(folder) / "models"
-        run_python([str(_SCRIPTS / "models.py"), str(models), *names])
+        run_python(["-m", "tests.hf.models", str(models), *names])
         families = Counter(
             str(json.loads((models / name / "config.json").read_text())["model_type"])
             for name in names

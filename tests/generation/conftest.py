@@ -67,15 +67,12 @@ def write_model(folder: Path, family: str) -> Expected:
     transformers = pytest.importorskip("transformers")
     import torch
 
+    from tests.weights import exaggerate
+
     name, fields = FAMILIES[family]
     torch.manual_seed(5)
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, name)(**fields))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-            else:
-                parameter.mul_(3)
+    exaggerate(model)
     model.eval().save_pretrained(folder)
     prompts = [[(7 * row + 3 * place) % VOCAB for place in range(10)] for row in range(3)]
     ids = torch.tensor(prompts)

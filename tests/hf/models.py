@@ -1,4 +1,4 @@
-"""Writes small random Hugging Face models and their logits: ``python models.py FOLDER [NAME …]``.
+"""Writes small random Hugging Face models and their logits: ``models.py FOLDER [NAME …]``.
 
 It runs in a process of its own, without the trainer's CPU stand-ins, so that what it writes is what
 transformers computes. Weights are three times the usual, biases and norms random, so that a swap
@@ -29,6 +29,8 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+
+from tests.weights import exaggerate
 
 VOCAB_SIZE = 203
 _GPT2 = {"n_embd": 48, "n_layer": 4, "n_head": 12, "vocab_size": VOCAB_SIZE, "n_positions": 64}
@@ -160,12 +162,7 @@ def write(folder: Path, config: PretrainedConfig, dtype: torch.dtype = torch.flo
     """Write a random model, and two texts with its logits and continuation beside it."""
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-            else:
-                parameter.mul_(3)
+    exaggerate(model)
     model.to(dtype).save_pretrained(folder)
     # As read: `to` has rounded the rotation's frequencies, too, which no file holds.
     model = AutoModelForCausalLM.from_pretrained(

@@ -47,7 +47,7 @@ def main(models: Path, output: Path) -> int:
         if convert(["--load", str(checkpoint), "--to-hf", str(again), "--check"]):
             return 1
         same = [json.loads((folder / "config.json").read_text()) for folder in (model, back)]
-        bits = _same_bits(model, back), same[0] == same[1], _same_bits(model, again)
+        bits = same_bits(model, back), same[0] == same[1], same_bits(model, again)
         print("result", model.name, *bits, flush=True)
         gc.freeze()
     return 0
@@ -108,7 +108,8 @@ def _keys(folder: Path) -> list[str]:
     return list(FileSystemReader(folder).read_metadata().state_dict_metadata)
 
 
-def _same_bits(one: Path, other: Path) -> bool:
+def same_bits(one: Path, other: Path) -> bool:
+    """Tell whether two folders hold the same tensors by the same names."""
     here, there = open_weights(one), open_weights(other)
     return set(here.file_of) == set(there.file_of) and all(
         torch.equal(here.read([name])[0], there.read([name])[0]) for name in here.file_of

@@ -8,10 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
+from tests.hf.round_trips import same_bits
 from training.checkpoint_folder import checkpoint_folder, saved_settings
-from training.hf.weights import open_weights
 
 from .conftest import Run, RunAll
 
@@ -45,13 +44,6 @@ for number in (2, 3):
 """
 
 
-def same_weights(one: Path, other: Path) -> bool:
-    here, there = open_weights(one), open_weights(other)
-    return set(here.file_of) == set(there.file_of) and all(
-        torch.equal(here.read([name])[0], there.read([name])[0]) for name in here.file_of
-    )
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.distributed
 def test_a_folder_is_trained_in_one_layout_resumed_in_two_others_and_exported(
@@ -76,7 +68,7 @@ def test_a_folder_is_trained_in_one_layout_resumed_in_two_others_and_exported(
     assert saved.model["use_rope_scaling"] is True
     done = run_all(["convert", "--load", third, "--to-hf", tmp_path / "back"])
     assert done.codes == [0], done.errors
-    assert same_weights(source, tmp_path / "back")
+    assert same_bits(source, tmp_path / "back")
 
 
 def test_a_checkpoint_is_resumed_without_flags_of_its_model_and_refuses_those_of_another(

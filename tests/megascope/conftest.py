@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests import ranks
+from tests.weights import exaggerate
 
 PROGRAM = Path(__file__).with_name("scoped_model.py")
 _SMALL = {
@@ -44,12 +45,8 @@ def write(folder: Path, family: str) -> Written:
     config = getattr(transformers, name)(**fields)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model = model.eval().float()
+    exaggerate(model)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-            else:
-                parameter.mul_(3)
         seen = model(TOKENS, output_hidden_states=True, output_attentions=True)
     model.save_pretrained(folder)
     return Written(
