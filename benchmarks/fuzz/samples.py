@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -12,11 +12,11 @@ import orjson
 from aggregate import build_timeline
 from benchmarks.aggregate_scale.original_files import write_original_files
 from benchmarks.aggregate_scale.rank_files import ScaleJob, simulated
+from benchmarks.alignment import on_own_clocks
 from megascan.export import write_timeline
 from megascan.header import Json
 from megascan.reader import read_trace
 from megascan.simulate import write_rank_files
-from megascan.timeline import Trace
 from megascan.topology import Layout
 
 _EPOCH_NS = 1_700_000_000_000_000_000
@@ -61,7 +61,8 @@ def make_samples(folder: Path) -> list[Sample]:
 def _plain(folder: Path) -> Iterator[Sample]:
     for name, layout in (("dp2", Layout(dp=2)), ("pp2", Layout(pp=2))):
         place = folder / name
-        write_rank_files(_own_clocks(simulated(_job(layout), iterations=2)), place)
+        trace = simulated(_job(layout), iterations=2)
+        write_rank_files(on_own_clocks(trace), place)  # so that there is something to align
         yield _of_folder(f"rank files {name}", place)
         timeline = build_timeline(read_trace(place))
         for suffix in (".json", ".pftrace"):
@@ -81,15 +82,6 @@ def _plain(folder: Path) -> Iterator[Sample]:
 
 def _job(layout: Layout) -> ScaleJob:
     return ScaleJob(layout=layout, num_spans=20, num_microbatches=1, num_layers=layout.pp)
-
-
-def _own_clocks(trace: Trace) -> Trace:
-    """So that there is something to align."""
-    headers = {
-        rank: replace(header, clock=replace(header.clock, domain=f"clock {rank}"))
-        for rank, header in trace.headers.items()
-    }
-    return replace(trace, headers=headers)
 
 
 def _of_folder(name: str, folder: Path) -> Sample:
