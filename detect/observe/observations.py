@@ -330,8 +330,8 @@ class Transfers:
     """-1 where unknown."""
     transfer_ns: Floats = field(metadata=along("unit", "iteration"))
     """Median of the transfers in the iteration."""
-    total_ns: Floats = field(metadata=along("unit"))
-    """Sum of the transfers of an iteration."""
+    sum_ns: Floats = field(metadata=along("unit", "iteration"))
+    """Sum of the transfers in the iteration."""
     late_ns: Floats = field(metadata=along("row", "iteration"))
     """How much longer than the quickest member of the same operations the rank's own transfers
     take, summed over the iteration."""
@@ -341,6 +341,11 @@ class Transfers:
     """The edges and groups in which `late_ns` arose."""
     shortest_ns: Floats | None = field(default=None, metadata=along("unit"))
     """Span of the member that is in an operation for the shortest time, by that member's clock."""
+
+    @property
+    def total_ns(self) -> Floats:
+        """Return the mean over iterations of the sum of the transfers, (unit,)."""
+        return np.asarray(self.sum_ns.mean(axis=1))
 
 
 @dataclass(frozen=True, kw_only=True)

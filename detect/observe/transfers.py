@@ -245,20 +245,20 @@ def _clock_errors(index: SpanIndex, rows: Integers, operation: Integers, labels:
 
 
 def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
-    """Return medians by (unit, kind) and iteration."""
+    """Return medians and sums by (unit, kind) and iteration."""
     operation = _operation_of(found)
     known = operation >= 0
     late = _lateness(index, found, labels, operation)
     num_kinds, num_iterations = len(labels.kinds), index.shape[1]
     names, row = np.unique(labels.unit * num_kinds + labels.kind, return_inverse=True)
     cell = row * num_iterations + index.slot[found.first]
-    total = np.zeros(len(names))
-    np.add.at(total, row, found.quickest_ns)
+    sum_ns = np.zeros((len(names), num_iterations))
+    np.add.at(sum_ns.reshape(-1), cell, found.quickest_ns)
     size = np.zeros(len(names), dtype=np.int64)
     size[row] = numbers(index.table, "size_bytes")[found.first]
     medians = _medians(cell, found.quickest_ns, len(names) * num_iterations)
     kind = names % num_kinds
-    keep = _worth_comparing(kind, labels.kinds, total)
+    keep = _worth_comparing(kind, labels.kinds, sum_ns.sum(axis=1))
     return Transfers(
         members=tuple(labels.members[one // num_kinds] for one in names[keep].tolist()),
         kinds=labels.kinds,
@@ -266,7 +266,7 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
         size_bytes=size[keep],
         transfer_ns=medians.reshape(len(names), num_iterations)[keep],
         shortest_ns=_medians(row, found.shortest_ns, len(names))[keep],
-        total_ns=total[keep] / max(num_iterations, 1),
+        sum_ns=sum_ns[keep],
         late_ns=late.by_iteration(index),
         quick_ns=index.sums(found.rows[known], found.quickest_ns[operation[known]]),
         late_in=late.by_unit(index, labels.members),

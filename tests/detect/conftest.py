@@ -365,7 +365,7 @@ def _exchanging(
         kind=np.array([kinds.index((len(members), size)) for members, size, _ in units]),
         size_bytes=np.array([size for _, size, _ in units]),
         transfer_ns=time_ns * wobble,
-        total_ns=time_ns.mean(axis=1),
+        sum_ns=time_ns,
         late_ns=np.zeros(shape),
         quick_ns=np.zeros(shape),
     )

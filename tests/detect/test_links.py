@@ -24,7 +24,7 @@ from detect.causes.links import (
 )
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import Transfers, cut, one_row_a_worker
+from detect.observe.observations import Transfers, cut, one_row_a_worker, steady
 from detect.observe.transfers import _worth_comparing, usual_total
 from detect.stats.search import Course, Suspect
 from megascan.topology import Layout
@@ -135,7 +135,7 @@ def test_one_end_of_a_pair_is_told_by_what_its_other_connections_do():
     transfers = Transfers(
         members=members, kinds=("ep all_to_all of 9 MB", "dp all_reduce of 9 MB"),
         kind=np.array([0, 1, 0]), size_bytes=np.full(3, 9_000_000),
-        transfer_ns=np.ones((3, 4)), total_ns=np.ones(3), late_ns=np.zeros((8, 4)),
+        transfer_ns=np.ones((3, 4)), sum_ns=np.ones((3, 4)), late_ns=np.zeros((8, 4)),
         quick_ns=np.zeros((8, 4)),
     )  # fmt: skip
     nowhere = np.zeros(3, bool)
@@ -159,7 +159,7 @@ def test_an_end_without_other_connections_between_hosts_is_to_blame_beside_a_fin
     members = ((0, 4), (4, 8), (1, 5), (5, 9))
     transfers = Transfers(
         members=members, kinds=("p2p message of 9 MB",), kind=np.zeros(4, dtype=np.int64),
-        size_bytes=np.full(4, 9_000_000), transfer_ns=np.ones((4, 4)), total_ns=np.ones(4),
+        size_bytes=np.full(4, 9_000_000), transfer_ns=np.ones((4, 4)), sum_ns=np.ones((4, 4)),
         late_ns=np.zeros((10, 4)), quick_ns=np.zeros((10, 4)),
     )  # fmt: skip
     units = _Units(
@@ -206,7 +206,7 @@ def _three_units(members, rates, crosses=False):
     """Units of a transfer each, that move so many bytes a ns."""
     transfers = Transfers(
         members=members, kinds=("p2p message of 9 MB",), kind=np.zeros(3, dtype=np.int64),
-        size_bytes=np.full(3, 9_000_000), total_ns=np.ones(3), late_ns=np.zeros((8, 4)),
+        size_bytes=np.full(3, 9_000_000), sum_ns=np.ones((3, 4)), late_ns=np.zeros((8, 4)),
         transfer_ns=9e6 / np.array(rates)[:, None] * np.ones((3, 4)), quick_ns=np.zeros((8, 4)),
     )  # fmt: skip
     return _Units(
@@ -497,3 +497,17 @@ def test_a_pair_that_is_not_slow_in_each_of_few_iterations_may_have_met_others(
     (link,) = [one for one in found if one.cause is Cause.LINK]
     assert link.ranks == (0, 1)
     assert (FEW in link.evidence, link.owner is Owner.UNDECIDED) == (is_few, is_few)
+
+
+def test_transfers_of_the_warm_up_are_no_part_of_what_transfers_take(job):
+    """The first message of two ranks sets up their connection, for a second and more."""
+
+    def first_is_long(one, other, iteration):
+        return 1000.0 if iteration <= 2 else 1.0
+
+    pair = job(layout=Layout(pp=2), first_iteration=1, noise=0.0)
+    totals = [
+        steady(observe(one.timeline()), DetectorSettings()).transfers.total_ns
+        for one in (pair.but(transfer=first_is_long), pair.but(transfer=lambda *_: 1.0))
+    ]
+    assert totals[0] == pytest.approx(totals[1])

@@ -75,7 +75,7 @@ def _ring(units):
         kind=np.array([kinds.index(size) for _, size, _ in units]),
         size_bytes=np.array([size for _, size, _ in units]),
         transfer_ns=np.array([[time_ms * 1e6] for _, _, time_ms in units]),
-        total_ns=np.array([time_ms * 1e6 for _, _, time_ms in units]),
+        sum_ns=np.array([[time_ms * 1e6] for _, _, time_ms in units]),
         late_ns=np.zeros((16, 1)),
         quick_ns=np.zeros((16, 1)),
     )
@@ -105,7 +105,7 @@ def _with_rings(job, slow_ms):
         transfer_ns=np.concatenate(
             [messages.transfer_ns, np.repeat(rings.transfer_ns, num_iterations, axis=1)]
         ),
-        total_ns=np.concatenate([messages.total_ns, rings.total_ns]),
+        sum_ns=np.concatenate([messages.sum_ns, np.repeat(rings.sum_ns, num_iterations, axis=1)]),
         shortest_ns=None,
     )
     return judge(replace(seen, transfers=both, costs=None), DetectorSettings())
