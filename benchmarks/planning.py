@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
+from benchmarks.jobs import ROOT
 from megascan.errors import ConfigError
 from megascan.reader import read_timeline
 from training.pipeline.costs import (
@@ -43,7 +43,6 @@ from training.pipeline.planner import Problem, search
 from training.pipeline.remedies import hill
 from training.pipeline.simulator import predict, predict_megatron
 
-ROOT = Path(__file__).parents[1]
 SIZES = ((4, 8), (4, 16), (8, 16), (8, 32))
 NUM_DRAWS = 10
 Change = Callable[[PipelineShape, Costs], Costs]

@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.jobs import publish
-
-ROOT = Path(__file__).parents[1]
+from benchmarks.jobs import ROOT, publish
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,9 +31,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.jobs import ROOT
 from megascan.errors import MissingError, report_errors
-
-ROOT = Path(__file__).parents[1]
 
 _START = """
 import os, torch.distributed as dist, megascan

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.jobs import ROOT
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import psutil
 
+from benchmarks.jobs import ROOT
+
 _REST = 20
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,9 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.fuzz.inputs import Inputs
 from benchmarks.fuzz.samples import make_samples
+from benchmarks.jobs import ROOT
 from megascan.errors import UsageError, report_errors
 
-ROOT = Path(__file__).resolve().parents[2]
 PORTION = 1000
 """Inputs a process, so that the death of one costs little."""
 _PRINTED = 3000
