@@ -88,6 +88,11 @@ def run_python(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def machine_line() -> str:
+    """Return cores and Python, for pages on which neither torch nor a GPU has a part."""
+    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+
+
 def environment_line(device: str) -> str:
     """Hardware and versions, for the head of a result page."""
     software = f"Python {platform.python_version()}, torch {version('torch')}, megatron-core " + (

@@ -9,8 +9,6 @@ kernel. The files need that much room in --work-dir.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +22,7 @@ from benchmarks.aggregate_scale.measuring import Measurement, measure
 from benchmarks.aggregate_scale.original_files import write_original_files
 from benchmarks.aggregate_scale.rank_files import ScaleJob, write_rank_files
 from benchmarks.fuzz.samples import profile_document, profile_events
+from benchmarks.jobs import machine_line
 from megascan.errors import UsageError, report_errors
 from megascan.topology import Layout
 
@@ -45,8 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.gigabytes <= 0:
         raise UsageError(f"--gigabytes is {chosen.gigabytes}, expected a size above 0")
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    print(f"{machine}. Seconds and peak memory are those of the whole process.\n")
+    print(f"{machine_line()}. Seconds and peak memory are those of the whole process.\n")
     print("| format | file, bytes | s | CPU s | peak MiB | timeline, bytes |")
     print("|---|---|---|---|---|---|")
     for name in chosen.format or _WRITERS:

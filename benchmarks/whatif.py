@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -25,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.jobs import ROOT
+from benchmarks.jobs import ROOT, machine_line
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,8 @@ def tile(source: Path, replicas: int, folder: Path) -> Path:
 def report(tables: list[Path], replicas: list[int], repeat: int) -> str:
     """The results as a page."""
     lines = [
-        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, load "
-        f"average {os.getloadavg()[0]:.1f} at the start; {repeat} runs each.",
+        f"{machine_line()}, load average {os.getloadavg()[0]:.1f} at the start; "
+        f"{repeat} runs each.",
         "",
         "| table | rows | wall, least, s | wall, median, s | processor, least, s "
         "| processor, median, s |",

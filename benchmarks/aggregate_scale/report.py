@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -16,6 +15,7 @@ from benchmarks.aggregate_scale.cases import (
 )
 from benchmarks.aggregate_scale.measuring import Measurement
 from benchmarks.aggregate_scale.worker import STAGES
+from benchmarks.jobs import machine_line
 
 _MIB = 1 << 20
 
@@ -65,12 +65,11 @@ class CoresRow:
 
 def to_markdown(rows: Sequence[Row], reference_seconds: float) -> str:
     """All tables and what they were measured on."""
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     load = os.getloadavg()[0]
     head = [
-        f"Measured on {machine}; sorting and adding up 4 M integers took {reference_seconds:.2f} s "
-        f"before, and the load average was {load:.1f} at the end. Seconds are those of the whole "
-        "process, imports included; CPU is user + system over all cores.",
+        f"Measured on {machine_line()}; sorting and adding up 4 M integers took "
+        f"{reference_seconds:.2f} s before, and the load average was {load:.1f} at the end. Seconds "
+        "are those of the whole process, imports included; CPU is user + system over all cores.",
         "",
     ]
     tables = [*_speed(rows), "", *_shares(rows), "", *_against_original(rows)]
@@ -80,8 +79,7 @@ def to_markdown(rows: Sequence[Row], reference_seconds: float) -> str:
 def to_cores(rows: Sequence[CoresRow], reference_seconds: float) -> str:
     """Return a table of speed by cores; efficiency is speed / (cores · speed on the fewest)."""
     lines = [
-        f"Measured on {os.cpu_count()} cores, {platform.machine()}, Python "
-        f"{platform.python_version()}; the sort took {reference_seconds:.2f} s before, load "
+        f"Measured on {machine_line()}; the sort took {reference_seconds:.2f} s before, load "
         f"average {os.getloadavg()[0]:.1f} at the end.",
         "",
         "| job | ranks | spans | output | cores | s | CPU s | spans/s | efficiency | peak MiB | "
