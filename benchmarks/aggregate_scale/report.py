@@ -68,8 +68,9 @@ def to_markdown(rows: Sequence[Row], reference_seconds: float) -> str:
     load = os.getloadavg()[0]
     head = [
         f"Measured on {machine_line()}; sorting and adding up 4 M integers took "
-        f"{reference_seconds:.2f} s before, and the load average was {load:.1f} at the end. Seconds "
-        "are those of the whole process, imports included; CPU is user + system over all cores.",
+        f"{reference_seconds:.2f} s before, and the load average was {load:.1f} at the end. "
+        "Seconds are those of the whole process, imports included; CPU is user + system over all "
+        "cores.",
         "",
     ]
     tables = [*_speed(rows), "", *_shares(rows), "", *_against_original(rows)]
