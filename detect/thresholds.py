@@ -1088,6 +1088,10 @@ class _Links:
     clock_errors: float = limit(
         2.0, "times the clock error", Origin.MATHEMATICS, "one of each end of a transfer"
     )
+    most_clock_share: float = limit(
+        0.1, "share of an iteration", Origin.CONVENTION,
+        "by which clocks may miss each other if a rank that leaves late is to be believed",
+    )  # fmt: skip
     min_axis_share: float = limit(
         0.1, "share", Origin.CONVENTION,
         "operations with less of an axis's transfer time say little about its links",

@@ -113,11 +113,15 @@ def test_a_late_exit_that_nobody_waits_for_drains_no_node(job, cost, owner):
     assert (NO_GAIN in finding.evidence) == (owner is Owner.UNDECIDED)
 
 
-@pytest.mark.parametrize(("error_ms", "owner"), [(0.1, Owner.NODE), (30.0, Owner.UNDECIDED)])
-def test_a_rank_that_is_late_by_what_clocks_are_off_is_not_named(job, error_ms, owner):
+@pytest.mark.parametrize(("late_ms", "error_ms", "owner"), [
+    (40.0, 0.1, Owner.NODE),
+    (40.0, 30.0, Owner.UNDECIDED),
+    (200.0, 60.0, Owner.UNDECIDED),  # more, but such clocks were not put together at all
+])  # fmt: skip
+def test_a_rank_that_is_late_by_what_clocks_are_off_is_not_named(job, late_ms, error_ms, owner):
     seen = observe(job(layout=Layout(dp=4, pp=2), transfer=lambda *_: 1.0).timeline())
     late_ns = np.full((8, len(seen.iterations)), 1e6)
-    late_ns[1] = 40e6
+    late_ns[1] = late_ms * 1e6
     alignment = replace(seen.alignment, residual_p99_ns=error_ms * 1e6)
     lost_ns = {**seen.lost_ns, Cause.LINK: late_ns}
     seen = replace(seen, lost_ns=lost_ns, alignment=alignment, costs=None)
