@@ -112,6 +112,10 @@ NOT_ALIKE = (
     "its passes are not slow alike; a slow device slows both, so this is rather a difference of "
     "the work: compare the two ranks' modules at granularity full"
 )
+OF_ITS_REPLICA = (
+    "the other stages of its replica are as slow: longer data would show the same, also in kernels "
+    "that only move memory"
+)
 ON_THE_MEAN = (
     "its typical pass is as quick as its peers': a device that is held down for a part of each "
     "iteration, or more work in some passes, would look like this; its clock and throttle reasons "
@@ -358,9 +362,19 @@ def _by_clock(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision
 
 def _by_when(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
     """Doubt what is slow in some passes only, or while the run warms up."""
+    if slow.is_mean and _is_with_its_replica(inquiry.seen, found, slow):
+        return Decision(False, OF_ITS_REPLICA)
     if slow.is_mean:
         return _by_what_it_moves(inquiry.seen, slow) or Decision(False, ON_THE_MEAN)
     return Decision(False, WARMING_UP) if _warms_up(inquiry, slow) else None
+
+
+def _is_with_its_replica(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
+    """Return whether the other stages of a row's replica are as slow, as longer data make them."""
+    row, effects = slow.suspect.row, effects_beside(seen, found, slow).effects
+    others = seen.members.other_stages(row)
+    alike = others & (effects >= DEVICE.alike_share * effects[row])
+    return bool(others.any() and alike.sum() >= DEVICE.alike_share * others.sum())
 
 
 def _by_worker(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:

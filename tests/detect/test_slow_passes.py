@@ -58,6 +58,23 @@ def test_a_microbatch_that_always_takes_longer_is_no_throttling_for_sure(job):
     assert finding.slowdown == pytest.approx(1 + 0.5 / 8, rel=0.01)
 
 
+@pytest.mark.parametrize(("slow", "reason"), [
+    ((5,), "its typical pass is as quick"),
+    ((5, 13), "the other stages of its replica are as slow"),
+])  # fmt: skip
+def test_a_microbatch_that_takes_longer_on_all_stages_of_a_replica_is_longer(job, slow, reason):
+    def work(slot):
+        hit = slot.rank in slow and slot.microbatch == 3 and slot.name != "optimizer"
+        return 1.5 if hit else 1.0
+
+    made = job(layout=Layout(pp=2, dp=8), iterations=10, noise=QUIET, work=work)
+    found = [one for one in made.report().findings if one.ranks]
+    assert sorted(one.ranks for one in found) == [(rank,) for rank in slow]
+    for finding in found:
+        assert "on the mean" in finding.headline and finding.owner is Owner.UNDECIDED
+        assert any(line.startswith(reason) for line in finding.evidence)
+
+
 @pytest.mark.parametrize(("iterations", "named"), [({5, 9}, {(5,)}), ({8, 9}, set())])
 def test_two_iterations_at_one_speed_are_no_noise_but_one_event_may_be_chance(
     job, iterations, named
