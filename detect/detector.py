@@ -207,6 +207,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         },
         minimum_named=next((one.least_named for _, one in answers if one.least_named), None),
         hides=tuple(answer.hides for _, answer in answers if answer.hides),
+        caveats=tuple(answer.caveat for _, answer in answers if answer.caveat),
         unseen=tuple(sorted({rank for _, answer in answers for rank in answer.unseen})),
         notes=tuple(notes),
     )
@@ -297,6 +298,7 @@ def _report(
     limited_by: Mapping[str, str] | None = None,
     minimum_named: float | None = None,
     hides: tuple[str, ...] = (),
+    caveats: tuple[str, ...] = (),
     unseen: tuple[int, ...] = (),
     notes: tuple[str, ...],
 ) -> Report:
@@ -322,6 +324,7 @@ def _report(
         notes=(*seen.notes, *notes),
         unseen_ranks=unseen,
         hides=hides,
+        caveats=caveats,
         source=seen.source,
         min_slowdown=settings.min_slowdown,
         false_discovery_rate=settings.false_discovery_rate,

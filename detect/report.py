@@ -190,6 +190,8 @@ class Report:
     """Ranks that would not be found however slowly they computed, while other ranks would."""
     hides: tuple[str, ...] = ()
     """Faults of a size that matters that could not have been seen, each as part of a sentence."""
+    caveats: tuple[str, ...] = ()
+    """Faults worth a word that could not have been seen, each as part of a sentence."""
     source: str = ""
     min_slowdown: float = 1.03
     """Compute less slow than this was not to be reported."""
@@ -265,5 +267,6 @@ class Report:
             "alignment": None if self.alignment is None else self.alignment.to_json(),
             "completeness": dict(self.completeness),
             "unrecorded_ranks": list(self.unrecorded_ranks),
+            "caveats": list(self.caveats),
             "notes": list(self.notes),
         }

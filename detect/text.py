@@ -112,6 +112,7 @@ def _answer(report: Report) -> str:
                 if len(report.unrecorded_ranks) == 1
                 else but.replace("is missing", "are missing")
             )
+        but += "".join(f"; but {caveat}" for caveat in report.caveats)
         return f"HEALTHY: no rank, link or stage stands out in {_window(report)}{but}."
     if not report.findings:
         if report.minimum_detectable_slowdown is None:

@@ -1197,6 +1197,10 @@ class _Power:
         1.3, "ratio", Origin.CONVENTION,
         "a window that shows no smaller slowdown of compute says nothing of health",
     )  # fmt: skip
+    caveat_ratio: float = limit(
+        1.1, "ratio", Origin.CONVENTION,
+        "of a step that a network which could not be seen would make longer: said beside health",
+    )  # fmt: skip
     optimizer_share: float = limit(
         0.25, "share of the effect", Origin.PHYSICS,
         "that a lower clock shows in the optimizer, which is bound by memory",

@@ -102,6 +102,9 @@ class Answer:
     hides: str = ""
     """What slowdown of a size that matters the trace could not have shown, as part of a sentence;
     if set, finding nothing does not mean that the job is healthy."""
+    caveat: str = ""
+    """What slowdown that is worth a word the trace could not have shown, as part of a sentence; it
+    is said beside the job's health."""
     slow: Flags | None = None
     """(row,): who computes slowly, for the searches that follow."""
     notes: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -299,3 +300,36 @@ def test_a_rail_that_one_ring_alone_shows_may_be_any_of_its_nics(job, exchanging
     found = judge(exchanging(timeline, units), DetectorSettings()).findings
     ranks = tuple(rank for first in sorted(slow) for rank in range(first, first + 16, 4))
     assert [(one.ranks, one.owner) for one in found] == [(ranks, owner)]
+
+
+@pytest.mark.parametrize(("share", "verdict", "caveat"), [
+    (0.05, Verdict.HEALTHY, ""),
+    (0.3, Verdict.HEALTHY, "; but a host whose network runs at half its speed would look the same"),
+    (0.6, Verdict.UNDECIDED, ""),
+])  # fmt: skip
+def test_a_network_that_could_not_be_seen_is_said_beside_health(
+    job, exchanging, share, verdict, caveat
+):
+    """One ring through two hosts, which nothing is to be compared with."""
+    timeline = job(layout=Layout(dp=8), hosts=4).timeline()
+    step_ms = float(np.median(observe(timeline).iteration_ns)) / 1e6
+    ring = [(tuple(range(8)), 100 * MEGABYTE, share * step_ms)]
+    report = judge(exchanging(timeline, ring), DetectorSettings())
+    assert (report.verdict, report.findings) == (verdict, ())
+    first = render_text(report).splitlines()[0]
+    assert ("would look the same" in first) == (share > 0.05)
+    assert caveat in first
+    assert report.to_json()["caveats"] == list(report.caveats)
+    assert bool(report.caveats) == bool(caveat)
+
+
+def test_what_a_quicker_network_saves_by_replay_counts(job, exchanging):
+    timeline = job(layout=Layout(dp=8), hosts=4).timeline()
+    step_ms = float(np.median(observe(timeline).iteration_ns)) / 1e6
+    ring = [(tuple(range(8)), 100 * MEGABYTE, 0.6 * step_ms)]
+    for saved, verdict in ((1.05, Verdict.HEALTHY), (1.4, Verdict.UNDECIDED)):
+        costs = SimpleNamespace(
+            ratio_of_border=lambda *_, saved=saved: saved, unevenness=lambda within: None
+        )
+        seen = exchanging(timeline, ring, costs=costs)
+        assert judge(seen, DetectorSettings()).verdict is verdict
