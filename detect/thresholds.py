@@ -772,6 +772,10 @@ class _Networks:
     min_bytes: int = limit(
         65_536, "bytes", Origin.PHYSICS, "below which a transfer is latency, not bandwidth"
     )
+    most_share: float = limit(
+        0.6, "share of the iteration", Origin.BENCHMARK,
+        "of transfers between hosts, from which on quicker ones shorten it, whatever a replay says",
+    )  # fmt: skip
     min_scaled_bytes: int = limit(
         16_777_216, "bytes", Origin.PHYSICS,
         "from which on a ring takes time in proportion to its size: its latency is next to nothing",

@@ -574,7 +574,10 @@ def _unseen_network(seen: Observations, hidden: list[str]) -> _Unseen:
         ranks = members.ranks_of([row for row, one in enumerate(members.hosts) if one == hidden[0]])
         window = int(seen.iterations[0]), int(seen.iterations[-1])
         replayed = seen.costs.ratio_of_border(ranks, NETWORKS.half_speed_ratio, window)
-        cost = cost if replayed is None else min(cost, replayed)
+        # passes beside which transfers last for most of the iteration wait for them, and are
+        # replayed as long as they were
+        is_hidden = share >= NETWORKS.most_share and (replayed or 1.0) < POWER.caveat_ratio
+        cost = cost if replayed is None or is_hidden else min(cost, replayed)
     if cost >= POWER.healthy_ratio:
         return _Unseen(
             hides=f"transfers between hosts last {share:.0%} of the iteration and have no equals: "
