@@ -45,7 +45,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import special
 
 from detect.causes.device import HOST_ADVICE, UNKNOWN_ROLES, low_clocks
 from detect.causes.finding import (
@@ -69,8 +68,13 @@ from detect.stats.host_tests import (
     Channels,
     HostTest,
     Sides,
+    as_recorded,
+    beside_others,
     channel_tests,
+    clearest_split,
+    passes_over,
     places_of,
+    rise_in,
 )
 from detect.stats.search import Course
 from detect.text import counted, milliseconds, times
@@ -352,7 +356,7 @@ def _clearest_change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Change 
         return None
     over = {name: one.value for name, one in sides.over.items()}
     if COMPUTE not in over or np.isnan(over[COMPUTE]).all():
-        over[COMPUTE] = _passes_over(sides)
+        over[COMPUTE] = passes_over(sides)
     floors = dict.fromkeys(LOST, HOSTS.least_doubtful_share)
     if int(sides.control.sum()) >= HOSTS.min_control:
         floors[COMPUTE] = float(np.log(inquiry.settings.min_slowdown))
@@ -373,46 +377,19 @@ def _split_in_time(sides: Sides, name: str, over: Floats, lasts: int) -> _Change
     `over` is (row, iteration); the later part has at least `lasts` iterations. None where some rank
     of the host does not rise, or where the host itself did not and only the others fell.
     """
-    split = _clearest_split(_beside_others(sides, over), name, lasts)
+    split = clearest_split(beside_others(sides, over), name, lasts)
     if split is None:
         return None
     course, p_value = split
     rise, first = course.effect, course.episodes[0][0]
-    if not (_rise(over, first)[sides.own] >= HOSTS.least_rise_share * rise).all():
+    if not (rise_in(over, first)[sides.own] >= HOSTS.least_rise_share * rise).all():
         return None
     # where a fault of other hosts has ended, a sound host looks slower than before next to them
-    of_itself = float(np.median(_rise(_as_recorded(sides, name), first)))
+    of_itself = float(np.median(rise_in(as_recorded(sides, name), first)))
     if not of_itself >= HOSTS.least_rise_share * rise:
         return None
     test = HostTest(rise, course.standard_error, p_value)
     return _Change(channel=name, test=test, course=course)
-
-
-def _beside_others(sides: Sides, over: Floats) -> Floats:
-    """Return what the host's ranks exceed those of other hosts by, (iteration,)."""
-    return robust.median(over[sides.own], axis=0) - robust.median(over[sides.control], axis=0)
-
-
-def _clearest_split(series: Floats, name: str, lasts: int) -> tuple[Course, float] | None:
-    """Return the course of a rise inside the window, and its p-value; None for short windows.
-
-    `series`, (iteration,), is of the channel `name`; the later part lasts for `lasts` iterations.
-    """
-    least, length = PERSISTENCE.min_normal, len(series)
-    if length < least + lasts or not np.isfinite(series).all():
-        return None
-    parts = [(series[:first], series[first:]) for first in range(least, length - lasts + 1)]
-    rises = np.array([after.mean() - before.mean() for before, after in parts])
-    within = np.array([before.var() * len(before) + after.var() * len(after)
-                       for before, after in parts])  # fmt: skip
-    usual = HOSTS.spread_share if name in LOST else HOSTS.spread_log
-    sigma = np.maximum(np.sqrt(within / (length - 2)), usual)
-    errors = sigma * [np.sqrt(1 / len(before) + 1 / len(after)) for before, after in parts]
-    place = int(np.argmax(rises / errors))
-    first, rise, error = place + least, float(rises[place]), float(errors[place])
-    p_value = float(special.stdtr(length - 2.0, -rise / error)) * len(parts)
-    active = np.arange(length) >= first
-    return Course(active, rise, error, 1.0, ((first, length - 1),)), p_value
 
 
 def _since_it_began(inquiry: Inquiry, sides: Sides, reason: _Reason) -> _Reason:
@@ -425,48 +402,20 @@ def _since_it_began(inquiry: Inquiry, sides: Sides, reason: _Reason) -> _Reason:
     name = next((one for one, test in reason.tests.items() if test is reason.test), PACE)
     if name not in sides.over:
         return reason
-    series = _beside_others(sides, sides.over[name].value)
-    split = _clearest_split(series, name, inquiry.settings.min_iterations)
+    series = beside_others(sides, sides.over[name].value)
+    split = clearest_split(series, name, inquiry.settings.min_iterations)
     if split is None or not split[1] <= inquiry.settings.false_discovery_rate:
         return reason
     active = split[0].active
     if not series[~active].mean() <= HOSTS.sound_before_share * series[active].mean():
         return reason
     lost = Cause.HOST.value if name == PACE else name  # slow launching counts by what it costs
-    effect = float(np.nanmean(_beside_others(sides, sides.over[lost].value)[active]))
+    effect = float(np.nanmean(beside_others(sides, sides.over[lost].value)[active]))
     if not effect > reason.test.effect:
         return replace(reason, course=split[0])
     error = reason.test.error * effect / reason.test.effect
     test = HostTest(effect, error, reason.test.p_value)
     return replace(reason, course=split[0], test=test, tests={**reason.tests, lost: test})
-
-
-def _passes_over(sides: Sides) -> Floats:
-    """Return log time of each row's passes less the median of other hosts, (row, iteration).
-
-    Stages are ignored. All are NaN where the other hosts' passes change by themselves, as all
-    passes do when sequences get longer.
-    """
-    level = robust.median(sides.seen.work.log_ns, axis=2)
-    others = robust.median(level[sides.control], axis=0)
-    if float(np.nan_to_num(np.ptp(others))) > HOSTS.steady_log:
-        return np.full_like(level, np.nan)
-    return np.asarray(level - others)
-
-
-def _rise(values: Floats, first: int) -> Floats:
-    """Return how much higher `values`, (row, iteration), are from slot `first` on, (row,)."""
-    return np.asarray(
-        robust.mean(values[:, first:], axis=1) - robust.mean(values[:, :first], axis=1)
-    )
-
-
-def _as_recorded(sides: Sides, name: str) -> Floats:
-    """Return a channel as the host's ranks recorded it, without comparison, (row, iteration)."""
-    seen = sides.seen
-    if name == COMPUTE:
-        return robust.median(seen.work.log_ns[sides.own], axis=2)
-    return np.asarray(seen.lost(LOST[name])[sides.own] / float(np.median(seen.iteration_ns)))
 
 
 def _may_be_of_its_stage(sides: Sides, cause: Cause, test: HostTest) -> bool:

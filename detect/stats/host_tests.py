@@ -18,6 +18,9 @@ Leaving out one host's ranks changes what the rows at the same places are compar
 else. So every channel is compared once with all hosts in it, and then, for each host, again only at
 the places where the host has ranks (`Channel`).
 
+Since when a host exceeds the others, `clearest_split` says: the split of the window at which it
+rises most, in errors of the rise.
+
 Example: 4 hosts of 4 ranks, DP 16. The optimizer takes 2.12 ms on the ranks of one host and 0.92 ms
 on the 12 others (spread 0.4 %): log ratio 0.84 at s = 0.004, t above 300.
 """
@@ -35,7 +38,8 @@ from detect.observe.observations import Observations
 from detect.report import Cause
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
-from detect.thresholds import HOSTS
+from detect.stats.search import Course
+from detect.thresholds import HOSTS, PERSISTENCE
 from detect.thresholds import PACE as SLOW_PACE
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
@@ -272,3 +276,58 @@ def _test_of_few(sides: Sides, name: str, over: Over) -> HostTest | None:
     chance = 1.0 / float(special.comb(len(own) + len(others), len(own)))
     error = float(np.std(own.mean(axis=0), ddof=1)) / float(np.sqrt(len(hits)))
     return HostTest(effect, error, float(special.bdtrc(int(hits.sum()) - 1, len(hits), chance)))
+
+
+def beside_others(sides: Sides, over: Floats) -> Floats:
+    """Return what the host's ranks exceed those of other hosts by, (iteration,)."""
+    return robust.median(over[sides.own], axis=0) - robust.median(over[sides.control], axis=0)
+
+
+def clearest_split(series: Floats, name: str, lasts: int) -> tuple[Course, float] | None:
+    """Return the course of a rise inside the window, and its p-value; None for short windows.
+
+    `series`, (iteration,), is of the channel `name`; the later part lasts for `lasts` iterations.
+    """
+    least, length = PERSISTENCE.min_normal, len(series)
+    if length < least + lasts or not np.isfinite(series).all():
+        return None
+    parts = [(series[:first], series[first:]) for first in range(least, length - lasts + 1)]
+    rises = np.array([after.mean() - before.mean() for before, after in parts])
+    within = np.array([before.var() * len(before) + after.var() * len(after)
+                       for before, after in parts])  # fmt: skip
+    usual = HOSTS.spread_share if name in LOST else HOSTS.spread_log
+    sigma = np.maximum(np.sqrt(within / (length - 2)), usual)
+    errors = sigma * [np.sqrt(1 / len(before) + 1 / len(after)) for before, after in parts]
+    place = int(np.argmax(rises / errors))
+    first, rise, error = place + least, float(rises[place]), float(errors[place])
+    p_value = float(special.stdtr(length - 2.0, -rise / error)) * len(parts)
+    active = np.arange(length) >= first
+    return Course(active, rise, error, 1.0, ((first, length - 1),)), p_value
+
+
+def rise_in(values: Floats, first: int) -> Floats:
+    """Return how much higher `values`, (row, iteration), are from slot `first` on, (row,)."""
+    return np.asarray(
+        robust.mean(values[:, first:], axis=1) - robust.mean(values[:, :first], axis=1)
+    )
+
+
+def as_recorded(sides: Sides, name: str) -> Floats:
+    """Return a channel as the host's ranks recorded it, without comparison, (row, iteration)."""
+    seen = sides.seen
+    if name == COMPUTE:
+        return robust.median(seen.work.log_ns[sides.own], axis=2)
+    return np.asarray(seen.lost(LOST[name])[sides.own] / float(np.median(seen.iteration_ns)))
+
+
+def passes_over(sides: Sides) -> Floats:
+    """Return log time of each row's passes less the median of other hosts, (row, iteration).
+
+    Stages are ignored. All are NaN where the other hosts' passes change by themselves, as all
+    passes do when sequences get longer.
+    """
+    level = robust.median(sides.seen.work.log_ns, axis=2)
+    others = robust.median(level[sides.control], axis=0)
+    if float(np.nan_to_num(np.ptp(others))) > HOSTS.steady_log:
+        return np.full_like(level, np.nan)
+    return np.asarray(level - others)
