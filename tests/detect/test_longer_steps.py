@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.unexplained import LONGER_OR_ONE, NOTHING_ELSE, ONE_OR_ALL, step_change
+from detect.causes.unexplained import (
+    LONGER_OR_ONE,
+    NOTHING_ELSE,
+    ONE_OR_ALL,
+    _usual_iteration_ns,
+    step_change,
+)
 from detect.detector import judge
 from detect.observe.extract import observe
 from megascan.topology import Layout
@@ -169,6 +175,27 @@ def test_a_step_that_is_mostly_lost_in_long_iterations_is_not_healthy(job, place
     report = judge(spiky, SETTINGS)
     assert (report.verdict, report.findings) == (verdict, ())
     assert any("usual step" in one for one in report.hides) == (verdict is Verdict.UNDECIDED)
+
+
+@pytest.mark.parametrize(("times", "usual"), [
+    ([83, 83, 617, 585], 83),  # the median, 334, is nobody's
+    ([83, 84, 85, 617], 84.5),
+    ([100, 110, 120, 130], 115),
+    ([100, 100], 100),
+    ([100, 300], 100),
+])  # fmt: skip
+def test_what_an_iteration_usually_takes(times, usual):
+    assert _usual_iteration_ns(np.array(times, dtype=float)) == pytest.approx(usual)
+
+
+def test_half_of_the_iterations_may_be_long(job):
+    seen = observe(job(layout=HOSTS_OF_FOUR, iterations=8).timeline())
+    spiky = replace(seen, iteration_ns=np.repeat([1.0, 7.0], 4) * seen.iteration_ns)
+    assert judge(spiky, SETTINGS).verdict is not Verdict.HEALTHY
+    spiky = replace(seen, iteration_ns=np.tile([1.0, 7.0], 4) * seen.iteration_ns)
+    report = judge(spiky, SETTINGS)
+    assert report.verdict is Verdict.UNDECIDED
+    assert any("4 of 8 iterations take up to 7" in one for one in report.hides)
 
 
 def held_up(seen, by, factor=1.8):
