@@ -22,6 +22,7 @@ from detect.causes.corruption import CORRUPTION
 from detect.causes.finding import (
     Answer,
     Inquiry,
+    rows_of_findings,
     undecided,
     undecided_if_no_gain,
     undecided_if_small_and_free,
@@ -70,14 +71,8 @@ class Examination:
     @cached_property
     def suspects(self) -> Flags:
         """Flag the rows that a finding names as slow themselves, (row,): nobody's peers."""
-        named = {
-            rank
-            for finding in self.report.findings
-            if finding.cause in RANK_CAUSES
-            for rank in finding.ranks
-        }
-        workers = self.seen.members.workers
-        return np.array([bool(named & set(ranks)) for ranks in workers], dtype=bool)
+        slow = [one for one in self.report.findings if one.cause in RANK_CAUSES]
+        return rows_of_findings(self.seen.members, slow)
 
     @cached_property
     def across_stages(self) -> bool:

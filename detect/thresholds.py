@@ -495,8 +495,7 @@ class _Ordinary:
     )  # fmt: skip
     small_gain_ratio: float = limit(
         1.01, "ratio", Origin.BENCHMARK,
-        "of a step to the step without a finding, below which it must be beyond doubt: of names in "
-        "doubt that gained less, one in three was wrong",
+        "of a step to the step without a finding, below which it must be beyond doubt",
     )  # fmt: skip
     many_iterations: int = limit(
         16, "iterations", Origin.BENCHMARK, "from which on such a finding need not be so sure"
@@ -1007,8 +1006,7 @@ class _Everywhere:
 
     data_ratio: float = limit(
         1.1, "ratio", Origin.CONVENTION,
-        "of an iteration to one in which nobody waits for data: sound jobs lie at 1.02, and the "
-        "slowest at 1.1",
+        "of an iteration to one in which nobody waits for data, where ranks take turns",
     )  # fmt: skip
     pauses_ratio: float = limit(
         1.05, "ratio", Origin.CONVENTION, "the same without the pauses of collectors"
@@ -1034,8 +1032,7 @@ class _Everywhere:
     )  # fmt: skip
     uneven_ratio: float = limit(
         1.15, "ratio", Origin.BENCHMARK,
-        "of a step to one in which all ranks take as long for the same work: 98 of 100 sound jobs "
-        "lie below 1.13 (benchmarks/results/detection.md)",
+        "of a step to one in which all ranks take as long for the same work",
     )  # fmt: skip
 
 

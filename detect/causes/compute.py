@@ -27,6 +27,7 @@ from detect.causes.device import (
     optimizer_shows,
     reading_evidence,
     slowest_optimizer,
+    stages_alike,
     waits_beside,
 )
 from detect.causes.finding import (
@@ -362,19 +363,13 @@ def _by_clock(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision
 
 def _by_when(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
     """Doubt what is slow in some passes only, or while the run warms up."""
-    if slow.is_mean and _is_with_its_replica(inquiry.seen, found, slow):
-        return Decision(False, OF_ITS_REPLICA)
+    seen = inquiry.seen
     if slow.is_mean:
-        return _by_what_it_moves(inquiry.seen, slow) or Decision(False, ON_THE_MEAN)
+        effects = effects_beside(seen, found, slow).effects
+        if stages_alike(seen.members, effects, slow.suspect.row):
+            return Decision(False, OF_ITS_REPLICA)
+        return _by_what_it_moves(seen, slow) or Decision(False, ON_THE_MEAN)
     return Decision(False, WARMING_UP) if _warms_up(inquiry, slow) else None
-
-
-def _is_with_its_replica(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
-    """Return whether the other stages of a row's replica are as slow, as longer data make them."""
-    row, effects = slow.suspect.row, effects_beside(seen, found, slow).effects
-    others = seen.members.other_stages(row)
-    alike = others & (effects >= DEVICE.alike_share * effects[row])
-    return bool(others.any() and alike.sum() >= DEVICE.alike_share * others.sum())
 
 
 def _by_worker(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:

@@ -144,12 +144,18 @@ def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: i
     none of their optimizers is: longer data explain all of them, while the one optimizer of `row`
     may be slow by chance.
     """
-    others = seen.members.other_stages(row)
-    alike = others & (passes.effects >= DEVICE.alike_share * passes.effects[row])
-    if alike.sum() < max(2, DEVICE.alike_share * others.sum()):
-        return False
-    rows = np.flatnonzero(alike).tolist()
-    return not any(optimizer_shows(optimizer, passes, one) for one in rows)
+    rows = stages_alike(seen.members, passes.effects, row)
+    return len(rows) > 1 and not any(optimizer_shows(optimizer, passes, one) for one in rows)
+
+
+def stages_alike(members: Members, effects: Floats, row: int) -> list[int]:
+    """Return the rows of the replica's other stages that are slow alike, by `effects` (row,), if
+    most of them are; none otherwise.
+    """
+    others = members.other_stages(row)
+    alike = others & (effects >= DEVICE.alike_share * effects[row])
+    is_most = alike.sum() >= DEVICE.alike_share * others.sum()
+    return np.flatnonzero(alike).tolist() if is_most else []
 
 
 def _waits(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> bool:

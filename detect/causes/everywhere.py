@@ -32,13 +32,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
+from detect.causes.finding import (
+    Answer,
+    CauseSpec,
+    Claim,
+    Inquiry,
+    build_finding,
+    ratio_without,
+)
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.noise import t_tail
 from detect.stats.search import interval_of_ratio
 from detect.text import milliseconds, percent, ranks_of, times
-from detect.thresholds import COSTS, EVERYWHERE, POWER
+from detect.thresholds import EVERYWHERE, POWER
 from megascan.arrays import Floats
 
 ADVICE_ON_DATA = (
@@ -91,7 +98,7 @@ class _Everywhere:
     @property
     def ratio(self) -> float:
         """Return the time of all iterations over what they would take without."""
-        return 1.0 / (1.0 - min(self.share, COSTS.max_saved_share))
+        return ratio_without(self.share)
 
     def p_value(self, least_ratio: float) -> float:
         """Return how probable as high a share is in a job that loses a part of `least_ratio`."""
@@ -128,7 +135,7 @@ def _search_data(inquiry: Inquiry) -> Answer:
     least_ratio = max(least_ratio, inquiry.settings.min_slowdown)
     lost = _lost_everywhere(seen, lost_ns, least_ratio)
     is_jobs = in_turn and _is_of_no_host(seen.members, lost_ns)
-    if lost is None or (not is_jobs and any(map(_is_of_loader, inquiry.found))):
+    if lost is None or (not is_jobs and _is_found(inquiry, Cause.LOADER)):
         return Answer()
     finding = _finding(
         seen,
@@ -143,15 +150,16 @@ def _search_data(inquiry: Inquiry) -> Answer:
         ),
         advice=ADVICE_ON_DATA,
     )
-    return Answer(findings=(finding,), explains=lambda one: is_jobs and _is_undecided_loader(one))
+
+    def explains(other: Finding) -> bool:
+        is_undecided = other.cause is Cause.LOADER and other.owner is Owner.UNDECIDED
+        return is_jobs and is_undecided
+
+    return Answer(findings=(finding,), explains=explains)
 
 
-def _is_of_loader(finding: Finding) -> bool:
-    return finding.cause is Cause.LOADER
-
-
-def _is_undecided_loader(finding: Finding) -> bool:
-    return _is_of_loader(finding) and finding.owner is Owner.UNDECIDED
+def _is_found(inquiry: Inquiry, cause: Cause) -> bool:
+    return any(one.cause is cause for one in inquiry.found)
 
 
 def _take_turns(lost_ns: Floats) -> bool:
@@ -182,7 +190,7 @@ def _search_pauses(inquiry: Inquiry) -> Answer:
     lost_ns = np.nan_to_num(seen.lost(Cause.GC))
     least_ratio = max(EVERYWHERE.pauses_ratio, inquiry.settings.min_slowdown)
     lost = _lost_everywhere(seen, lost_ns, least_ratio)
-    if lost is None or any(one.cause is Cause.GC for one in inquiry.found):
+    if lost is None or _is_found(inquiry, Cause.GC):
         return Answer()
     finding = _finding(
         seen,

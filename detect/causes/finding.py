@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -38,7 +39,7 @@ from detect.stats.robust import ordinary
 from detect.stats.search import Course, least_beyond_bursts
 from detect.text import HIDES, NOT_SHOWN, confidence, percent
 from detect.thresholds import COSTS, ORDINARY, POWER, DetectorSettings
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Flags, Floats, Integers, mask_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +55,10 @@ class Inquiry:
     found: tuple[Finding, ...] = ()
     """What earlier searches found."""
 
-    @property
+    @cached_property
     def named(self) -> Flags:
         """Flag the rows that a finding of an earlier search names, of whatever cause, (row,)."""
-        ranks = {rank for finding in self.found for rank in finding.ranks}
-        workers = self.seen.members.workers
-        return np.array([bool(ranks & set(mine)) for mine in workers], dtype=bool)
+        return rows_of_findings(self.seen.members, self.found)
 
     def detectable_effect(self, noise: Noise) -> float:
         """Return the smallest lasting effect that would have been found, in the values' units.
@@ -83,6 +82,12 @@ class Inquiry:
             return f"sound ranks differ by {noise.between:.1%} for good"
         varied = float(np.median(noise.sigma))
         return f"{num_iterations} iterations were traced, and a rank's vary by {varied:.0%} each"
+
+
+def rows_of_findings(members: Members, findings: Iterable[Finding]) -> Flags:
+    """Flag the rows that some findings name, (row,)."""
+    rows = members.rows_with(rank for finding in findings for rank in finding.ranks)
+    return mask_of(list(rows), len(members))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,11 +297,16 @@ def cost_ratio(seen: Observations, saved_ns: Floats, within: tuple[int, int]) ->
     return total / (total - saved)
 
 
+def ratio_without(share: float) -> float:
+    """Return an iteration's time over its time without a share of it: 0.2 gives 1.25."""
+    return 1.0 / (1.0 - min(share, COSTS.max_saved_share))
+
+
 def is_costly(share: float) -> bool:
     """Return whether an iteration without that share of it would be shorter by so much that finding
     nothing does not mean health, as long as the share may be lost unseen.
     """
-    return 1.0 / (1.0 - min(share, COSTS.max_saved_share)) >= POWER.healthy_ratio
+    return ratio_without(share) >= POWER.healthy_ratio
 
 
 def build_finding(seen: Observations, claim: Claim) -> Finding:
@@ -421,35 +431,39 @@ def undecided_if_small_and_free(
     Unchanged where no communication was recorded, since then nobody knows who waits, and where a
     low clock was read, which is no difference of chips.
     """
-    if seen.transfers is None or finding.is_read:
-        return finding
-    if len(seen.iterations) >= ORDINARY.few_iterations and finding.num_peers > 1:
-        return _undecided_if_in_doubt(seen, finding, findings)
-    cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
-    is_free, most = cost < ORDINARY.worthwhile_ratio, ORDINARY.little_ratio
-    if not finding.cost_is_replayed:
-        is_free, most = cost < COSTS.next_to_nothing_ratio, min_slowdown**ORDINARY.small_floors
     is_named = finding.owner is Owner.NODE and finding.cause is Cause.COMPUTE
-    if not (is_named and is_free and finding.slowdown < most):
-        return _undecided_if_in_doubt(seen, finding, findings)
-    return undecided(finding, SMALL_AND_FREE)
+    if not is_named or seen.transfers is None or finding.is_read:
+        return finding
+    is_small = _is_small_and_free(seen, finding, min_slowdown)
+    if is_small or _is_in_doubt(seen, finding, findings):
+        return undecided(finding, SMALL_AND_FREE)
+    return finding
 
 
-def _undecided_if_in_doubt(
-    seen: Observations, finding: Finding, findings: Sequence[Finding]
-) -> Finding:
-    """Return the finding, undecided where a device is not much slower, mending it, alone or with
-    those it hides behind, gains little, and not too many iterations leave it in doubt.
+def _is_small_and_free(seen: Observations, finding: Finding, min_slowdown: float) -> bool:
+    """Return whether a device is a little slower and mending it gains nothing, in few iterations or
+    beside one peer.
+    """
+    if len(seen.iterations) >= ORDINARY.few_iterations and finding.num_peers > 1:
+        return False
+    cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
+    if finding.cost_is_replayed:
+        return cost < ORDINARY.worthwhile_ratio and finding.slowdown < ORDINARY.little_ratio
+    most = min_slowdown**ORDINARY.small_floors
+    return cost < COSTS.next_to_nothing_ratio and finding.slowdown < most
+
+
+def _is_in_doubt(seen: Observations, finding: Finding, findings: Sequence[Finding]) -> bool:
+    """Return whether a device is not much slower, mending it, alone or with those it hides behind,
+    gains little, and not too many iterations leave it in doubt.
     """
     if len(seen.iterations) >= ORDINARY.many_iterations:
-        return finding
-    is_named = finding.owner is Owner.NODE and finding.cause is Cause.COMPUTE
+        return False
     others = [one for one in findings if one != finding and {*one.ranks} <= {*finding.joint_ranks}]
     least = max((one.step_time_cost_ratio for one in others), default=1.0)
     cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio / least)
-    is_little = cost < ORDINARY.small_gain_ratio
     is_sure = finding.q_value < ORDINARY.certain_q or finding.slowdown >= ORDINARY.plain_ratio
-    return undecided(finding, SMALL_AND_FREE) if is_named and is_little and not is_sure else finding
+    return cost < ORDINARY.small_gain_ratio and not is_sure
 
 
 def undecided_if_no_gain(finding: Finding) -> Finding:

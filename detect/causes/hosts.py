@@ -54,6 +54,7 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
+    rows_of_findings,
 )
 from detect.causes.launching import is_host_bound
 from detect.causes.searches import load_as_long
@@ -317,15 +318,9 @@ def _are_named_one_by_one(inquiry: Inquiry, sides: Sides, cause: Cause) -> bool:
     """Return whether most of the host's ranks are named for the same cause, each beside its own
     peers: then no noise of two hosts, and no storage of both, is the reason.
     """
-    named = {
-        rank
-        for finding in inquiry.found
-        if finding.owner is Owner.NODE and finding.cause is cause
-        for rank in finding.ranks
-    }
-    own = [sides.seen.members.workers[row] for row in np.flatnonzero(sides.own)]
-    share = sum(bool(named & set(ranks)) for ranks in own) / len(own)
-    return share >= HOSTS.most_of_host_share
+    of_cause = [one for one in inquiry.found if one.owner is Owner.NODE and one.cause is cause]
+    named = rows_of_findings(sides.seen.members, of_cause)
+    return float(np.mean(named[sides.own])) >= HOSTS.most_of_host_share
 
 
 def _is_noisier_of_two(sides: Sides, tests: Mapping[str, HostTest], test: HostTest) -> bool:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from detect.causes.device import draws_more, mates_of
+from detect.causes.finding import ratio_without
 from detect.observe.observations import Observations
 from detect.report import Cause, Owner
 from detect.stats import robust
@@ -289,7 +290,7 @@ def most_cost_of_host(seen: Observations, row: int, active: Flags) -> float:
     assert seen.ending_ns is not None
     whole_ns = float(np.median(seen.iteration_ns[active]))
     share = float(np.median(seen.ending_ns[row][active])) / whole_ns
-    return 1.0 / (1.0 - min(share, COSTS.max_saved_share))
+    return ratio_without(share)
 
 
 def launches_as_quickly(

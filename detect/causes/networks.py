@@ -58,6 +58,7 @@ from detect.causes.finding import (
     build_finding,
     connection_advice,
     is_costly,
+    ratio_without,
 )
 from detect.observe.observations import Observations, Transfers
 from detect.observe.transfers import bus_factor
@@ -65,7 +66,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.search import interval_of_ratio
 from detect.text import counted, milliseconds, times
-from detect.thresholds import COSTS, LINKS, NETWORKS, NVLINKS, POWER
+from detect.thresholds import LINKS, NETWORKS, NVLINKS, POWER
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -568,8 +569,9 @@ def _unseen_network(seen: Observations, hidden: list[str]) -> _Unseen:
     touched = crossings.touches(*hidden)
     blind_ns = _most_ns(transfers, large & crossings.crosses & touched)
     share = blind_ns / float(np.median(seen.iteration_ns))
-    most = min(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio), COSTS.max_saved_share)
-    cost = 1.0 / (1.0 - most)
+    cost = ratio_without(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio))
+    if cost < POWER.caveat_ratio:  # a replay makes it smaller, and takes time
+        return _Unseen()
     if seen.costs is not None and not seen.hides_waiting:
         ranks = members.ranks_of([row for row, one in enumerate(members.hosts) if one == hidden[0]])
         window = int(seen.iterations[0]), int(seen.iterations[-1])

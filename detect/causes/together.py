@@ -26,6 +26,7 @@ from detect.causes.finding import (
     devices_of,
     faster,
     gain,
+    rows_of_findings,
     shared_place,
     slowed_by,
     spanning,
@@ -232,7 +233,7 @@ def _joint_cost(seen: Observations, group: list[Finding]) -> float | None:
     busy = np.nan_to_num(seen.busy_ns)
     better = busy.copy()
     for one in group:
-        rows = np.array([bool(set(own) & set(one.ranks)) for own in seen.members.workers])
+        rows = rows_of_findings(seen.members, (one,))
         holds = np.zeros(len(seen.iterations), dtype=bool)
         for first, last in one.episodes:
             holds |= (seen.iterations >= first) & (seen.iterations <= last)
