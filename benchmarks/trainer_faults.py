@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import statistics
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -201,6 +203,18 @@ def time_core() -> float:
             torch.mm(matrix, matrix)
         samples.append((time.thread_time_ns() - begin_ns) / 1e6)
     return statistics.median(samples)
+
+
+def waited_ms() -> float:
+    """Time for which this process's threads could have run and had no core, ms; nan: not told.
+
+    A host that is named for it was slow in truth, whatever the case has planted.
+    """
+    try:
+        tasks = Path("/proc/self/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[1]) for task in tasks) / 1e6
+    except (OSError, ValueError, IndexError):
+        return math.nan
 
 
 def _parts(model: torch.nn.Module) -> list[torch.nn.Module]:

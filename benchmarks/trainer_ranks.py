@@ -4,7 +4,7 @@
 
 Every case is a training of its own, with a new model, from its first iteration on. The files of a
 case are complete once its folder holds `done`, which tells how fast the ranks' cores were before it
-and after it.
+and after it, and for how long each rank's threads waited for a core.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks import trainer_libraries, trainer_loops, trainer_modern
-from benchmarks.trainer_faults import FAULTS, Disturbance, Fault, time_core
+from benchmarks.trainer_faults import FAULTS, Disturbance, Fault, time_core, waited_ms
 from benchmarks.trainer_loops import Recorder, Run, Start
 from benchmarks.trainer_troubles import TROUBLES, Site, Trouble, TroubledRank
 from megascan.config import TraceConfig
@@ -137,16 +137,17 @@ def train(plan: Plan, stage: Stage, device: torch.device) -> None:
         directory=folder,
     )
     torch.manual_seed(plan.seed + rank)
-    before = _cores()
+    before, waited = _of_all(time_core()), waited_ms()
     with disturbance.acting():
         dist.barrier()
         LOOPS[stage.loop](run)
         dist.barrier()
+    waits = _of_all(waited_ms() - waited)
     gc.collect()
-    after = _cores()
+    machine = {"core_ms": [before, _of_all(time_core())], "waited_ms": waits}
     if rank == 0:
-        whole = folder.parent / "cores.json"
-        whole.write_text(json.dumps([before, after]), encoding="utf-8")
+        whole = folder.parent / "machine.json"
+        whole.write_text(json.dumps(machine), encoding="utf-8")
         whole.rename(folder / DONE)  # never seen half written
 
 
@@ -159,11 +160,11 @@ def _disturbance(stage: Stage, device: torch.device, iterations: int, scratch: P
     return Disturbance(fault, is_here=is_here, device=device)
 
 
-def _cores() -> list[float]:
-    """What the same work takes on each rank, ms."""
-    times: list[float] = [0.0] * dist.get_world_size()
-    dist.all_gather_object(times, time_core())
-    return times
+def _of_all(own: float) -> list[float]:
+    """Gather a figure of every rank."""
+    figures: list[float] = [0.0] * dist.get_world_size()
+    dist.all_gather_object(figures, own)
+    return figures
 
 
 def main(arguments: Sequence[str]) -> int:

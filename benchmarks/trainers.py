@@ -121,7 +121,9 @@ class Row:
     named: str
     iteration_ms: float
     cores_ratio: float
-    """By how much the ranks' cores differed before the case or after it; nan: not measured."""
+    """By how much the ranks' cores differed before the case or after it."""
+    waited_ms: tuple[float, ...] = ()
+    """For how long each rank's threads had no core; nothing where that is not measured."""
     suspected: tuple[int, ...] = ()
     """Whom an undecided verdict would have looked at first, if it says so."""
 
@@ -129,7 +131,8 @@ class Row:
         """As a row of the table."""
         return (
             f"| {self.case.name} | {self.verdict} | {self.named or '–'} | {self.iteration_ms:,.0f} "
-            f"| {self.iteration_ms / healthy_ms:.2f} | {self.cores_ratio:.2f} | {self.result} |"
+            f"| {self.iteration_ms / healthy_ms:.2f} | {self.cores_ratio:.2f} "
+            f"| {', '.join(f'{waited:,.0f}' for waited in self.waited_ms) or '–'} | {self.result} |"
         )
 
 
@@ -241,9 +244,9 @@ def judge(case: Case, trace: Path, keep: Path | None, *, keeps_right: bool = Fal
     from detect import detect
     from megascan.reader import read_trace
 
-    done = trace / DONE  # cases recorded before cores were measured lack it
-    cores = json.loads(done.read_text(encoding="utf-8")) if done.exists() else []
-    done.unlink(missing_ok=True)
+    done = trace / DONE
+    machine = json.loads(done.read_text(encoding="utf-8"))
+    done.unlink()
     with redirect_stderr(io.StringIO()):  # notes, which the verdict holds, too
         report = json.loads(json.dumps(detect(build_timeline(read_trace(trace))).to_json()))
     findings = report["findings"]
@@ -258,11 +261,12 @@ def judge(case: Case, trace: Path, keep: Path | None, *, keeps_right: bool = Fal
             for one in findings
         ),
         iteration_ms=report["iteration_ns"] / 1e6,
-        cores_ratio=max((max(times) / min(times) for times in cores), default=math.nan),
+        cores_ratio=max(max(times) / min(times) for times in machine["core_ms"]),
+        waited_ms=tuple(machine["waited_ms"]),
         suspected=_suspected(findings, report["notes"]),
     )
     if keep is not None and (keeps_right or result != RIGHT):
-        (trace / DONE).write_text(json.dumps(cores), encoding="utf-8")
+        (trace / DONE).write_text(json.dumps(machine), encoding="utf-8")
         _pack(case, trace, keep / result.replace(" ", "-"))
     return row
 
@@ -490,10 +494,11 @@ def render(rows: Sequence[Row], failed: Sequence[str], environment: str, command
             _first_looks(rows),
             "",
             "Iterations beside those of the same job while healthy; cores: the slowest beside the "
-            "fastest, before or after the case.",
+            "fastest, before or after the case; waited: ms for which each rank had no core.",
             "",
-            "| case | verdict | findings | iteration, ms | beside healthy | cores | result |",
-            "|---|---|---|---|---|---|---|",
+            "| case | verdict | findings | iteration, ms | beside healthy | cores | waited "
+            "| result |",
+            "|---|---|---|---|---|---|---|---|",
             *(row.text(healthy_ms[_job(row.case)]) for row in sorted(rows, key=_order)),
             "",
         ]

@@ -138,7 +138,7 @@ def test_the_page_counts_by_fault_and_by_trainer():
     assert "Failed: fsdp of 4." in page
     assert "Of 0 undecided cases" in page
     (slow,) = [line for line in page.splitlines() if "slow x1.3, rank" in line]
-    assert "| 3 | 1.50 | 1.00 | missed |" in slow
+    assert "| 3 | 1.50 | 1.00 | – | missed |" in slow
 
 
 @pytest.mark.parametrize(("findings", "notes", "suspected"), [
