@@ -8,7 +8,8 @@ half, down and up, reruns a part of the detection benchmark and writes what chan
 Units: "log" is a natural logarithm of a ratio of times (0.05 is 5.1 % longer); a "share" lies
 between 0 and 1; "sigma" counts standard deviations.
 
-To add a threshold: a line in the table of its subject. A test forbids bare fractions in the rooms
+To add a threshold: a line in the table of its subject; a new table has its instance among the
+others above `TABLES`. A test forbids bare fractions in the rooms
 `causes`, `observe` and `stats`.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
@@ -1535,40 +1536,11 @@ PERSISTENCE = _Persistence()
 SEARCH = _Search()
 
 TABLES: Mapping[str, DataclassInstance] = {
-    "window": WINDOW,
-    "passes": PASSES,
-    "kernels": KERNELS,
-    "stalls": STALLS,
-    "starvation": STARVATION,
-    "pace": PACE,
-    "compute": COMPUTE,
-    "memory": MEMORY,
-    "optimizer": OPTIMIZER,
-    "spells": SPELLS,
-    "ordinary": ORDINARY,
-    "pairs": PAIRS,
-    "device": DEVICE,
-    "hosts": HOSTS,
-    "changes": CHANGES,
-    "networks": NETWORKS,
-    "nvlinks": NVLINKS,
-    "bursts": BURSTS,
-    "losses": LOSSES,
-    "everywhere": EVERYWHERE,
-    "links": LINKS,
-    "imbalance": IMBALANCE,
-    "consequences": CONSEQUENCES,
-    "power": POWER,
-    "occupancy": OCCUPANCY,
-    "costs": COSTS,
-    "readings": READINGS,
-    "data": DATA,
-    "robust": ROBUST,
-    "noise": NOISE,
-    "persistence": PERSISTENCE,
-    "search": SEARCH,
+    name.lower(): table
+    for name, table in list(globals().items())
+    if is_dataclass(table) and not isinstance(table, type)
 }
-"""All tables but the user's settings, by subject."""
+"""All tables but the user's settings, by subject: every instance above."""
 
 
 @dataclass(frozen=True, kw_only=True)

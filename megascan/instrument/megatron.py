@@ -181,7 +181,7 @@ class Modules:
         self._patched: list[weakref.ref[torch.nn.Module]] = []
 
     def forward_of(self, name: str) -> Callable[[Function], Function]:
-        """Record spans `name`, `name-recompute` and `name-backward` of a class's `forward`."""
+        """Record spans `name`, `name-recompute` and `name-backward` of a module's method."""
         return lambda original: self._wrap(name, original)
 
     def recompute_of(self, name: str) -> Callable[[Function], Function]:

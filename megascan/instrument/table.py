@@ -46,22 +46,24 @@ _TRANSFORMER = f"{_CORE}.transformer"
 _PLANS = "training.pipeline"
 """Schedules by plan of the reference trainer; skipped if they do not run."""
 
-_MODULES = (
-    (TRANSFORMER_LAYER, f"{_TRANSFORMER}.transformer_layer", "TransformerLayer"),
-    (ATTENTION, f"{_TRANSFORMER}.attention", "Attention"),
-    (ATTENTION, f"{_TRANSFORMER}.multi_latent_attention", "MultiLatentAttention"),
-    (MLP, f"{_TRANSFORMER}.mlp", "MLP"),
-    (MLP, f"{_CORE}.extensions.transformer_engine", "TEFusedMLP"),
-    (MOE, f"{_TRANSFORMER}.moe.moe_layer", "MoELayer"),
+MODULES = (
+    (TRANSFORMER_LAYER, f"{_TRANSFORMER}.transformer_layer", "TransformerLayer.forward"),
+    (ATTENTION, f"{_TRANSFORMER}.attention", "Attention.forward"),
+    (ATTENTION, f"{_TRANSFORMER}.multi_latent_attention", "MultiLatentAttention.forward"),
+    (MLP, f"{_TRANSFORMER}.mlp", "MLP.forward"),
+    (MLP, f"{_CORE}.extensions.transformer_engine", "TEFusedMLP.forward"),
+    (MOE, f"{_TRANSFORMER}.moe.moe_layer", "MoELayer.forward"),
     (
         EMBEDDING,
         f"{_CORE}.models.common.embeddings.language_model_embedding",
-        "LanguageModelEmbedding",
+        "LanguageModelEmbedding.forward",
     ),
 )
-"""Classes whose `forward` is recorded; layers of Transformer Engine have these classes, too."""
+"""Methods of modules that are recorded, with their backward and their repeats (recomputation). Any
+method will do that takes an activation and returns one. Layers of Transformer Engine have these
+classes, too."""
 
-_RECOMPUTED = (
+RECOMPUTED = (
     (CORE_ATTENTION, f"{_TRANSFORMER}.dot_product_attention", "DotProductAttention.forward"),
     (
         CORE_ATTENTION,
@@ -70,7 +72,7 @@ _RECOMPUTED = (
     ),
     (RECOMPUTED_OUTPUT, f"{_CORE}.tensor_parallel.random", "CheckpointWithoutOutput._recompute"),
 )
-"""Functions that selective recomputation repeats inside a module; only repeats are recorded."""
+"""Methods that selective recomputation repeats inside a module; only repeats are recorded."""
 
 
 def places(
@@ -132,9 +134,9 @@ def _full_places(
     modules: Modules, saves: CheckpointSaves
 ) -> Iterator[tuple[str, str, Callable[[Function], Function]]]:
     """Yield the places that granularity `full` adds: module, attribute, and wrapper."""
-    for span, module, name in _MODULES:
-        yield module, f"{name}.forward", modules.forward_of(span)
-    for span, module, attribute in _RECOMPUTED:
+    for span, module, attribute in MODULES:
+        yield module, attribute, modules.forward_of(span)
+    for span, module, attribute in RECOMPUTED:
         yield module, attribute, modules.recompute_of(span)
     yield f"{_CORE}.models.gpt.gpt_model", "GPTModel.forward", modules.output_layer_of
     yield f"{_CORE}.dist_checkpointing.serialization", "save", saves.save_checkpoint
