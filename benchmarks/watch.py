@@ -387,8 +387,8 @@ def _print_stages(source: Path, target: Path) -> None:
     for _ in range(8):
         replay.step()
         (window,) = timed("reading", watch.watcher.files.poll)
-        timed("glancing", lambda: watch.watcher.glance.push(window))  # noqa: B023
-        timed("glancing again", lambda: watch.watcher.glance.is_unusual(2, 2))
+        timed("glancing", lambda: watch.watcher.spending.push(window))  # noqa: B023
+        timed("glancing again", lambda: watch.watcher.spending.is_unusual(2, 2))
         ring.push(window)
         trace = timed("joining", ring.trace)
         timeline = timed("aligning", partial(build_timeline, trace))

@@ -159,7 +159,7 @@ class Accounts:
         told = [account for account in self.open if account.phase is LifePhase.HOLDING]
         return sorted(told, key=lambda account: (account.owner != "node", -account.cost_ratio))
 
-    def settle(
+    def book(
         self, report: Report, windows: Iterable[JobWindow], judged_iteration: int
     ) -> list[Event]:
         """Book a verdict on some windows; return the events to report.

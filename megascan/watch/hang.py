@@ -29,6 +29,8 @@ GAPS_UNTIL_HANG = 3.0
 LEAST_SILENCE_S = 10.0
 """A job does not hang before this silence: windows every few ms may be late by a slow disk."""
 _KEPT_GAPS = 16
+SOURCES = ("flight recorders", "lookouts", "lookouts that are missing")
+"""Who tells more of a hang than the rank files do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +47,13 @@ class Hang:
     """What the devices were told to do, from flight recorders."""
     standstills: tuple[Standstill, ...] = ()
     """What the hosts wait in, from lookouts."""
-
     silent: tuple[int, ...] = ()
     """Ranks whose lookout has not written, although other lookouts did long enough ago."""
 
     @property
-    def is_full(self) -> tuple[bool, ...]:
-        """Return which sources have spoken: flight recorders, lookouts, missing lookouts."""
-        return bool(self.standings), bool(self.standstills), bool(self.silent)
+    def num_sources(self) -> int:
+        """Return how many of the `SOURCES` have spoken."""
+        return sum(map(bool, (self.standings, self.standstills, self.silent)))
 
     @property
     def headline(self) -> str:
@@ -143,10 +144,11 @@ class HangWatch:
         patience = self.patience_s()
         if patience is None or silent_s < patience:
             return None
-        if self.hang is not None and all(self.hang.is_full):
+        num_known = 0 if self.hang is None else self.hang.num_sources
+        if num_known == len(SOURCES):
             return None
         hang = self._seen(files, silent_s)
-        if self.hang is not None and not hang.is_full > self.hang.is_full:
+        if self.hang is not None and hang.num_sources <= num_known:
             return None
         self.hang = hang
         return hang

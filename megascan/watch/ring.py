@@ -4,14 +4,14 @@ All windows of the ring are aligned, observed and judged together for each verdi
 that `megascan detect` calls: a verdict here is the verdict there on the same windows, digit by
 digit. It is quick enough because only new windows are read.
 
-A verdict takes some hundred ms of CPU, a glance at a new window (`Spending`) a few ms. The time
+A verdict takes some hundred ms of CPU, a check of a new window (`Spending`) a few ms. The time
 that each rank spends on spans of each name is added up by iteration, and the newest iterations are
 compared with the median of earlier iterations:
 
     rank 5, forward     100 101  99 100 102 100 101  99 | 105 106      unusual: 5 %, noise is 1 %
     rank 5, all_reduce   20  35  22  18  41  30  25  27 |  33  24      as before
 
-The glance decides nothing but the time: an unusual window is judged at once, a usual window a
+The check decides nothing but the time: an unusual window is judged at once, a usual window a
 little later, by the same detector, together with windows that have come meanwhile. The detector
 needs some slow iterations before it names a rank, so what stands out is followed: the next windows
 are compared with windows from before the change, and are judged at once, too, while they differ as

@@ -8,8 +8,8 @@ A window that looks unusual (`Spending`) is judged as it comes, and so is every 
 finding is about to be raised or cleared. Other windows wait until the CPU time that the watch has
 used, urgent verdicts included, is within its share of a core. Once three quarters of the ring's
 iterations wait (half of them while a finding is open), they wait no longer than `LONGEST_WAIT_S`.
-So where windows come faster than verdicts can be paid for, usual windows may leave the ring with a
-glance only. Windows that come all at once, after a restart, are all judged. A start without state
+So where windows come faster than verdicts can be paid for, usual windows may leave the ring
+unjudged. Windows that come all at once, after a restart, are all judged. A start without state
 judges once, on the newest windows.
 
 What survives a restart is `State`: findings, the events that reported them, how far windows were
@@ -169,14 +169,12 @@ MOST_CAUGHT_UP = 500
 CPU_SHARE = 0.02
 MOST_OWED_S = 120.0
 """Urgent verdicts may exceed CPU_SHARE; the excess is made up later, up to CPU_SHARE times this."""
-GLANCE_RINGS = 2
-"""How many rings of iterations a glance remembers: what is usual must be known when windows wait.
-"""
+REMEMBERED_RINGS = 2
+"""Rings of iterations that `Spending` remembers: what is usual must be known when windows wait."""
 MOST_UNJUDGED = 0.75
 """Share of the ring's iterations that may wait for a verdict; the rest show what was usual."""
 MOST_UNJUDGED_HOLDING = 0.5
-"""MOST_UNJUDGED while a finding is open: the end of a finding is news, but looks usual at a glance.
-"""
+"""MOST_UNJUDGED while a finding is open: the end of a finding is news, but looks usual."""
 LONGEST_WAIT_S = 120.0
 """How long more iterations than MOST_UNJUDGED wait if a verdict would exceed CPU_SHARE."""
 EXIT_FINDING = 3
@@ -231,7 +229,7 @@ class Watcher:
             ),
         )
         self.ring = Ring(self.settings.folders, self.settings.detector, kept)
-        self.glance = Spending(GLANCE_RINGS * kept)
+        self.spending = Spending(REMEMBERED_RINGS * kept)
         self.hangs = HangWatch(self.settings.hang_after_s)
         self._judged_at = (self.monotonic_s(), self.cpu_s())
         """Time, and CPU time of this process, when the last verdict was begun."""
@@ -248,7 +246,7 @@ class Watcher:
 
     @property
     def job(self) -> str:
-        """Name of the job in events: the name of its first folder."""
+        """Return the name of the job in events: that of its first folder."""
         return self.settings.folders[0].resolve().name
 
     def look(self) -> int:
@@ -305,7 +303,7 @@ class Watcher:
             self._tell_hang(delivery.MOVES_AGAIN)
         self.hangs.take([window])
         self.ring.push(window)
-        self.glance.push(window)
+        self.spending.push(window)
         self.gauges.num_windows += 1
         most = MOST_UNJUDGED_HOLDING if state.accounts.open else MOST_UNJUDGED
         is_full = self._num_unjudged >= most * self.ring.num_iterations
@@ -333,7 +331,7 @@ class Watcher:
         if self.files.is_closed or self.hangs.hang is not None:  # nothing to wait for
             return True
         return (
-            self.glance.is_unusual(self._num_unjudged, newest.num_iterations)
+            self.spending.is_unusual(self._num_unjudged, newest.num_iterations)
             or self._left_s() >= 0.0
             or self.settings.cpu_share >= 1.0
             or not self.state.accounts.is_settled
@@ -357,7 +355,7 @@ class Watcher:
         state = self.state
         if state.run_id:
             self._tell_all(state.accounts.end_run(headers_of([window]), time.time()))
-        self.glance.clear()
+        self.spending.clear()
         before = window.first_iteration - 1 if state.run_id else -1
         state.run_id, state.judged_iteration, state.ring_iteration = window.run_id, before, before
 
@@ -371,12 +369,12 @@ class Watcher:
         if judgement is None:
             return
         self.judgement = judgement
-        events = self.state.accounts.settle(judgement.report, self.ring.windows, before)
+        events = self.state.accounts.book(judgement.report, self.ring.windows, before)
         self.gauges.num_verdicts += 1
         self.say(delivery.verdict_event(judgement, self.state.accounts.holding))
         self._tell_all(events)
         if events:
-            self._book()
+            self._write_history()
 
     def _judged(self) -> Judgement | None:
         """Return the verdict on the ring, with what the history says; None if judging failed."""
@@ -441,7 +439,7 @@ class Watcher:
                 self._told_decisions.add(key)
                 self.say(decision.to_json())
 
-    def _book(self) -> None:
+    def _write_history(self) -> None:
         """Write the findings of this run into the history."""
         if self.history is None:
             return
@@ -467,7 +465,7 @@ class Watcher:
     def end(self) -> None:
         """Book the run into the history as it ended: findings, or that there were none."""
         if self.ring.windows:
-            self._book()
+            self._write_history()
 
     def _save(self) -> None:
         self.state.pending = self.outbox.pending()

@@ -32,7 +32,7 @@ def test_usual_windows_wait_for_a_part_of_the_ring_or_two_minutes(
     clock = ticking(watch)
     feed.step(4)
     watch.watcher.look()
-    watch.watcher.glance.is_unusual = lambda *_: False
+    watch.watcher.spending.is_unusual = lambda *_: False
     judged = [8]
     for _ in range(feed.num_windows - 4):
         clock[0] += gap_s
@@ -53,7 +53,7 @@ def test_of_windows_that_come_at_once_none_goes_unjudged(faulty, grow, watched, 
     feed.step(feed.num_windows - 4)
     state = tmp_path / "state.json"
     watch = watched(feed.target, state=state, cpu_share=NEVER_DUE, kept_iterations=12)
-    watch.watcher.glance.is_unusual = lambda *_: False
+    watch.watcher.spending.is_unusual = lambda *_: False
     watch.watcher.look()
     assert watch.names[:1] == ["raised"]
 
@@ -85,7 +85,7 @@ def test_time_that_passes_pays_for_a_verdict(healthy, grow, watched):
     feed = grow(healthy)
     watch = watched(feed.target, cpu_share=CPU_SHARE)
     watch.wait(0.0)  # no time passes
-    watch.watcher.glance.is_unusual = lambda *_: False
+    watch.watcher.spending.is_unusual = lambda *_: False
     feed.step(10)
     watch.watcher.look()
     before = len(watch.verdicts)
@@ -112,7 +112,7 @@ def test_what_could_not_wait_is_saved_later(healthy, grow, watched):
 
     def judged(unusual: bool) -> bool:
         before = watcher.gauges.num_verdicts
-        watcher.glance.is_unusual = lambda *_: unusual
+        watcher.spending.is_unusual = lambda *_: unusual
         now[0] += 10.0
         feed.step()
         watcher.look()
@@ -134,7 +134,7 @@ def ticking(watch):
 def test_the_end_of_the_job_is_judged(healthy, grow, watched):
     feed = grow(healthy)
     watch = watched(feed.target, cpu_share=NEVER_DUE)
-    watch.watcher.glance.is_unusual = lambda *_: False
+    watch.watcher.spending.is_unusual = lambda *_: False
     feed.step(10)
     watch.watcher.look()
     feed.step()
@@ -149,7 +149,7 @@ def test_what_has_waited_is_judged_when_the_job_hangs(healthy, grow, watched):
     feed = grow(healthy)
     watch = watched(feed.target, cpu_share=NEVER_DUE, hang_after_s=60.0)
     clock = ticking(watch)
-    watch.watcher.glance.is_unusual = lambda *_: False
+    watch.watcher.spending.is_unusual = lambda *_: False
     feed.step(10)
     watch.watcher.look()
     feed.step()
@@ -169,7 +169,7 @@ def test_what_came_and_went_while_windows_waited_is_told(faulty, grow, watched):
     clock = ticking(watch)
     feed.step(8)
     watch.watcher.look()
-    watch.watcher.glance.is_unusual = lambda *_: False
+    watch.watcher.spending.is_unusual = lambda *_: False
     for _ in range(feed.num_windows - 8):
         clock[0] += SLOW_S
         feed.step()
@@ -189,17 +189,17 @@ def test_once_leaves_nothing_unjudged(megascan, healthy, grow):
     assert json.loads(done.stdout.splitlines()[-1])["iterations"][1] == 38
 
 
-def test_what_a_glance_remembers_is_bounded(healthy, grow, watched):
+def test_what_spending_remembers_is_bounded(healthy, grow, watched):
     """Spans of ever new names, each in one window."""
     feed = grow(healthy)
     watch = watched(feed.target)
     feed.step(1)
     watch.watcher.look()
-    glance, (window,) = Spending(4), watch.watcher.ring.windows
+    spending, (window,) = Spending(4), watch.watcher.ring.windows
     for number in range(50):
-        glance.push(renamed(window, f"name-{number}"))
-    assert len(glance._rows) <= 2 * 2 * len(window.segments)
-    assert glance._values.shape == (len(glance._rows), 4)
+        spending.push(renamed(window, f"name-{number}"))
+    assert len(spending._rows) <= 2 * 2 * len(window.segments)
+    assert spending._values.shape == (len(spending._rows), 4)
 
 
 def renamed(window, name):
