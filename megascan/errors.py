@@ -7,6 +7,9 @@
     ├── ConfigError     sizes and flags that do not fit together          exit 1
     └── MissingError    a package, engine or device that is not there     exit 1
 
+No errors: a command that was asked to fail on what it finds ends with EXIT_FINDING, and the watch
+with EXIT_HANG where a job stands still.
+
 A message is one sentence that says what is wrong with which values, where, and what to do. Only
 `report_errors` prints messages.
 """
@@ -25,6 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+EXIT_FINDING, EXIT_HANG = 3, 4
 _MOST = 1000
 """Most characters of a message: names in damaged files may be of any length."""
 

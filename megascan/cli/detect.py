@@ -16,27 +16,25 @@ from typing import TYPE_CHECKING
 
 from megascan.cli.options import (
     Look,
+    add_detector_arguments,
     add_run_arguments,
     add_scheduler_argument,
+    detect_in,
     is_op_table,
     load_shards,
+    settings_from,
     workers_from,
 )
 from megascan.cli.output import check_outputs, require, say, write_json
+from megascan.errors import EXIT_FINDING
 from megascan.timeline import Timeline
 
 if TYPE_CHECKING:
     from detect import DetectorSettings, Report
 
 
-EXIT_FINDING = 3
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    require("detect")
-    from megascan.cli.options import add_detector_arguments
-
     parser.add_argument("path", type=Path, metavar="PATH", help="trace folder, timeline, op table")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
     parser.add_argument("--force", action="store_true", help="replace an existing --json file")
@@ -58,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, detect, print."""
+    require("detect")
     from detect import Verdict, render_text
-    from megascan.cli.options import settings_from
 
     settings = settings_from(arguments)
     check_outputs([arguments.json], read=[arguments.path], force=arguments.force)
@@ -75,7 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace, settings: DetectorSettings) -> Report:
     from detect.detector import detect_op_table
-    from megascan.cli.options import detect_in
 
     if is_op_table(arguments.path):
         return detect_op_table(arguments.path, settings)

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING
 
 from megascan.cli.options import add_run_arguments, is_op_table, load_timeline
 from megascan.cli.output import check_outputs, require, say, stage, write_json
-from megascan.errors import InputError, UsageError
+from megascan.errors import EXIT_FINDING, InputError, UsageError
 
 if TYPE_CHECKING:
     from detect.comparison import Side
 
 
-EXIT_REGRESSION = 3
 LARGEST_CHANGE = 2.0
 
 
@@ -37,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on-regression",
         action="store_true",
-        help=f"exit with {EXIT_REGRESSION} when something got slower",
+        help=f"exit with {EXIT_FINDING} when something got slower",
     )
     parser.add_argument(
         "--min-change",
@@ -69,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
             "nothing; give it two traces of one job"
         )
     regressed = comparison.outcome == Outcome.REGRESSED
-    return EXIT_REGRESSION if arguments.fail_on_regression and regressed else 0
+    return EXIT_FINDING if arguments.fail_on_regression and regressed else 0
 
 
 def _ratio(text: str) -> float:

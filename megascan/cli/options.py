@@ -298,13 +298,13 @@ class Look:
         return f"{self.command} --at {rank}:{iteration}"
 
 
-def marks_of(report: Report, ends: pa.Table) -> list[Mark]:
+def marks_of(report: Report, spans: pa.Table) -> list[Mark]:
     """Draw every finding on its ranks: one slice for each stretch of iterations in which it was
     active.
 
-    `ends` are the ends of the timeline, which include iteration spans.
+    `spans` are those of the timeline, or only its ends, which include iteration spans.
     """
-    spans = ends.filter(equals(ends, "kind", Kind.ITERATION))
+    spans = spans.filter(equals(spans, "kind", Kind.ITERATION))
     ranks, iterations = numbers(spans, "rank"), numbers(spans, "iteration")
     starts = numbers(spans, "start_ns")
     ends = starts + numbers(spans, "duration_ns")

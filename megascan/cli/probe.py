@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascan.cli.output import check_folder, check_outputs, require, say, stage, write_json
-from megascan.errors import InputError, MissingError, UsageError
+from megascan.errors import EXIT_FINDING, InputError, MissingError, UsageError
 from megascan.header import Json
 from megascan.probes import Probes, read_probes
 
 if TYPE_CHECKING:
     from detect.report import Finding
-
-EXIT_FINDING = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,25 +43,12 @@ def run(arguments: argparse.Namespace) -> int:
     require("detect")
     from detect.causes.corruption import findings_of
 
-    if arguments.rounds < 1:
-        raise UsageError(f"--rounds is {arguments.rounds}, expected 1 or more")
-    read: list[Path] = []
-    if arguments.folder is not None:
-        check_folder(
-            arguments.folder, "give the folder of a job that trained with --probe-interval"
-        )
-        read = list(arguments.folder.glob("*.jsonl"))
-    check_outputs([arguments.json], read=read, force=arguments.force)
-    if arguments.folder is not None:
-        probes = read_probes(arguments.folder)
-        if probes is None:
-            raise InputError(
-                f"{arguments.folder} holds no probes (scope-probe-*.jsonl); train with "
-                "--probe-interval N"
-            )
-        names = dict.fromkeys(probes.probers, "")
-    else:
+    _check(arguments)
+    if arguments.folder is None:
         probes, names = _sweep(arguments)
+    else:
+        probes = _recorded(arguments.folder)
+        names = dict.fromkeys(probes.probers, "")
     findings, notes = findings_of(probes)
     for finding in findings:
         say(_words(finding, names))
@@ -86,6 +71,28 @@ def run(arguments: argparse.Namespace) -> int:
         write_json(arguments.json, record, force=arguments.force)
         say(f"wrote {arguments.json}")
     return EXIT_FINDING if findings else 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.rounds < 1:
+        raise UsageError(f"--rounds is {arguments.rounds}, expected 1 or more")
+    read: list[Path] = []
+    if arguments.folder is not None:
+        check_folder(
+            arguments.folder, "give the folder of a job that trained with --probe-interval"
+        )
+        read = list(arguments.folder.glob("*.jsonl"))
+    check_outputs([arguments.json], read=read, force=arguments.force)
+
+
+def _recorded(folder: Path) -> Probes:
+    """Return the probes of a job. Raises InputError where there are none."""
+    probes = read_probes(folder)
+    if probes is None:
+        raise InputError(
+            f"{folder} holds no probes (scope-probe-*.jsonl); train with --probe-interval N"
+        )
+    return probes
 
 
 def _sweep(arguments: argparse.Namespace) -> tuple[Probes, dict[int, str]]:

@@ -16,7 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megascan.cli.options import Look, add_run_arguments, is_op_table, load_timeline
+from megascan.cli.options import (
+    Look,
+    add_detector_arguments,
+    add_run_arguments,
+    is_op_table,
+    load_timeline,
+    settings_from,
+)
 from megascan.cli.output import check_outputs, require, say, stage, write_bytes
 from megascan.errors import MegaScanError, UsageError
 
@@ -34,9 +41,6 @@ SUFFIXES = (".html", ".htm")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    require("detect")
-    from megascan.cli.options import add_detector_arguments
-
     parser.add_argument("path", type=Path, metavar="PATH", help="trace folder, timeline, op table")
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help="the page, .html"
@@ -48,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, judge, replay, write."""
+    require("detect")
     from detect import render_text
     from detect.page import render_page
-    from megascan.cli.options import settings_from
 
     settings = settings_from(arguments)
     if arguments.output.suffix.lower() not in SUFFIXES:

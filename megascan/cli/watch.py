@@ -33,6 +33,8 @@ from megascan.cli.output import check_folder, require, say
 from megascan.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    from rich.live import Live
+
     from megascan.watch.screen import Screen
     from megascan.watch.watcher import Watcher
 
@@ -114,12 +116,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Watch until the watch ends for any reason."""
     _check(arguments)
     require("aggregate")
-    with _view(arguments) as screen_and_live:
-        screen = screen_and_live[0] if screen_and_live else None
-        watcher = _watcher(arguments, screen)
+    with _view(arguments) as view:
+        watcher = _watcher(arguments, view[0] if view else None)
         try:
             with _endpoint(arguments, watcher):
-                _loop(arguments, watcher, screen_and_live)
+                _loop(arguments, watcher, view)
         finally:
             watcher.close()
     return watcher.exit_code if arguments.once or arguments.exit_when_done else 0
@@ -148,7 +149,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def _view(arguments: argparse.Namespace) -> Iterator[Any]:
+def _view(arguments: argparse.Namespace) -> Iterator[tuple[Screen, Live] | None]:
+    """Hold the terminal's screen, if --tui asks for it."""
     if not arguments.tui:
         yield None
         return
@@ -250,7 +252,10 @@ def _endpoint(arguments: argparse.Namespace, watcher: Watcher) -> Iterator[None]
         endpoint.close()
 
 
-def _loop(arguments: argparse.Namespace, watcher: Watcher, view: Any) -> None:
+def _loop(
+    arguments: argparse.Namespace, watcher: Watcher, view: tuple[Screen, Live] | None
+) -> None:
+    """Look once, or again and again, until there is nothing more to look at."""
     from megascan.watch.watcher import watch
 
     signal.signal(signal.SIGTERM, _interrupt)

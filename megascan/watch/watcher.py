@@ -32,7 +32,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import orjson
 
-from megascan.errors import ConfigError, InputError, MegaScanError, OutputError
+from megascan.errors import (
+    EXIT_FINDING,
+    EXIT_HANG,
+    ConfigError,
+    InputError,
+    MegaScanError,
+    OutputError,
+)
 from megascan.header import Json
 from megascan.reader.growing import Wanted
 from megascan.watch import delivery
@@ -177,8 +184,6 @@ MOST_UNJUDGED_HOLDING = 0.5
 """MOST_UNJUDGED while a finding is open: the end of a finding is news, but looks usual."""
 LONGEST_WAIT_S = 120.0
 """How long more iterations than MOST_UNJUDGED wait if a verdict would exceed CPU_SHARE."""
-EXIT_FINDING = 3
-EXIT_HANG = 4
 NODE, ALL = "node", "all"
 
 

@@ -1,5 +1,6 @@
 """What a user types, with good and bad input: exit codes, streams, files."""
 
+import argparse
 import gzip
 import json
 import shutil
@@ -9,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from megascan.cli import watch
 from megascan.cli.main import COMMANDS, main
 from megascan.cli.options import size_bytes
 from megascan.export import write_timeline
+from megascan.watch.delivery import SHAPES
+from megascan.watch.ring import KEPT_ITERATIONS
+from megascan.watch.watcher import CPU_SHARE, NODE
 
 ROOT = Path(__file__).parents[2]
 
@@ -287,3 +292,13 @@ def test_the_help_states_the_thresholds_that_the_detector_uses(megascan):
     told = " ".join(megascan("detect", "--help").stdout.split())
     assert f"(default: {DetectorSettings().min_slowdown})" in told
     assert f"(default: {DetectorSettings().false_discovery_rate})" in told
+
+
+def test_the_flags_of_the_watch_have_its_own_defaults():
+    """They stand twice, as numpy would be imported for the help."""
+    parser = argparse.ArgumentParser()
+    watch.add_arguments(parser)
+    default = parser.get_default
+    assert (default("keep"), default("cpu_share")) == (KEPT_ITERATIONS, CPU_SHARE)
+    assert default("notify") == NODE
+    assert tuple(SHAPES) == watch._SHAPES
