@@ -350,10 +350,21 @@ def _by_what_is_ordinary(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) 
         or half_starved(seen, row, course.active)
         or launched_by_slow_host(seen, row, course.active, course.effect)
         or _perhaps_not_slow(slow)
-        or waits_beside(seen, row, course.active, course.effect)
-        or ("" if _optimizer_agrees(slow) else may_wait_for_launches(seen))
+        or _may_be_slowed(seen, slow)
     )
     return Decision(False, doubt) if doubt else None
+
+
+def _may_be_slowed(seen: Observations, slow: SlowRow) -> str:
+    """Return why others, or its host's launches, may slow a row's passes; empty where its optimizer
+    step, for which it waits for nobody, is slow as well.
+    """
+    if seen.tells_passes and _optimizer_agrees(slow):
+        return ""
+    course = slow.suspect.course
+    return waits_beside(
+        seen, slow.suspect.row, course.active, course.effect
+    ) or may_wait_for_launches(seen)
 
 
 def _by_clock(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:

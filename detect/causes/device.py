@@ -445,20 +445,28 @@ def host_advice(owner: Owner) -> tuple[str, ...]:
 
 
 def waits_beside(seen: Observations, row: int, active: Flags, effect: float) -> str:
-    """Say that a profile's row waits for others beside its kernels, for longer than these are slow
-    by the log slowdown `effect`: NCCL's kernels hold multiprocessors while they wait. Empty
-    elsewhere.
+    """Say that a row waits for others beside its compute for longer than that is slow by the log
+    slowdown `effect`: NCCL's kernels hold multiprocessors while they wait. Empty elsewhere.
 
-    Example: FSDP2, whose gathers run beside the layers. The products of three ranks take 1.3 times
-    as long as those of the fourth, which arrives last and waits for nobody.
+    In rank files it is the waiting beyond that of its peers: passes that nobody beside them slows
+    are theirs, too. Kernels of a profile that run beside others are not compared.
+
+    Examples: FSDP2, whose gathers run beside the layers. The products of three ranks take 1.3 times
+    as long as those of the fourth, which arrives last and waits for nobody. Or HSDP, with longer
+    data on one rank: the other one of its group waits 33 ms beside its passes, ranks of another
+    group 14, and its passes take 47 ms for their 44.
     """
-    if seen.tells_passes or seen.split_wait_ns is None or seen.waiting_ns is None:
+    if seen.split_wait_ns is None or seen.waiting_ns is None:
         return ""
-    beside = float(np.median((seen.split_wait_ns - seen.waiting_ns)[row][active]))
+    beside = robust.median((seen.split_wait_ns - seen.waiting_ns)[:, active], axis=1)
+    others = seen.members.stage == seen.members.stage[row]
+    others[row] = False
+    usual = float(np.median(beside[others])) if seen.tells_passes and others.any() else 0.0
     busy_ns = float(np.median(seen.busy_ns[row][active]))
-    if beside < busy_ns * -float(np.expm1(-effect)):
+    if beside[row] - usual < busy_ns * -float(np.expm1(-effect)):
         return ""
     return (
-        f"its collectives wait for others beside its kernels, {milliseconds(beside)} an iteration, "
-        "and hold multiprocessors meanwhile: whoever waits for the last rank looks like this"
+        f"its collectives wait for others beside its kernels, {milliseconds(float(beside[row]))} "
+        "an iteration, and hold multiprocessors meanwhile: whoever waits for the last rank looks "
+        "like this"
     )

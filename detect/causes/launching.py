@@ -85,8 +85,10 @@ def starvation(
             "whatever the node"
         )
     words += _idle_beyond_launching(seen, row, active)
-    doubt = _doubt(seen, row, num_others=len(others)) or _hardly_slower_host(
-        seen, row, active, STARVATION.slower_share * effect
+    doubt = (
+        _doubt(seen, row, num_others=len(others))
+        or _prepares_its_passes(seen, row, active)
+        or _hardly_slower_host(seen, row, active, STARVATION.slower_share * effect)
     )
     if not len(others) and theirs > STARVATION.fed_share:
         return Owner.JOB, f"{words}: the job is host-bound, whatever the node"
@@ -257,6 +259,8 @@ def _behind_by_launching(
         return np.nan
     if stands_still(seen, row, active) or _idle_beyond_launching(seen, row, active):
         return np.nan
+    if _prepares_its_passes(seen, row, active):
+        return np.nan
     over = _slower_to_launch(seen, seen.held_pace, row, active)
     if seen.tells_passes or seen.launching_ns is None:
         return over
@@ -361,18 +365,52 @@ def _stops_in_passes(seen: Observations, row: int, active: Flags) -> bool:
     Example: 553 ms an iteration against 81 to 91 ms of the three other replicas, and half of the
     operations launched just in time against none.
     """
-    peers = seen.members.stage == seen.members.stage[row]
-    peers[row] = False
-    if seen.launching_ns is None or seen.starved_share is None or not peers.any():
+    if seen.starved_share is None or _prepares_its_passes(seen, row, active):
         return False
     own, theirs = _just_in_time(seen, seen.starved_share, row, active)
     if not own - theirs >= STARVATION.more_share:
         return False
-    launching = robust.median(seen.launching_ns[:, active], axis=1)
-    own_ns, theirs_ns = launching[row], float(launching[peers].max())
+    own_ns, theirs_ns = _own_and_longest(seen, seen.launching_ns, row, active)
     return own_ns >= PACE.held_up_ratio * theirs_ns and _is_noticeable(
         seen, own_ns - theirs_ns, active
     )
+
+
+def _prepares_its_passes(seen: Observations, row: int, active: Flags) -> str:
+    """Say that a host takes much longer than its peers' to launch its passes, and only from a
+    pass's first launch to the second; empty where that is not so, and in profiles.
+
+    Another process that has the host's core comes at any launch. What comes at the first one of
+    every pass is the program's own: kernels that are compiled, planned or loaded for each new
+    shape. Example: sequences of lengths that the process has not met; 47 ms from the first layer's
+    launch to the second's, in each forward and backward pass, and 1.2 ms from layer to layer.
+    """
+    own_ns, theirs_ns = _own_and_longest(seen, seen.launching_ns, row, active)
+    rest_ns, their_rest_ns = _own_and_longest(seen, seen.launching_rest_ns, row, active)
+    if not own_ns >= PACE.held_up_ratio * theirs_ns:
+        return ""
+    if not rest_ns < PACE.held_up_ratio * their_rest_ns:
+        return ""
+    return (
+        f"of the {milliseconds(own_ns)} that its host takes to launch an iteration's passes (its "
+        f"peers' {milliseconds(theirs_ns)} at most), {milliseconds(own_ns - rest_ns)} come ahead "
+        "of the second launch of each pass: what a program compiles, plans or loads for every new "
+        "shape takes time there, on any host"
+    )
+
+
+def _own_and_longest(
+    seen: Observations, time_ns: Floats | None, row: int, active: Flags
+) -> tuple[float, float]:
+    """Return what a row's host takes, and the longest that hosts of its stage peers take; NaN where
+    that was not recorded, and where it has no peers.
+    """
+    peers = seen.members.stage == seen.members.stage[row]
+    peers[row] = False
+    if time_ns is None or not peers.any():
+        return np.nan, np.nan
+    usual = robust.median(time_ns[:, active], axis=1)
+    return float(usual[row]), float(usual[peers].max())
 
 
 def _is_noticeable(seen: Observations, time_ns: float, active: Flags) -> bool:

@@ -143,6 +143,7 @@ def _observations(
         held_pace=None if facts.launches is None else launch_pace(facts.launches.log_held_ns),
         stopped_ns=None if facts.launches is None else facts.launches.stopped_ns,
         launching_ns=None if facts.launches is None else facts.launches.launching_ns,
+        launching_rest_ns=None if facts.launches is None else facts.launches.launching_rest_ns,
         entangled_phases=passes.entangled_phases,
         hides_waiting=passes.hide_waiting,
         mixes_communication=frame.uses_cpu_time and _hides_model_parallel(timeline),

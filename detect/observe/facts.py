@@ -468,7 +468,7 @@ class _Cells:
         number = {kind: place for place, kind in enumerate(kinds)}
         shape = self._num_ranks, known[0].log_ns.shape[1], len(kinds)
         log_ns, log_held_ns = np.full((2, *shape), np.nan)
-        stopped_ns, launching_ns = np.zeros((2, *shape[:2]))
+        stopped_ns, launching_ns, rest_ns = np.zeros((3, *shape[:2]))
         for rows, part in zip(self._rows, parts, strict=True):
             if part is not None:
                 columns = [number[kind] for kind in part.kinds]
@@ -476,10 +476,12 @@ class _Cells:
                 log_held_ns[rows[:, None], :, columns] = np.moveaxis(part.log_held_ns, 2, 1)
                 stopped_ns[rows] = part.stopped_ns
                 launching_ns[rows] = part.launching_ns
+                rest_ns[rows] = part.launching_rest_ns
         return Launches(
             kinds=kinds,
             log_ns=log_ns,
             log_held_ns=log_held_ns,
             stopped_ns=stopped_ns,
             launching_ns=launching_ns,
+            launching_rest_ns=rest_ns,
         )

@@ -461,6 +461,8 @@ class Observations:
     launching_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """How long the rank's host takes to launch the passes of an iteration, if nothing holds it up.
     None where launches were not recorded."""
+    launching_rest_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """Part of `launching_ns` from the second launch of each pass on; None in profiles."""
     entangled_phases: tuple[int, ...] = ()
     """Phases whose compute spans contain waiting for the TP group, so their times are estimates."""
     hides_waiting: bool = False

@@ -457,6 +457,8 @@ class Launches:
     launching_ns: Floats
     """(row, iteration): how long the host takes to launch the passes, if nothing holds it up; see
     `_launching`."""
+    launching_rest_ns: Floats
+    """(row, iteration): the part of it from the second launch of each pass on."""
 
 
 def launches_of(index: SpanIndex) -> Launches | None:
@@ -494,12 +496,14 @@ def launches_of(index: SpanIndex) -> Launches | None:
     log_ns, log_held_ns = np.full((2, *index.shape, len(steps.kinds)), np.nan)
     put_quick_steps(log_ns.reshape(-1), place[is_free], steps.time_ns[is_free])
     put_quick_steps(log_held_ns.reshape(-1), place, steps.time_ns)
+    launching_ns, rest_ns = _launching(index, passes, phases)
     return Launches(
         kinds=steps.kinds,
         log_ns=log_ns,
         log_held_ns=log_held_ns,
         stopped_ns=_stops(index, steps),
-        launching_ns=_launching(index, passes, phases),
+        launching_ns=launching_ns,
+        launching_rest_ns=rest_ns,
     )
 
 
@@ -551,9 +555,9 @@ def _steps(index: SpanIndex, passes: Flags, phases: Integers) -> _Steps | None:
     )
 
 
-def _launching(index: SpanIndex, passes: Flags, phases: Integers) -> Floats:
-    """Return how long each host takes to launch the passes of an iteration, (row, iteration) ns;
-    `phases` are those of the passes.
+def _launching(index: SpanIndex, passes: Flags, phases: Integers) -> tuple[Floats, Floats]:
+    """Return how long each host takes to launch the passes of an iteration, and the part of it from
+    the second launch of each pass on, (row, iteration) ns; `phases` are those of the passes.
 
     That is the lower quartile, over a rank's passes of the same phase and chunk, of the time from
     the first to the last launch inside a pass: a host that is held up by a full queue, or stops, in
@@ -566,18 +570,23 @@ def _launching(index: SpanIndex, passes: Flags, phases: Integers) -> Floats:
     owner = enclosing(index, passes, is_launched)
     inside = owner >= 0
     at = (axis_of(index)[0] + np.minimum(launch, 0))[is_launched][inside]
-    num_passes = int(passes.sum())
-    first, last = np.full(num_passes, np.inf), np.full(num_passes, -np.inf)
-    np.minimum.at(first, owner[inside], at)
-    np.maximum.at(last, owner[inside], at)
-    took_ns = np.where(last > first, last - first, 0.0)
-    rows = index.row[passes]
+    owner, num_passes = owner[inside], int(passes.sum())
+    (first, second), last = np.full((2, num_passes), np.inf), np.full(num_passes, -np.inf)
+    np.minimum.at(first, owner, at)
+    np.maximum.at(last, owner, at)
+    is_later = at > first[owner]
+    np.minimum.at(second, owner[is_later], at[is_later])
     chunk = numbers(index.table, "chunk")[passes]
-    kinds = np.unique(np.stack([rows, chunk, phases]), axis=1, return_inverse=True)
-    kind = kinds[1].reshape(-1)
-    quick_log_ns = np.full(kind.max(initial=0) + 1, np.nan)
-    put_quick_steps(quick_log_ns, kind, took_ns + 1.0)
-    return index.sums(passes, np.exp(quick_log_ns)[kind])
+    kinds = np.stack([index.row[passes], chunk, phases])
+    kind = np.unique(kinds, axis=1, return_inverse=True)[1].reshape(-1)
+
+    def usual(since: Floats) -> Floats:
+        took_ns = np.where(last > since, last - since, 0.0)
+        quick_log_ns = np.full(kind.max(initial=0) + 1, np.nan)
+        put_quick_steps(quick_log_ns, kind, took_ns + 1.0)
+        return index.sums(passes, np.exp(quick_log_ns)[kind])
+
+    return usual(first), usual(second)
 
 
 def _stops(index: SpanIndex, steps: _Steps) -> Floats:

@@ -236,7 +236,7 @@ def test_one_estimated_pass_with_a_quick_optimizer_tells_nothing(by_phase, optim
 @pytest.mark.parametrize(
     ("beside_ms", "is_profile", "waits"),
     [(80.0, True, True), (20.0, True, False), (80.0, False, False)],
-    ids=["longer than it is slow", "shorter", "a trace of passes"],
+    ids=["longer than it is slow", "shorter", "as long as its peers', in rank files"],
 )
 def test_kernels_of_a_profile_may_be_slow_beside_collectives_that_wait(
     job, beside_ms, is_profile, waits
@@ -254,6 +254,23 @@ def test_kernels_of_a_profile_may_be_slow_beside_collectives_that_wait(
     course = Course.of(np.ones(shape[1], dtype=bool), float(np.log(1.3)), 0.01)
     why = waits_beside(told, 1, course.active, course.effect)
     assert ("80 ms an iteration" in why) == waits and bool(why) == waits
+
+
+@pytest.mark.parametrize(
+    ("beside_ms", "waits"), [(80.0, True), (35.0, False)], ids=["longer than it is slow", "shorter"]
+)
+def test_passes_may_be_slow_beside_collectives_that_wait_longer_than_peers(job, beside_ms, waits):
+    """Rank 1 takes 1.3 times the time of its peers, 55 of 240 ms; its collectives wait beside its
+    passes, those of its peers for 15 ms.
+    """
+    seen = observe(job(layout=Layout(dp=4)).timeline())
+    shape = seen.busy_ns.shape
+    split_ns = np.full(shape, 25e6)
+    split_ns[1] = 10e6 + beside_ms * 1e6
+    told = replace(
+        seen, busy_ns=np.full(shape, 240e6), waiting_ns=np.full(shape, 10e6), split_wait_ns=split_ns
+    )
+    assert bool(waits_beside(told, 1, np.ones(shape[1], dtype=bool), float(np.log(1.3)))) is waits
 
 
 @pytest.mark.parametrize(("beside_ms", "owner"), [(30.0, Owner.UNDECIDED), (5.0, Owner.NODE)])

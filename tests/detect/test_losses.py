@@ -12,7 +12,12 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.finding import undecided_if_free, undecided_if_no_gain
-from detect.causes.launching import half_starved, stands_still, starvation
+from detect.causes.launching import (
+    half_starved,
+    most_cost_of_host,
+    stands_still,
+    starvation,
+)
 from detect.causes.losses import OF_PLACE
 from detect.causes.searches import Loss, _Lost, _without_overlap
 from detect.detector import judge
@@ -388,6 +393,36 @@ def test_a_host_that_takes_long_to_launch_its_passes_stops(
         assert "550 ms an iteration to launch its passes, those of its peers 90 ms" in why
 
 
+@pytest.mark.parametrize(
+    ("rest_ms", "prepares"),
+    [(85.0, True), (300.0, False), (np.nan, False)],
+    ids=["ahead of the second launch", "anywhere", "a profile"],
+)
+def test_what_a_program_prepares_ahead_of_each_pass_is_no_fault_of_its_host(job, rest_ms, prepares):
+    """Of 550 ms of launching (peers 90) all but 85 lie between a pass's first launch and its
+    second: kernels that are planned for each new shape. Another process would come anywhere.
+    """
+    seen, active = observe(job(layout=Layout(dp=4)).timeline()), np.ones(20, dtype=bool)
+    launching, rest = np.full((4, 20), 90e6), np.full((4, 20), 80e6)
+    launching[3], rest[3] = 550e6, rest_ms * 1e6
+    starved = np.zeros((4, 20))
+    starved[3] = 0.9
+    told = replace(
+        seen,
+        launching_ns=launching,
+        launching_rest_ns=None if np.isnan(rest_ms) else rest,
+        starved_share=starved,
+        held_pace=np.zeros((4, 20)),
+        lost_ns={**seen.lost_ns, Cause.HOST: starved * 100e6},
+    )
+    assert stands_still(told, 3, active) is not prepares
+    owner, why = starvation(told, 3, active, np.log(1.5))
+    assert owner is (Owner.UNDECIDED if prepares else Owner.NODE)
+    assert ("465 ms come ahead of the second launch" in why) is prepares
+    # what it costs is what its device stands still, not what its pace would tell
+    assert most_cost_of_host(told, 3, active) == np.inf
+
+
 def test_how_long_launching_takes_is_told_by_the_quicker_passes(job):
     """Launches follow the work by a fixed lead. Rank 3's passes take twice as long, and two of rank
     2's eight, which do not count.
@@ -403,6 +438,8 @@ def test_how_long_launching_takes_is_told_by_the_quicker_passes(job):
     usual_ns = seen.launching_ns[0, 0]
     assert seen.launching_ns[:3] == pytest.approx(np.full((3, 6), usual_ns), rel=0.01)
     assert seen.launching_ns[3] == pytest.approx(np.full(6, 2 * usual_ns), rel=0.01)
+    assert (seen.launching_rest_ns < seen.launching_ns).all()
+    assert (seen.launching_rest_ns > 0.5 * seen.launching_ns).all()
     assert observe(job(layout=Layout(dp=4)).timeline()).launching_ns is None
 
 
