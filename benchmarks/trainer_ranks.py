@@ -63,8 +63,8 @@ class Plan:
     device: str
     sizes: dict[str, int]
     """Of the model and the training, by the names of `Run`."""
-    cores: tuple[int, ...]
-    """One a rank; none: wherever there is room."""
+    cores: tuple[tuple[int, ...], ...]
+    """Of each rank; none: wherever there is room."""
     seed: int
     stages: tuple[Stage, ...]
     num_traced: int = NUM_TRACED
@@ -79,7 +79,7 @@ class Plan:
         """What `write` wrote."""
         values = json.loads(path.read_text(encoding="utf-8"))
         values["stages"] = tuple(Stage(**stage) for stage in values["stages"])
-        values["cores"] = tuple(values["cores"])
+        values["cores"] = tuple(map(tuple, values["cores"]))
         return cls(**values)
 
 
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str]) -> int:
     """Join the job and train."""
     plan, launch = Plan.read(Path(arguments[0])), read_launch(os.environ)
     if plan.cores:
-        os.sched_setaffinity(0, {plan.cores[launch.local_rank]})
+        os.sched_setaffinity(0, plan.cores[launch.local_rank])
     torch.set_num_threads(1)
     if plan.device == "cpu":
         device = torch.device("cpu")

@@ -9,7 +9,8 @@ The trainers are in `trainer_loops.py`, and in `trainer_libraries.py` those of l
 where these are installed (transformers, lightning, accelerate, deepspeed). What is wrong with their
 ranks is in `trainer_faults.py`. `--set modern` runs those of `trainer_modern.py`, with the troubles
 of `trainer_troubles.py`, of which each job has some, and other ones at the next seed. On the CPU
-every rank has a core of its own, and jobs run side by side on the cores of this process.
+every rank has a core of its own, and jobs run side by side on the cores of this process; beside
+GPUs it has several, none of which judges.
 
 - right: exactly the faulty rank is named, with a cause of its fault; where none is, nobody
 - other cause: that rank, with another cause
@@ -304,11 +305,14 @@ class Campaign:
         self._given, self._folder = given, folder
         self._ground = ground_of(given.set, given.troubles or NUM_TROUBLES)
         cores = sorted(os.sched_getaffinity(0))
-        self._judging = max(1, len(cores) // 4)
-        self._free = cores[self._judging :] if len(cores) > 2 * self._judging else cores
+        self._judging = cores[: max(1, len(cores) // 4)]
+        left = cores[len(self._judging) :]
+        training = left if len(left) > len(self._judging) else cores
+        self._free = [[core] for core in training]
         if given.device == "gpu":
-            self._free = cores[: given.ranks]
-        self._num_cores = len(self._free)
+            each = len(training) // given.ranks
+            self._free = [training[n * each : (n + 1) * each] for n in range(given.ranks)]
+        self._num_places = len(self._free)
         self._changed = threading.Condition()
         self._end = time.monotonic() + given.seconds
         self.failed: list[str] = []
@@ -317,13 +321,18 @@ class Campaign:
 
     def run(self) -> None:
         """Start all jobs, each when it finds room, and wait for their verdicts."""
-        with ProcessPoolExecutor(self._judging, mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(
+            len(self._judging),
+            mp_context=get_context("spawn"),
+            initializer=os.sched_setaffinity,
+            initargs=(0, self._judging),
+        ) as pool:
             threads = []
             for cases in self._jobs():
-                cores = self._take(min(cases[0].num_ranks, self._num_cores))
-                if cores is None:
+                places = self._take(min(cases[0].num_ranks, self._num_places))
+                if places is None:
                     break
-                threads.append(threading.Thread(target=self._job, args=(cases, cores, pool)))
+                threads.append(threading.Thread(target=self._job, args=(cases, places, pool)))
                 threads[-1].start()
             for thread in threads:
                 thread.join()
@@ -348,8 +357,8 @@ class Campaign:
                 if wanted := [case for case in cases if _is_wanted(case.name, self._given.only)]:
                     yield wanted
 
-    def _take(self, number: int) -> list[int] | None:
-        """Wait for so many cores; None when the time is over."""
+    def _take(self, number: int) -> list[list[int]] | None:
+        """Wait until so many ranks have cores; None when the time is over."""
         with self._changed:
             while len(self._free) < number:
                 if not self._changed.wait(self._end - time.monotonic()):
@@ -359,29 +368,29 @@ class Campaign:
             taken, self._free = self._free[:number], self._free[number:]
             return taken
 
-    def _job(self, cases: list[Case], cores: list[int], pool: ProcessPoolExecutor) -> None:
+    def _job(self, cases: list[Case], places: list[list[int]], pool: ProcessPoolExecutor) -> None:
         name = f"{cases[0].loop} of {cases[0].num_ranks}, seed {cases[0].seed}"
         folder = self._folder / name.replace(" ", "-")
         folder.mkdir()
         waiting = list(cases)
         while waiting and time.monotonic() < self._end:
-            output = self._run_ranks(waiting, cores, folder, pool)
+            output = self._run_ranks(waiting, places, folder, pool)
             if waiting and time.monotonic() < self._end:
                 self.failed.append(f"{name} in {waiting[0].loop}, {waiting[0].fault}")
                 print(f"{self.failed[-1]} failed:\n{output[-3000:]}", file=sys.stderr, flush=True)
                 waiting = _without_failed(waiting) if self._ground.goes_on else []
         with self._changed:
-            self._free += cores
+            self._free += places
             self._changed.notify_all()
 
     def _run_ranks(
-        self, waiting: list[Case], cores: list[int], folder: Path, pool: ProcessPoolExecutor
+        self, waiting: list[Case], places: list[list[int]], folder: Path, pool: ProcessPoolExecutor
     ) -> str:
         """Run a job until it ends, and take the cases that it completes from `waiting`.
 
         Return its output.
         """
-        self._plan(waiting, cores, folder).write(folder / "plan.json")
+        self._plan(waiting, places, folder).write(folder / "plan.json")
         words = [*torchrun(waiting[0].num_ranks), "-m", "benchmarks.trainer_ranks"]
         output = folder / "output.txt"
         with output.open("w") as stream:
@@ -407,12 +416,13 @@ class Campaign:
             print(line, file=sys.stderr, flush=True)
         return said
 
-    def _plan(self, cases: list[Case], cores: list[int], folder: Path) -> Plan:
+    def _plan(self, cases: list[Case], places: list[list[int]], folder: Path) -> Plan:
         given = self._given
+        have_their_own = len(places) >= cases[0].num_ranks and all(places)
         return Plan(
             device=given.device,
             sizes=SIZES[given.device],
-            cores=tuple(cores) if self._has_cores(cases[0]) else (),
+            cores=tuple(map(tuple, places)) if have_their_own else (),
             seed=1000 * cases[0].seed,
             stages=tuple(
                 Stage(
@@ -425,10 +435,6 @@ class Campaign:
                 for case in cases
             ),
         )
-
-    def _has_cores(self, case: Case) -> bool:
-        """Whether each rank has one, and needs no more."""
-        return self._given.device == "cpu" and self._num_cores >= case.num_ranks
 
     def _submit(self, waiting: list[Case], folder: Path, pool: ProcessPoolExecutor) -> None:
         """Have the cases judged that are complete."""
