@@ -8,7 +8,8 @@ Owns what a viewer shows and the bytes of the file. The commands give it a
                   what, and the chain of spans that determines each iteration's end
     blocks.py     a piece of a file, and the record by which a reader restores the timeline
     chrome.py     a drawing as Chrome JSON
-    perfetto.py   a drawing as packets, over protobuf.py: bytes of many equal messages at once
+    perfetto.py   a drawing as packets, over protobuf.py: bytes of many equal messages at once;
+                  first_packets.py: the few packets that are made one by one
 """
 
 from megascan.export.arrows import Hop

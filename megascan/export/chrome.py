@@ -387,7 +387,7 @@ class _ArrowEnds:
 
     phase: str
     ids: RowNumbers
-    rows: Integers
+    rows: RowNumbers
     time_ns: Integers
 
 

@@ -6,7 +6,7 @@ arrow's source). The engine sorts packets by time and keeps the file's order for
 block has first the ends, then the begins (longer first), then the ends of slices of no length: a
 slice that ends where another begins is closed before the other begins. Blocks refer only to texts
 of the file's first packets, so blocks are made independently. The few first packets (tracks, texts,
-the timeline's record, marks) are made one by one with Perfetto's own classes. Times are ns from the
+the timeline's record, marks) are made one by one (`first_packets.py`). Times are ns from the
 timeline's origin.
 
 **Tracks.** Viewers sort tracks without an explicit order by name, so every level gives its order:
@@ -26,17 +26,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
-import orjson
 import pyarrow as pa
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
-    DebugAnnotation,
-    Trace,
-    TracePacket,
-    TrackDescriptor,
-    TrackEvent,
-)
 
 from megascan.arrays import (
     Flags,
@@ -47,10 +40,8 @@ from megascan.arrays import (
     group_starts,
 )
 from megascan.export.arrows import CHAIN_TRACK
-from megascan.export.blocks import Block, Head, row_blocks, timeline_record
+from megascan.export.blocks import BLOCK_ROWS, Block, Head, row_blocks
 from megascan.export.protobuf import (
-    SEQUENCE,
-    STARTS_STATE,
     Part,
     Unsigned,
     arriving_flow,
@@ -73,7 +64,6 @@ from megascan.export.tracks import (
     Counter,
     Drawing,
     DrawnShard,
-    Mark,
     drawn_rows,
     group_titles,
     iteration_keys,
@@ -83,8 +73,7 @@ from megascan.export.tracks import (
     track_number,
     track_title,
 )
-from megascan.header import Json
-from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, TIMELINE_EVENT
+from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS
 from megascan.timeline import codes, distinct, numbers, rows_alike
 
 ROOT = 1
@@ -192,22 +181,6 @@ class _Builder:
             marks=self._marks,
             chain=self._chain,
         )
-
-
-def descriptor_packets(tree: TrackTree) -> Iterator[TracePacket]:
-    """Yield track descriptors, parents before children."""
-    for node in tree.nodes:
-        packet = TracePacket(trusted_packet_sequence_id=SEQUENCE)
-        track = packet.track_descriptor
-        track.uuid, track.name = node.uuid, node.name
-        if node.parent:
-            track.parent_uuid = node.parent
-        track.child_ordering = TrackDescriptor.EXPLICIT
-        track.sibling_order_rank = node.order
-        track.sibling_merge_behavior = TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
-        if node.unit is not None:
-            track.counter.unit_name = node.unit
-        yield packet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,98 +322,9 @@ def iteration_name(iteration: int) -> str:
     return f"iteration {iteration}"
 
 
-def head(drawing: Drawing, tree: TrackTree, interned: Interned) -> Trace:
-    """Return the first packets of the file: tracks, texts, the timeline's record, marks."""
-    trace = Trace(packet=descriptor_packets(tree))
-    _add_texts(trace, interned)
-    _add_record(trace, drawing)
-    for mark in drawing.marks:
-        _add_mark(trace, mark, tree.marks[mark.rank], drawing.timeline.origin_ns)
-    return trace
-
-
-def _add_texts(trace: Trace, interned: Interned) -> None:
-    packet = trace.packet.add(trusted_packet_sequence_id=SEQUENCE, sequence_flags=STARTS_STATE)
-    data = packet.interned_data
-    for text, number in interned.names.number.items():
-        data.event_names.add(iid=number, name=text)
-    for text, number in interned.categories.number.items():
-        data.event_categories.add(iid=number, name=text)
-    for text, number in interned.arguments.number.items():
-        data.debug_annotation_names.add(iid=number, name=text)
-    for text, number in interned.values.number.items():
-        data.debug_annotation_string_values.add(iid=number, str=text.encode())
-
-
-def _add_record(trace: Trace, drawing: Drawing) -> None:
-    event = _add_event(trace, 0, TrackEvent.TYPE_INSTANT, ROOT)
-    event.name = TIMELINE_EVENT
-    event.categories.append(RECORD_CATEGORY)
-    text = orjson.dumps(timeline_record(drawing)).decode()
-    event.debug_annotations.add(name=RECORD_ARGUMENT, string_value=text)
-
-
-def _add_mark(trace: Trace, mark: Mark, track: int, origin_ns: int) -> None:
-    start_ns = max(mark.start_ns - origin_ns, 0)
-    event = _add_event(trace, start_ns, TrackEvent.TYPE_SLICE_BEGIN, track)
-    event.name = mark.label
-    event.categories.append(MARK_TRACK)
-    for name, value in mark.args.items():
-        _annotate(event.debug_annotations.add(name=name), value)
-    end_ns = max(mark.end_ns - origin_ns, start_ns)
-    _add_event(trace, end_ns, TrackEvent.TYPE_SLICE_END, track)
-
-
-def _chain_block(drawing: Drawing, track: int) -> bytes:
-    """Make the chain's slices, each hop inside the slice of its iteration; arrows end in hops.
-
-    They stand after all spans: for equal times the engine keeps the file's order, and an arrow must
-    have left before it arrives.
-    """
-    trace, origin_ns = Trace(), drawing.timeline.origin_ns
-    open_until_ns: list[int] = []
-    for number, hop in enumerate(drawing.chain):
-        while open_until_ns and open_until_ns[-1] <= hop.start_ns:
-            _add_event(trace, open_until_ns.pop() - origin_ns, TrackEvent.TYPE_SLICE_END, track)
-        event = _add_event(trace, hop.start_ns - origin_ns, TrackEvent.TYPE_SLICE_BEGIN, track)
-        event.name = hop.label
-        event.categories.append(CHAIN_TRACK)
-        for name, value in hop.args.items():
-            _annotate(event.debug_annotations.add(name=name), value)
-        if hop.row >= 0:
-            event.terminating_flow_ids.append(_chain_flow(drawing, number))
-        open_until_ns.append(hop.end_ns)
-    for end_ns in reversed(open_until_ns):
-        _add_event(trace, end_ns - origin_ns, TrackEvent.TYPE_SLICE_END, track)
-    return bytes(trace.SerializeToString())
-
-
-def _chain_flow(drawing: Drawing, number: int) -> int:
+def chain_flow(drawing: Drawing, number: int) -> int:
     """Return the id of the arrow to a hop; these ids follow those of matched communication."""
     return 1 + len(drawing.arrows.start) + number
-
-
-def _add_event(trace: Trace, time_ns: int, kind: int, track: int) -> TrackEvent:
-    packet = trace.packet.add(timestamp=time_ns, trusted_packet_sequence_id=SEQUENCE)
-    packet.track_event.type, packet.track_event.track_uuid = kind, track
-    return packet.track_event
-
-
-def _annotate(annotation: DebugAnnotation, value: Json) -> None:
-    if isinstance(value, bool):
-        annotation.bool_value = value
-    elif isinstance(value, int):
-        annotation.int_value = value
-    elif isinstance(value, float):
-        annotation.double_value = value
-    elif isinstance(value, str):
-        annotation.string_value = value
-    elif isinstance(value, list):
-        for each in value:
-            _annotate(annotation.array_values.add(), each)
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            _annotate(annotation.dict_entries.add(name=name), each)
 
 
 _ARROW_BITS = 20
@@ -449,21 +333,27 @@ _ARROW_BITS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class _Ends:
-    """Arrow ends on rows of a shard, sorted by row; both of shape (end,)."""
+    """Arrow ends on rows of a shard or of a block, counted from its first row; both of shape
+    (end,), ends of one row in the order in which they are written.
+    """
 
-    rows: Integers
-    ids: Integers
+    rows: RowNumbers
+    ids: RowNumbers | Integers
 
-    @classmethod
-    def of(cls, rows: Integers, ids: Integers) -> _Ends:
-        order = np.argsort(rows, kind="stable")
-        return cls(rows=rows[order], ids=ids[order])
+    def of_blocks(self, num_rows: int) -> Iterator[_Ends]:
+        """Yield the ends of each block of a shard of so many rows (`row_blocks`)."""
+        block = (self.rows // BLOCK_ROWS).astype(np.uint16)
+        order = np.argsort(block, kind="stable")  # 16 bits: sorted by radix
+        bounds = np.cumsum(np.bincount(block, minlength=-(-num_rows // BLOCK_ROWS)))
+        rows, ids = self.rows[order], self.ids[order]
+        for number, (low, high) in enumerate(pairwise([0, *bounds.tolist()])):
+            yield _Ends(rows=rows[low:high] - number * BLOCK_ROWS, ids=ids[low:high])
 
-    def of_block(self, rows: slice) -> _BlockEnds:
-        low, high = np.searchsorted(self.rows, [rows.start, rows.stop])
-        places = self.rows[low:high] - rows.start
-        num = np.bincount(places, minlength=rows.stop - rows.start).astype(np.int64)
-        return _BlockEnds(num=num, before=np.cumsum(num) - num, ids=self.ids[low:high])
+    def by_row(self, num_rows: int) -> _BlockEnds:
+        """Return the ends of a block of so many rows, at most BLOCK_ROWS, by row."""
+        order = np.argsort(self.rows.astype(np.uint16), kind="stable")
+        num = np.bincount(self.rows, minlength=num_rows).astype(np.int64)
+        return _BlockEnds(num=num, before=np.cumsum(num) - num, ids=self.ids[order])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -472,10 +362,11 @@ class _BlockEnds:
 
     num: Integers
     before: Integers
-    ids: Integers
+    ids: RowNumbers | Integers
 
     def of_rows(self, rows: Integers, place: int) -> Integers:
-        return self.ids[self.before[rows] + place]
+        """Return the id of the end at a place among the ends of each row."""
+        return self.ids[self.before[rows] + place].astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -484,9 +375,9 @@ class _BlockArrows:
     and arrows `turned` round for clock error, which arrive at begins.
     """
 
-    leaving: _BlockEnds
-    arriving: _BlockEnds
-    turned: _BlockEnds
+    leaving: _Ends
+    arriving: _Ends
+    turned: _Ends
 
 
 def _arrows_of_shards(drawing: Drawing) -> Iterator[tuple[_Ends, _Ends, _Ends]]:
@@ -503,22 +394,23 @@ def _arrows_of_shards(drawing: Drawing) -> Iterator[tuple[_Ends, _Ends, _Ends]]:
 
 
 def _ends_of_shards(
-    by_shard: Iterator[tuple[DrawnShard, RowNumbers, Integers]],
+    by_shard: Iterator[tuple[DrawnShard, RowNumbers, RowNumbers]],
 ) -> Iterator[_Ends]:
     """Yield the ends of arrows in each shard.
 
     Every arrow has an id of its own, from 1, as a slice may have several arrows.
     """
     for _, arrows, rows in by_shard:
-        yield _Ends.of(rows, arrows.astype(np.int64) + 1)
+        yield _Ends(rows=rows, ids=arrows + 1)
 
 
 def _with_chain(drawing: Drawing, leaving: _Ends) -> _Ends:
     """Add the arrows that lead to hops of the chain to the arrows that leave the only shard."""
     reached = [number for number, hop in enumerate(drawing.chain) if hop.row >= 0]
-    rows = np.array([drawing.chain[number].row for number in reached], dtype=np.int64)
-    flows = np.array([_chain_flow(drawing, number) for number in reached], dtype=np.int64)
-    return _Ends.of(np.append(leaving.rows, rows), np.append(leaving.ids, flows))
+    rows = np.array([drawing.chain[number].row for number in reached], dtype=np.int32)
+    flows = np.array([chain_flow(drawing, number) for number in reached], dtype=np.int64)
+    ids = np.concatenate((leaving.ids.astype(np.int64), flows))
+    return _Ends(rows=np.concatenate((leaving.rows, rows)), ids=ids)
 
 
 @dataclass(frozen=True)
@@ -550,6 +442,8 @@ def perfetto_pieces(drawing: Drawing) -> tuple[Head, Iterator[Block]]:
     interned = intern(drawing.texts, summary)
 
     def make_head() -> tuple[int, bytes]:
+        from megascan.export.first_packets import head
+
         trace = head(drawing, tree, interned)
         return len(trace.packet), bytes(trace.SerializeToString())
 
@@ -566,8 +460,9 @@ def _blocks(
     for shard, ends in zip(drawing.shards, _arrows_of_shards(drawing), strict=True):
         uuids = {key: uuid for rank in shard.ranks for key, uuid in of_rank.get(rank, {}).items()}
         sheet = _Sheet(origin_ns, interned, uuids)
-        for rows in row_blocks(shard.num_rows):
-            leaving, arriving, turned = (each.of_block(rows) for each in ends)
+        of_blocks = zip(*(each.of_blocks(shard.num_rows) for each in ends), strict=True)
+        for rows, own in zip(row_blocks(shard.num_rows), of_blocks, strict=True):
+            leaving, arriving, turned = own
             arrows = _BlockArrows(leaving=leaving, arriving=arriving, turned=turned)
             arguments = (shard.spans, shard.laid, sheet, arrows, rows)
             yield Block(2 * (rows.stop - rows.start), _span_block, arguments)
@@ -575,7 +470,9 @@ def _blocks(
     for curve in drawing.counters:
         yield Block(len(curve.value), _counter_block(tree, curve, origin_ns))
     if drawing.chain:
-        yield Block(2 * len(drawing.chain), _chain_block(drawing, tree.chain))
+        from megascan.export.first_packets import chain_block
+
+        yield Block(2 * len(drawing.chain), chain_block(drawing, tree.chain))
 
 
 def _rows(table: pa.Table, track: Integers, sheet: _Sheet) -> _Rows:
@@ -613,11 +510,14 @@ def _span_block(
 ) -> bytes:
     rows = _rows(*drawn_rows(spans, laid, chosen), sheet)
     lasting = rows.end_ns > rows.start_ns
+    leaving, arriving, turned = (
+        each.by_row(len(lasting)) for each in (arrows.leaving, arrows.arriving, arrows.turned)
+    )
     return b"".join(
         [
-            _end_packets(rows, np.flatnonzero(lasting), arrows.arriving),
-            _begin_packets(sheet.interned, rows, arrows.leaving, arrows.turned),
-            _end_packets(rows, np.flatnonzero(~lasting), arrows.arriving),
+            _end_packets(rows, np.flatnonzero(lasting), arriving),
+            _begin_packets(sheet.interned, rows, leaving, turned),
+            _end_packets(rows, np.flatnonzero(~lasting), arriving),
         ]
     )
 

@@ -510,7 +510,7 @@ def lay(spans: pa.Table, selection: Selection) -> tuple[pa.Table, Laid]:
 
 
 def drawn_rows(
-    spans: pa.Table, laid: pa.Table, rows: slice | Integers
+    spans: pa.Table, laid: pa.Table, rows: slice | Integers | RowNumbers
 ) -> tuple[pa.Table, Integers]:
     """Return some of a shard's drawn rows, and their tracks."""
     track = numbers(laid, "track")[rows]
@@ -558,7 +558,7 @@ class Drawing:
 
     def by_shard(
         self, ends: RowNumbers, arrows: Narrow | None = None
-    ) -> Iterator[tuple[DrawnShard, RowNumbers, Integers]]:
+    ) -> Iterator[tuple[DrawnShard, RowNumbers, RowNumbers]]:
         """Yield for each shard the arrows that have an end there, and the rows of these ends.
 
         `ends` (arrow,) are rows of the table of ends; if `arrows` are given, only these count, in
@@ -570,7 +570,7 @@ class Drawing:
         own = order if arrows is None else arrows[order].astype(np.int32)
         del shard, order, arrows  # else they stay until the last shard is written
         for each, (low, high) in zip(self.shards, pairwise(bounds), strict=True):
-            yield each, own[low:high], self.end_row[ends[own[low:high]]].astype(np.int64)
+            yield each, own[low:high], self.end_row[ends[own[low:high]]]
 
 
 def make_drawing(
