@@ -389,7 +389,9 @@ def _prepares_its_passes(seen: Observations, row: int, active: Flags) -> str:
     rest_ns, their_rest_ns = _own_and_longest(seen, seen.launching_rest_ns, row, active)
     if not own_ns >= PACE.held_up_ratio * theirs_ns:
         return ""
-    if not rest_ns < PACE.held_up_ratio * their_rest_ns:
+    # where few modules were recorded, nothing lies behind the second launch, on any rank
+    tells = their_rest_ns >= theirs_ns - their_rest_ns
+    if not tells or not rest_ns < PACE.held_up_ratio * their_rest_ns:
         return ""
     return (
         f"of the {milliseconds(own_ns)} that its host takes to launch an iteration's passes (its "

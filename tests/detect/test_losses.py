@@ -394,16 +394,18 @@ def test_a_host_that_takes_long_to_launch_its_passes_stops(
 
 
 @pytest.mark.parametrize(
-    ("rest_ms", "prepares"),
-    [(85.0, True), (300.0, False), (np.nan, False)],
-    ids=["ahead of the second launch", "anywhere", "a profile"],
+    ("rest_ms", "usual_ms", "prepares"),
+    [(85.0, 80.0, True), (300.0, 80.0, False), (0.001, 0.001, False), (np.nan, np.nan, False)],
+    ids=["ahead of the second launch", "anywhere", "two launches a pass", "a profile"],
 )
-def test_what_a_program_prepares_ahead_of_each_pass_is_no_fault_of_its_host(job, rest_ms, prepares):
+def test_what_a_program_prepares_ahead_of_each_pass_is_no_fault_of_its_host(
+    job, rest_ms, usual_ms, prepares
+):
     """Of 550 ms of launching (peers 90) all but 85 lie between a pass's first launch and its
     second: kernels that are planned for each new shape. Another process would come anywhere.
     """
     seen, active = observe(job(layout=Layout(dp=4)).timeline()), np.ones(20, dtype=bool)
-    launching, rest = np.full((4, 20), 90e6), np.full((4, 20), 80e6)
+    launching, rest = np.full((4, 20), 90e6), np.full((4, 20), usual_ms * 1e6)
     launching[3], rest[3] = 550e6, rest_ms * 1e6
     starved = np.zeros((4, 20))
     starved[3] = 0.9
@@ -438,8 +440,7 @@ def test_how_long_launching_takes_is_told_by_the_quicker_passes(job):
     usual_ns = seen.launching_ns[0, 0]
     assert seen.launching_ns[:3] == pytest.approx(np.full((3, 6), usual_ns), rel=0.01)
     assert seen.launching_ns[3] == pytest.approx(np.full(6, 2 * usual_ns), rel=0.01)
-    assert (seen.launching_rest_ns < seen.launching_ns).all()
-    assert (seen.launching_rest_ns > 0.5 * seen.launching_ns).all()
+    assert (seen.launching_rest_ns < 0.01 * seen.launching_ns).all()  # two launches a pass
     assert observe(job(layout=Layout(dp=4)).timeline()).launching_ns is None
 
 
