@@ -404,7 +404,7 @@ class Passes:
             if function is not None and not self._position.is_elsewhere:
                 set_function(
                     call,
-                    simple(self._tracer, function, LOSS, Kind.COMPUTE, self._position.arguments),
+                    in_span(self._tracer, function, LOSS, Kind.COMPUTE, self._position.arguments),
                 )
             return False
 
@@ -471,14 +471,14 @@ def _is_plain_iterator(data: object) -> bool:
     return data is not None and hasattr(data, "__next__") and not isinstance(data, TracedIterator)
 
 
-def simple(
+def in_span(
     tracer: RecordingTracer,
     original: Function,
     name: str,
     kind: Kind,
     arguments: Callable[[], Arguments] = dict,
 ) -> Function:
-    """Record one span around each call."""
+    """Wrap a function so that each call is one span."""
 
     def enter(call: Call) -> bool:
         call.memory = tracer.mark()

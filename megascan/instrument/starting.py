@@ -138,7 +138,7 @@ def agree(store: Store, rank: int, world_size: int, *, resumed: bool) -> Agreeme
 _PACKAGES = ("megascan", "torch", "megatron-core", "transformer-engine")
 
 
-def describe(
+def make_header(
     config: TraceConfig,
     groups: Groups,
     timer: Timer,
@@ -343,7 +343,7 @@ def _begin(
     tracer.speak_with(voice)
     timer = make_timer(agreement.clock, full=tracer.full)
     groups = Groups(mesh, all_data_parallel=bool(models) and mesh is None)
-    header = describe(
+    header = make_header(
         config,
         groups,
         timer,

@@ -15,6 +15,7 @@ layers.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
@@ -53,6 +54,15 @@ from megascan.vocabulary import (
 STAGE_AXES = ("tp", "cp", "ep", "dp", "dp_cp")
 CROSS_STAGE_AXES = ("mp", "embd", "intra_dist_opt", "pp")
 """Axes across stages, named as by `megascan.instrument`; intra_dist_opt has all ranks."""
+_WITHIN_STAGE = {
+    **{axis: (axis,) for axis in ("tp", "cp", "ep", "dp")},
+    "dp_cp": ("dp", "cp"),
+    "mp": ("tp",),
+    "embd": (),
+    "intra_dist_opt": ("tp", "cp", "dp"),
+    "pp": (),
+}
+"""Axes over which the members of a group lie within each of its stages."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,7 @@ class Grid:
     def ranks(self) -> Integers:
         """Return global ranks, shape (stage, place)."""
         layout = self.layout
-        stages = [[] for _ in range(layout.pp)]  # type: list[list[int]]
+        stages: list[list[int]] = [[] for _ in range(layout.pp)]
         for rank in range(layout.world_size):
             stages[layout.coordinates(rank).pp].append(rank)
         return np.array(stages, dtype=np.int64)
@@ -89,30 +99,12 @@ class Grid:
 
     def size(self, axis: str) -> int:
         """Return the number of members of a group on an axis."""
-        sizes = {
-            "dp_cp": self.layout.dp * self.layout.cp,
-            "mp": self.layout.tp * self.layout.pp,
-            "embd": min(self.layout.pp, 2),
-            "intra_dist_opt": self.layout.world_size,
-            "pp": self.layout.pp,
-        }
-        return sizes[axis] if axis in sizes else self._strides[axis][1]
-
-    @staticmethod
-    def _axes(axis: str) -> tuple[str, ...]:
-        """Return the axes within a stage that a group spans."""
-        spanned = {
-            "dp_cp": ("dp", "cp"),
-            "mp": ("tp",),
-            "embd": (),
-            "pp": (),
-            "intra_dist_opt": ("tp", "cp", "dp"),
-        }
-        return spanned.get(axis, (axis,))
+        of_stage = math.prod(self._strides[one][1] for one in _WITHIN_STAGE[axis])
+        return of_stage * len(self.stages_of(axis)) if axis in CROSS_STAGE_AXES else of_stage
 
     def group_max(self, values: Floats, axis: str) -> Floats:
         """Return the largest value of each place's group, over the last dimension of `values`."""
-        for single in self._axes(axis):
+        for single in _WITHIN_STAGE[axis]:
             stride, size = self._strides[single]
             if size > 1:
                 values = self._spread_max(values, stride, size)
@@ -127,7 +119,7 @@ class Grid:
 
     def first_member(self, values: Floats, axis: str) -> Floats:
         """Give every member the value of its group's first member (one draw a group)."""
-        for single in self._axes(axis):
+        for single in _WITHIN_STAGE[axis]:
             stride, size = self._strides[single]
             if size > 1:
                 shape = values.shape
@@ -138,7 +130,9 @@ class Grid:
     def stages_of(self, axis: str) -> tuple[int, ...]:
         """Return the stages that a cross-stage axis joins."""
         last = self.layout.pp - 1
-        return (0, last) if axis == "embd" else tuple(range(last + 1))
+        if axis == "embd" and last:
+            return 0, last
+        return tuple(range(last + 1))
 
     def smallest_members(self, axis: str) -> Integers:
         """Return the smallest rank of each rank's group, shape (stage, place)."""
@@ -279,10 +273,25 @@ class StageProgram:
     num_slots: int = 0
     _sequences: Counter[tuple[str, str]] = field(default_factory=Counter)
 
+    def _add_span(self, template: SpanTemplate | None) -> int:
+        """Add a span and return its number; NO_SPAN without a template."""
+        if template is None:
+            return NO_SPAN
+        self.spans.append(template)
+        return len(self.spans) - 1
+
+    def _add_transfer(self, nominal_ns: float, axis: str) -> int:
+        self.transfer_rows.append(TransferRow(nominal_ns, axis))
+        return len(self.transfer_rows) - 1
+
+    def _new_slot(self) -> int:
+        """Return the number of a new post."""
+        self.num_slots += 1
+        return self.num_slots - 1
+
     def open(self, template: SpanTemplate) -> int:
         """Start a span; returns its number for `close`."""
-        self.spans.append(template)
-        span = len(self.spans) - 1
+        span = self._add_span(template)
         on_host = template.track == Track.HOST
         self.instructions.append(Instruction(Code.HOST_OPEN if on_host else Code.OPEN, span))
         return span
@@ -301,10 +310,7 @@ class StageProgram:
         leaf: SpanTemplate | None = None,
     ) -> int:
         """Add a computation and `leaf`, a span that starts with it; return the span's number."""
-        span = NO_SPAN
-        if leaf is not None:
-            self.spans.append(leaf)
-            span = len(self.spans) - 1
+        span = self._add_span(leaf)
         self.compute_rows.append(ComputeRow(nominal_ns, work, microbatch))
         row = len(self.compute_rows) - 1
         self.instructions.append(Instruction(Code.COMPUTE, span, row=row))
@@ -315,28 +321,21 @@ class StageProgram:
             return NO_SPAN
         sequence = self._sequences[axis, op]
         self._sequences[axis, op] += 1
-        values = dict(template.__dict__) | {"sequence": sequence, "axis": axis, "op": op}
-        self.spans.append(SpanTemplate(**values))
-        return len(self.spans) - 1
+        return self._add_span(replace(template, sequence=sequence, axis=axis, op=op))
 
     def collective(
         self, op: str, axis: str, nominal_ns: float, template: SpanTemplate | None
     ) -> None:
         """Add a collective among ranks of this stage; it is not recorded without a template."""
-        span = self._collective_span(op, axis, template)
-        self.transfer_rows.append(TransferRow(nominal_ns, axis))
-        row = len(self.transfer_rows) - 1
+        span, row = self._collective_span(op, axis, template), self._add_transfer(nominal_ns, axis)
         self.instructions.append(Instruction(Code.COLLECTIVE, span, row=row, axis=axis))
 
     def launch(
         self, op: str, axis: str, nominal_ns: float, template: SpanTemplate | None
     ) -> Instruction:
         """Begin a collective next to computation; return the instruction for `finish`."""
-        span = self._collective_span(op, axis, template)
-        self.transfer_rows.append(TransferRow(nominal_ns, axis))
-        row, slot = len(self.transfer_rows) - 1, self.num_slots
-        self.num_slots += 1
-        begin = Instruction(Code.LAUNCH, span, row=row, axis=axis, slot=slot)
+        span, row = self._collective_span(op, axis, template), self._add_transfer(nominal_ns, axis)
+        begin = Instruction(Code.LAUNCH, span, row=row, axis=axis, slot=self._new_slot())
         self.instructions.append(begin)
         return replace(begin, code=Code.FINISH)
 
@@ -346,19 +345,16 @@ class StageProgram:
 
     def join(self, op: str, axis: str, nominal_ns: float, template: SpanTemplate | None) -> None:
         """Add a collective across stages."""
-        span = self._collective_span(op, axis, template)
-        self.transfer_rows.append(TransferRow(nominal_ns, axis))
-        row, slot = len(self.transfer_rows) - 1, self.num_slots
-        self.num_slots += 1
-        self.instructions.append(Instruction(Code.POST, span, int(span != NO_SPAN), slot=slot))
-        self.instructions.append(
-            Instruction(Code.JOIN, span, int(span != NO_SPAN), row=row, axis=axis, slot=slot)
-        )
+        span, row = self._collective_span(op, axis, template), self._add_transfer(nominal_ns, axis)
+        slot, num_spans = self._new_slot(), int(span != NO_SPAN)
+        self.instructions += [
+            Instruction(Code.POST, span, num_spans, slot=slot),
+            Instruction(Code.JOIN, span, num_spans, row=row, axis=axis, slot=slot),
+        ]
 
     def exchange(self, ends: tuple[ExchangeEnd, ...], templates: list[SpanTemplate]) -> None:
         """Add a batch of sends and receives; their spans share start and end."""
-        span, slot = len(self.spans), self.num_slots
-        self.num_slots += 1
+        span, slot = len(self.spans), self._new_slot()
         self.spans.extend(templates)
         self.exchanges[slot] = ends
         for code in (Code.POST, Code.WAIT):
@@ -366,11 +362,7 @@ class StageProgram:
 
     def simple(self, code: Code, template: SpanTemplate | None = None) -> None:
         """Add an instruction without a row (PAUSE, SYNCHRONIZE, SAVE)."""
-        span = NO_SPAN
-        if template is not None:
-            self.spans.append(template)
-            span = len(self.spans) - 1
-        self.instructions.append(Instruction(code, span))
+        self.instructions.append(Instruction(code, self._add_span(template)))
 
 
 class Communications:

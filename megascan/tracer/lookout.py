@@ -46,6 +46,7 @@ _PATTERN = "megascan-standstill-*.json"
 _MOST_BYTES = 1 << 16
 _MOST_TEXT = 300
 """Most characters of any text that is taken from a file."""
+_MOST_READ_FRAMES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,29 @@ class Standstill:
         """Return the file's content."""
         return orjson.dumps({"schema": STANDSTILL_SCHEMA, **asdict(self)})
 
+    @classmethod
+    def decode(cls, content: bytes) -> Standstill:
+        """Read a file's content. Raises KeyError, TypeError or ValueError for other content."""
+        record = orjson.loads(content)
+        if record["schema"] != STANDSTILL_SCHEMA:
+            raise ValueError(f"schema {record['schema']!r}")
+        frames, peer = record["frames"], record["peer"]
+        if not isinstance(frames, list):
+            raise TypeError("frames is no list")
+        return cls(
+            run_id=str(record["run_id"]),
+            rank=int(record["rank"]),
+            host=str(record["host"])[:_MOST_TEXT],
+            process_id=int(record["process_id"]),
+            iteration=int(record["iteration"]),
+            since_unix_s=float(record["since_unix_s"]),
+            patience_s=float(record["patience_s"]),
+            operation=str(record["operation"])[:_MOST_TEXT],
+            group=str(record["group"])[:_MOST_TEXT],
+            peer=None if peer is None else int(peer),
+            frames=tuple(str(frame)[:_MOST_TEXT] for frame in frames[:_MOST_READ_FRAMES]),
+        )
+
     def to_json(self) -> dict[str, Json]:
         """Return the standstill for payloads."""
         return cast("dict[str, Json]", asdict(self) | {"frames": list(self.frames)})
@@ -92,29 +116,6 @@ class Standstill:
 def standstill_path(folder: Path, rank: int) -> Path:
     """Return the path of a rank's standstill file."""
     return folder / f"megascan-standstill-{rank}.json"
-
-
-def decoded(content: bytes) -> Standstill:
-    """Read a file's content. Raises KeyError, TypeError or ValueError if it is no standstill."""
-    record = orjson.loads(content)
-    if record["schema"] != STANDSTILL_SCHEMA:
-        raise ValueError(f"schema {record['schema']!r}")
-    frames, peer = record["frames"], record["peer"]
-    if not isinstance(frames, list):
-        raise TypeError("frames is no list")
-    return Standstill(
-        run_id=str(record["run_id"]),
-        rank=int(record["rank"]),
-        host=str(record["host"])[:_MOST_TEXT],
-        process_id=int(record["process_id"]),
-        iteration=int(record["iteration"]),
-        since_unix_s=float(record["since_unix_s"]),
-        patience_s=float(record["patience_s"]),
-        operation=str(record["operation"])[:_MOST_TEXT],
-        group=str(record["group"])[:_MOST_TEXT],
-        peer=None if peer is None else int(peer),
-        frames=tuple(str(frame)[:_MOST_TEXT] for frame in frames[:16]),
-    )
 
 
 def read_standstills(folders: Sequence[Path], run_id: str) -> Iterator[tuple[Standstill, float]]:
@@ -127,7 +128,7 @@ def read_standstills(folders: Sequence[Path], run_id: str) -> Iterator[tuple[Sta
             try:
                 with path.open("rb") as file:
                     content = file.read(_MOST_BYTES + 1)
-                found, written = decoded(content), path.stat().st_mtime
+                found, written = Standstill.decode(content), path.stat().st_mtime
             except (OSError, KeyError, TypeError, ValueError):
                 continue
             if len(content) <= _MOST_BYTES and found.run_id == run_id:

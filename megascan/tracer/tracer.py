@@ -583,7 +583,7 @@ class RecordingTracer(Tracer):
             timed=tuple(self._timed),
             layers=tuple(self._sampled),
             kinds=dict(self._kinds),
-            tokens=() if 0 in (known := self._tokens or {0}) else (min(known), max(known)),
+            tokens=_fewest_and_most(self._tokens),
         )
         self._spans = []
         self._sampled = []
@@ -611,3 +611,8 @@ class RecordingTracer(Tracer):
                 tracer._failed = True
 
         os.register_at_fork(after_in_child=silence)
+
+
+def _fewest_and_most(tokens: set[int]) -> tuple[int, ...]:
+    """Return the fewest and the most tokens that passes got; () where any pass did not tell (0)."""
+    return (min(tokens), max(tokens)) if tokens and 0 not in tokens else ()
