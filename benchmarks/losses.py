@@ -84,7 +84,10 @@ def train(
     if [name for name, _ in curves] != [run.name for run in runs] or any(
         len(curve) != num_iterations for _, curve in curves
     ):
-        raise SystemExit(f"{family.name}: not every run logged {num_iterations} iterations")
+        logged = ", ".join(f"{name} {len(curve)}" for name, curve in curves)
+        raise SystemExit(
+            f"{family.name}: not every run logged {num_iterations} iterations ({logged}):\n{output}"
+        )
     return [
         Curves(
             name=curves[first][0],
