@@ -235,7 +235,8 @@ def bounded_solution(
         domain = np.stack([held.early_domain, held.late_domain], axis=1)
         time_ns = np.stack([held.early_ns, held.late_ns], axis=1)
         firm = np.full(2 * len(domain), 1.0 / _HELD_DEVIATION_NS**2)
-        solution = part.extended(domain, time_ns).solve(np.r_[weights, firm], drifting, solution)
+        weighed = part.extended(domain, time_ns).weighed(np.r_[weights, firm])
+        solution = weighed.solve(drifting, solution)
     return solution
 
 

@@ -142,41 +142,67 @@ class LineProblem:
         """Return (domain,) sum over each domain's anchors."""
         return np.bincount(self.domain, values, self.num_domains).astype(np.float64)
 
-    def domain_means(self, values: Floats) -> Floats:
-        """Return (domain,) mean over each domain's anchors, 0 for a domain without anchors."""
-        return self.domain_sums(values) / np.maximum(self.domain_sums(np.ones_like(values)), 1.0)
+    def counts(self) -> Integers:
+        """Return (domain,) number of each domain's anchors."""
+        return np.bincount(self.domain, minlength=self.num_domains).astype(np.int64)
 
-    def residuals(self, solution: Floats, weights: Floats) -> Floats:
+    def weighed(self, weights: Floats) -> Weighed:
+        """Give the anchors weights (anchor,), 1/variance in ns⁻²."""
+        return Weighed(self, weights, np.maximum(self.event_sums(weights), _TINY))
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A problem whose anchors have weights; `total` (event,) are the sums of its events' weights.
+
+    Sums over events take longer than other steps of a round, so equal ones are made once.
+    """
+
+    problem: LineProblem
+    weights: Floats
+    total: Floats
+
+    def residuals(self, solution: Floats) -> Floats:
         """Return (anchor,) distance from the weighted mean of the anchor's event, ns."""
-        offset, drift = solution[: self.num_domains], solution[self.num_domains :]
-        corrected = self.value + offset[self.domain] + drift[self.domain] * self.age
-        total = np.maximum(self.event_sums(weights), _TINY)
-        return corrected - (self.event_sums(weights * corrected) / total)[self.event]
+        problem, num_domains = self.problem, self.problem.num_domains
+        offset, drift = solution[:num_domains], solution[num_domains:]
+        corrected = problem.value + offset.take(problem.domain)
+        if drift.any():
+            corrected += drift.take(problem.domain) * problem.age
+        return self._distances(corrected)
 
-    def weight_of_others(self, weights: Floats, rows: Integers) -> Floats:
+    def _distances(self, time_ns: Floats) -> Floats:
+        mean = self.problem.event_sums(self.weights * time_ns) / self.total
+        return time_ns - mean.take(self.problem.event)
+
+    def weight_of_others(self, rows: Integers) -> Floats:
         """Return (row,) share of an event's weight that is not that of the row's own anchor."""
-        total = np.maximum(self.event_sums(weights), _TINY)[self.event[rows]]
-        return np.maximum(1.0 - weights[rows] / total, 1e-6)
+        total = self.total.take(self.problem.event[rows])
+        return np.maximum(1.0 - self.weights[rows] / total, 1e-6)
 
-    def solve(self, weights: Floats, drifting: Flags, guess: Floats) -> Floats:
+    def solve(self, drifting: Flags, guess: Floats) -> Floats:
         """Solve weighted least squares; domains that are not `drifting` (domain,) keep drift 0.
 
-        Weights (anchor,) are 1/variance in ns⁻². Only differences between domains are determined:
-        any constant may be added to the offsets of a component.
+        Only differences between domains are determined: any constant may be added to the offsets of
+        a component.
         """
-        free = np.r_[np.ones(self.num_domains), drifting.astype(np.float64)]
-        weighted = weights * self.residuals(np.zeros(2 * self.num_domains), weights)
-        right = -np.r_[self.domain_sums(weighted), self.domain_sums(weighted * self.age)] * free
-        product, diagonal = self._normal(weights, free)
-        return conjugate_gradients(product, right, diagonal, guess * free)
+        problem = self.problem
+        free = np.r_[np.ones(problem.num_domains), drifting.astype(np.float64)]
+        weighted = self.weights * self._distances(problem.value)
+        pull = [problem.domain_sums(weighted), np.zeros(problem.num_domains)]
+        if drifting.any():
+            pull[1] = problem.domain_sums(weighted * problem.age)
+        product, diagonal = self._normal(free) if drifting.any() else self._normal_of_offsets()
+        return conjugate_gradients(product, -np.concatenate(pull) * free, diagonal, guess * free)
 
-    def _normal(self, weights: Floats, free: Floats) -> tuple[Product, Floats]:
+    def _normal(self, free: Floats) -> tuple[Product, Floats]:
         """Return the product with the normal matrix, and its diagonal without the events' part."""
-        n = self.num_domains
-        means = self._means(weights)
-        w_one, w_age = self.domain_sums(weights), self.domain_sums(weights * self.age)
-        prior = 1.0 / (EXPECTED_DRIFT * self.span_ns) ** 2
-        w_age2 = self.domain_sums(weights * self.age**2) + prior
+        problem, n = self.problem, self.problem.num_domains
+        means = self._means()
+        aged = self.weights * problem.age
+        w_one, w_age = problem.domain_sums(self.weights), problem.domain_sums(aged)
+        prior = 1.0 / (EXPECTED_DRIFT * problem.span_ns) ** 2
+        w_age2 = problem.domain_sums(self.weights * problem.age**2) + prior
 
         def product(vector: Floats) -> Floats:
             vector = vector * free
@@ -186,18 +212,48 @@ class LineProblem:
 
         return product, np.maximum(np.r_[w_one, w_age2], _TINY)
 
-    def _means(self, weights: Floats) -> csr_array:
+    def _normal_of_offsets(self) -> tuple[Product, Floats]:
+        """Return what `_normal` does where no drift is free, by half of the work.
+
+        Vectors are as long as there, for the order of adding; their half of drifts is 0.
+        """
+        n = self.problem.num_domains
+        means = self._means_of_offsets()
+        w_one = self.problem.domain_sums(self.weights)
+
+        def product(vector: Floats) -> Floats:
+            image, offset = np.zeros(2 * n), vector[:n]
+            image[:n] = w_one * offset - means.T @ (means @ offset)
+            return image
+
+        return product, np.maximum(np.r_[w_one, np.ones(n)], _TINY)
+
+    def _means(self) -> csr_array:
         """Return (event, 2 · domain) matrix M; eliminating the events' times subtracts MᵀM from the
         normal matrix.
         """
         from scipy.sparse import csr_array  # half the time of all imports; see `load_solver`
 
-        share = weights / np.sqrt(np.maximum(self.event_sums(weights), _TINY))[self.event]
+        problem, share = self.problem, self._shares()
         entries, columns = np.empty(2 * len(share)), np.empty(2 * len(share), dtype=np.int32)
-        entries[0::2], entries[1::2] = share, share * self.age
-        columns[0::2], columns[1::2] = self.domain, self.domain + self.num_domains
-        first = (2 * np.r_[self.starts, len(self.event)]).astype(np.int32)
-        return csr_array((entries, columns, first), shape=(len(self.starts), 2 * self.num_domains))
+        entries[0::2], entries[1::2] = share, share * problem.age
+        columns[0::2], columns[1::2] = problem.domain, problem.domain + problem.num_domains
+        first = (2 * np.r_[problem.starts, len(problem.event)]).astype(np.int32)
+        shape = (len(problem.starts), 2 * problem.num_domains)
+        return csr_array((entries, columns, first), shape=shape)
+
+    def _means_of_offsets(self) -> csr_array:
+        """Return the columns of M that belong to offsets, (event, domain)."""
+        from scipy.sparse import csr_array
+
+        problem = self.problem
+        first = np.r_[problem.starts, len(problem.event)].astype(np.int32)
+        entries = (self._shares(), problem.domain.astype(np.int32), first)
+        return csr_array(entries, shape=(len(problem.starts), problem.num_domains))
+
+    def _shares(self) -> Floats:
+        """Return (anchor,) weights over the root of their event's total."""
+        return np.asarray(self.weights / np.sqrt(self.total).take(self.problem.event))
 
 
 def load_solver() -> None:
@@ -304,16 +360,16 @@ class _Noise:
         rows = (np.flatnonzero(label == number) for number in range(int(label.max(initial=-1)) + 1))
         return cls(label, slack_ns, tuple(r[:: len(r) // _MEDIAN_OF + 1] for r in rows))
 
-    def of(self, problem: LineProblem, residual: Floats, weights: Floats) -> Floats:
+    def of(self, weighed: Weighed, residual: Floats) -> Floats:
         """Return (anchor,) standard deviations, of class and slack together."""
-        return _together(self.of_classes(problem, residual, weights)[self.label], self.slack_ns)
+        return _together(self.of_classes(weighed, residual)[self.label], self.slack_ns)
 
-    def of_classes(self, problem: LineProblem, residual: Floats, weights: Floats) -> Floats:
+    def of_classes(self, weighed: Weighed, residual: Floats) -> Floats:
         """Return (class,) standard deviations; an anchor's pull on its event's mean is removed."""
         deviation = np.full(len(self.samples), _FINEST_NOISE_NS)
         for number, rows in enumerate(self.samples):
             if len(rows):
-                others = np.sqrt(problem.weight_of_others(weights, rows))
+                others = np.sqrt(weighed.weight_of_others(rows))
                 median = float(np.median(np.abs(residual[rows]) / others))
                 deviation[number] = max(_MAD_TO_SIGMA * median, _FINEST_NOISE_NS)
         return deviation
@@ -338,10 +394,10 @@ def estimate_noise(
     if drifting is None:
         drifting = np.ones(problem.num_domains, dtype=np.bool_)
     first = np.full(len(rows), _FIRST_NOISE_NS)
-    solution, weights = _reweighted(
+    solution, weighed = _reweighted(
         part, first, drifting, rounds=_BOTH, noise=noise, solution=start
     )
-    deviation = noise.of_classes(part, part.residuals(solution, weights), weights)
+    deviation = noise.of_classes(weighed, weighed.residuals(solution))
     return _together(deviation[label], slack_ns)
 
 
@@ -365,19 +421,18 @@ def fit_lines(
             part, deviation_ns[rows], drifting, rounds=rounds, solution=solution
         )
         rounds = _BOTH[1:] if _well_covered(part, problem) else _BOTH
-    solution, weights = _reweighted(
+    solution, weighed = _reweighted(
         problem, deviation_ns, drifting, rounds=rounds, solution=solution
     )
-    return _lines(problem, deviation_ns, solution, weights)
+    return _lines(weighed, deviation_ns, solution)
 
 
 def unmoved_lines(problem: LineProblem) -> Lines:
     """Return the lines that leave all clocks as they are, with the residuals of these clocks."""
     label, slack = np.zeros(len(problem.event), dtype=np.int64), np.zeros(len(problem.event))
-    solution, weights = np.zeros(2 * problem.num_domains), np.ones(len(problem.event))
-    noise = _Noise.classes(label, slack)
-    deviation = noise.of(problem, problem.residuals(solution, weights), weights)
-    return _lines(problem, deviation, solution, weights)
+    solution, weighed = np.zeros(2 * problem.num_domains), problem.weighed(np.ones(len(label)))
+    deviation = _Noise.classes(label, slack).of(weighed, weighed.residuals(solution))
+    return _lines(weighed, deviation, solution)
 
 
 def thin_rows(problem: LineProblem, label: Integers | None = None) -> Integers:
@@ -408,27 +463,28 @@ def _reweighted(
     rounds: tuple[_Weigh, ...],
     noise: _Noise | None = None,
     solution: Floats | None = None,
-) -> tuple[Floats, Floats]:
+) -> tuple[Floats, Weighed]:
     """Return the solution and its weights after each kind of weights has settled.
 
     `deviation` (anchor,) is the standard deviation in all rounds; with `noise`, only in the first
     solution, and each round estimates it from the residuals. Without a `solution` to begin with,
     all anchors are believed first.
     """
-    weights = 1.0 / np.square(deviation)
+    weighed = problem.weighed(1.0 / np.square(deviation))
     if solution is None:
-        solution = problem.solve(weights, drifting, np.zeros(2 * problem.num_domains))
-    residual = problem.residuals(solution, weights)
+        solution = weighed.solve(drifting, np.zeros(2 * problem.num_domains))
+    residual = weighed.residuals(solution)
+    num_anchors = np.maximum(problem.counts(), 1)
     for weigh in rounds:
         for _ in range(_ROUNDS):
-            deviation = noise.of(problem, residual, weights) if noise else deviation
-            weights = weigh(residual / deviation) / deviation**2
-            solution = problem.solve(weights, drifting, solution)
-            before, residual = residual, problem.residuals(solution, weights)
-            moved = problem.domain_means(np.abs(residual - before) / deviation)
+            deviation = noise.of(weighed, residual) if noise else deviation
+            weighed = problem.weighed(weigh(residual / deviation) / deviation**2)
+            solution = weighed.solve(drifting, solution)
+            before, residual = residual, weighed.residuals(solution)
+            moved = problem.domain_sums(np.abs(residual - before) / deviation) / num_anchors
             if moved.max() < _SETTLED:
                 break
-    return solution, weights
+    return solution, weighed
 
 
 def _huber(score: Floats) -> Floats:
@@ -442,8 +498,8 @@ def _tukey(score: Floats) -> Floats:
 _BOTH: tuple[_Weigh, ...] = (_huber, _tukey)
 
 
-def _lines(problem: LineProblem, deviation: Floats, solution: Floats, weights: Floats) -> Lines:
-    residual = problem.residuals(solution, weights)
+def _lines(weighed: Weighed, deviation: Floats, solution: Floats) -> Lines:
+    problem, weights, residual = weighed.problem, weighed.weights, weighed.residuals(solution)
     information = problem.domain_sums(weights * problem.age**2) * problem.span_ns**2
     return Lines(
         solution=solution,
@@ -451,8 +507,8 @@ def _lines(problem: LineProblem, deviation: Floats, solution: Floats, weights: F
         drift=solution[problem.num_domains :] / problem.span_ns,
         centre_ns=problem.centre_ns,
         drift_error=1.0 / np.sqrt(np.maximum(information, 1e-30)),
-        num_anchors=np.bincount(problem.domain, minlength=problem.num_domains).astype(np.int64),
+        num_anchors=problem.counts(),
         weights=weights,
-        residual_ns=residual / problem.weight_of_others(weights, np.arange(len(residual))),
+        residual_ns=residual / weighed.weight_of_others(np.arange(len(residual))),
         noise_ns=float(np.median(deviation)) if len(deviation) else 0.0,
     )
