@@ -2,7 +2,8 @@
 
     torchrun … -m benchmarks.losses_ranks PLAN.json
 
-The last rank, which logs the losses, says `run: NAME` before each.
+The last rank, which logs the losses, says `run: NAME` before each. What other ranks print goes to
+stderr: two processes that write to one pipe may part each other's lines.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ def main(arguments: Sequence[str]) -> int:
     plan = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     runs = [Run(**values) for values in plan]
     launch = read_launch(os.environ)
+    logs = launch.rank == launch.world_size - 1
+    if not logs:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     if any(run.is_deterministic for run in runs):
         be_deterministic()
     jobs = [parse_job(run.arguments(), launch) for run in runs]
@@ -68,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         from megatron.core import parallel_state
 
         for run, job in zip(runs, jobs, strict=True):
-            if launch.rank == launch.world_size - 1:
+            if logs:
                 print(f"run: {run.name}", flush=True)
             chunks = job.sizes.virtual_pipeline_size
             parallel_state.set_virtual_pipeline_model_parallel_world_size(chunks)

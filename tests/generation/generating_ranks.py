@@ -4,9 +4,10 @@ python generating_ranks.py FOLDER…
 
 The ranks are divided into jobs of their own, one after the other: rank 0 alone, then ranks 0 and 1
 with tensor parallelism, beside them ranks 2 and 3 with two stages, then all four with both. The
-first rank of each job prints ``RESULT`` and JSON: by layout and model the rows of all cases
-together and, on one rank, of each case alone, of all with replayed steps (and how many were), of
-the first while somebody looks at the last layer (with the number of tokens seen there), and of its
+first rank of each job writes JSON to a file of its own in the folder RESULTS (lines on stdout may
+stand in the middle of other ranks' lines): by layout and model the rows of all cases together and,
+on one rank, of each case alone, of all with replayed steps (and how many were), of the first while
+somebody looks at the last layer (with the number of tokens seen there), and of its
 prompt scored in bfloat16.
 """
 
@@ -28,6 +29,7 @@ from training.generation.request import Request, Sampling
 
 CASES = json.loads(os.environ["CASES"])
 PORTS = json.loads(os.environ["PORTS"])
+RESULTS = Path(os.environ["RESULTS"])
 JOBS = ((1, 1, (0,)), (1, 2, (2, 3)), (2, 1, (0, 1)), (2, 2, (0, 1, 2, 3)))
 
 
@@ -43,7 +45,8 @@ def main(folders: Sequence[str]) -> None:
         launch = Launch(rank=own, local_rank=own, world_size=size, local_world_size=size)
         found = generate(launch, tensor, pipeline, folders)
         if own == 0:
-            print(f"RESULT {json.dumps({f'{tensor}x{pipeline}': found})}", flush=True)
+            layout = f"{tensor}x{pipeline}"
+            (RESULTS / f"{layout}.json").write_text(json.dumps({layout: found}), encoding="utf-8")
 
 
 def generate(

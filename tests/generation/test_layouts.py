@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -37,15 +39,15 @@ def cases_of(prompts: list[list[int]]) -> list[dict[str, object]]:
 def generate(models: dict[str, Expected]) -> Found:
     """All layouts of all models in one job of four ranks."""
     cases = cases_of(next(iter(models.values())).prompts)
-    done = ranks.run(
-        PROGRAM, *(model.folder for model in models.values()), num_ranks=4,
-        CASES=json.dumps(cases), PORTS=json.dumps(free_ports(4)),
-    )  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert len(lines) == len(LAYOUTS), done.stdout + done.stderr
     found: Found = {}
-    for line in lines:
-        found |= json.loads(line.removeprefix("RESULT "))
+    with TemporaryDirectory() as folder:
+        done = ranks.run(
+            PROGRAM, *(model.folder for model in models.values()), num_ranks=4,
+            CASES=json.dumps(cases), PORTS=json.dumps(free_ports(4)), RESULTS=folder,
+        )  # fmt: skip
+        for file in Path(folder).iterdir():
+            found |= json.loads(file.read_text(encoding="utf-8"))
+    assert len(found) == len(LAYOUTS), done.stdout + done.stderr
     return found
 
 
