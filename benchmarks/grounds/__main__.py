@@ -37,7 +37,7 @@ from megascan.config import LEAST_LAYERS, LEAST_LAYERS_OF_PLAIN_MODELS
 from megascan.errors import UsageError, report_errors
 
 GROUNDS = ("kernels", "original", "cluster", "profiles")
-OTHERS = ("fleet", "yard", "plain", "formats", "rack", "incidents")  # judged when they are asked for
+OTHERS = ("fleet", "yard", "plain", "formats", "rack", "incidents")  # judged when asked for
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,15 +13,15 @@ import numpy as np
 
 from benchmarks.grounds.incidents.draws import Rng, pick
 from benchmarks.grounds.incidents.jobs import MEGATRON, Job
-from benchmarks.grounds.incidents.model import total
 from benchmarks.grounds.incidents.troubles import Trouble
 
 
-def pass_s(job: Job) -> float:
-    """Return about how long kernels of a forward pass run."""
-    costs = job.costs
-    mlp = costs.experts(job.layout.ep) if job.model.experts else costs.mlp()
-    return len(job.stages[0][0]) * sum(total((*costs.attention(), *mlp)))
+def starving(job: Job, rng: Rng, low: float, high: float) -> float:
+    """Return how many times longer launching takes that is `low` to `high` times what it may take
+    until the device stands still.
+    """
+    times = float(np.exp(rng.uniform(np.log(low), np.log(high))))
+    return max(1.5, times * job.pass_s / job.launch_s)
 
 
 def _one(job: Job, rng: Rng) -> int:
@@ -92,13 +92,13 @@ def memory_stack(job: Job, rng: Rng) -> Trouble:
 def ecc_pauses(job: Job, rng: Rng) -> Trouble:
     """Freeze one chip now and then: corrected errors are handled, rows are remapped."""
     share = float(rng.uniform(0.2, 0.6))
-    freeze_s = pass_s(job) * float(rng.uniform(0.2, 1.2))
+    freeze_s = job.pass_s * float(rng.uniform(0.2, 1.2))
     return _node(
         "ecc_pauses",
         "compute",
         ranks=(_one(job, rng),),
         freeze_s=freeze_s,
-        factor=1 + freeze_s / (2 * pass_s(job)),
+        factor=1 + freeze_s / (2 * job.pass_s),
         share=share,
         burst_passes=1.5,
     )
@@ -193,9 +193,9 @@ def pfc_storm(job: Job, rng: Rng) -> Trouble:
 def neighbour(job: Job, rng: Rng) -> Trouble:
     """Take the cores of some ranks of a host: launching takes several times as long."""
     rank = _one(job, rng)
-    factor = float(np.exp(rng.uniform(np.log(3), np.log(25))))
-    one = {"ranks": (rank,)}
-    where: dict[str, object] = dict(one) if rng.random() < 0.5 else _host_of(job, rank)
+    factor = starving(job, rng, 0.7, 3.0)
+    alone = len(np.unique(job.cluster.hosts)) == 1 or rng.random() < 0.5
+    where: dict[str, object] = {"ranks": (rank,)} if alone else _host_of(job, rank)
     return _node("host_cpu", "host", **where, effect={"host": factor}, factor=factor)
 
 
@@ -204,7 +204,7 @@ def misbound(job: Job, rng: Rng) -> Trouble:
     place = _host_of(job, _one(job, rng))
     ranks = place["ranks"]
     assert isinstance(ranks, tuple)
-    factor = float(rng.uniform(1.5, 5.0))
+    factor = starving(job, rng, 0.5, 1.8)
     return _node(
         "numa",
         "host",
@@ -236,14 +236,14 @@ def agent(job: Job, rng: Rng) -> Trouble:
         "host",
         **_host_of(job, _one(job, rng)),
         pause_s=pause_s,
-        share=float(rng.uniform(0.03, 0.1)),
+        share=float(rng.uniform(0.15, 0.6)) / job.num_passes,
         burst_passes=1.0,
     )
 
 
 def memory_pressure(job: Job, rng: Rng) -> Trouble:
     """Let a host reclaim pages: launches and reads are slow while it does."""
-    factor = float(rng.uniform(3, 8))
+    factor = starving(job, rng, 0.8, 3.0)
     return _node(
         "host_memory",
         "host",
@@ -278,11 +278,7 @@ def dead_workers(job: Job, rng: Rng) -> Trouble:
     """Leave one rank with one of its workers that read."""
     factor = float(rng.uniform(3, 8)) / job.loader_share
     return _node(
-        "loader",
-        "loader",
-        ranks=(_readers(job, rng),),
-        effect={"loader": factor},
-        factor=factor,
+        "loader", "loader", ranks=(_readers(job, rng),), effect={"loader": factor}, factor=factor
     )
 
 
@@ -292,8 +288,8 @@ def collector(job: Job, rng: Rng) -> Trouble:
         "gc",
         "gc",
         ranks=(_one(job, rng),),
-        pause_s=float(rng.uniform(0.05, 0.5)),
-        share=float(rng.uniform(0.05, 0.3)),
+        pause_s=float(rng.uniform(0.08, 0.5)),
+        share=float(rng.uniform(0.2, 0.9)) / job.num_passes,
         burst_passes=1.0,
     )
 
@@ -309,14 +305,14 @@ def logging(job: Job, rng: Rng) -> Trouble:
         "host",
         ranks=(rank,),
         pause_s=float(rng.uniform(0.05, 0.4)),
-        share=min(0.5, 1.5 / job.num_passes),
+        share=min(0.5, 1.0 / job.num_passes),
         burst_passes=1.0,
     )
 
 
 def checkpoint(job: Job, rng: Rng) -> Trouble:
     """Write a checkpoint beside training: its threads take cores of one host for a while."""
-    factor = float(rng.uniform(4, 14))
+    factor = starving(job, rng, 0.8, 2.5)
     numbers = job.tracing.iterations
     begin = int(rng.integers(0, max(1, len(numbers) // 2)))
     end = min(len(numbers) - 1, begin + max(1, len(numbers) // 3))

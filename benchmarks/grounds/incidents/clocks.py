@@ -7,10 +7,6 @@ import numpy as np
 from benchmarks.grounds.incidents.hardware import Floats, Integers
 from benchmarks.grounds.incidents.jobs import Job
 
-_WANDER_SHARE = 0.02
-"""How far a host's clock wanders from one traced iteration to the next, as a share of how far
-hosts are apart: NTP slews its clock by some µs a second."""
-
 
 class Clocks:
     """What ranks' clocks show at true times. Ranks of a host share its clock."""
@@ -26,7 +22,7 @@ class Clocks:
         self._steps_s: dict[int, Floats] = {}
         for host in hosts.tolist():
             apart = tracing.wander_us * 1e-6 * rng.standard_normal()
-            walk = tracing.wander_us * 1e-6 * _WANDER_SHARE * rng.standard_normal(count).cumsum()
+            walk = tracing.walk_us * 1e-6 * rng.standard_normal(count).cumsum()
             drift = tracing.drift_ppm * 1e-6 * rng.standard_normal() * times
             self._offset_s[host] = apart + walk + drift
             steps = np.zeros(count)

@@ -59,9 +59,13 @@ def draw_job(rng: Rng, wants: Wants, seed: int) -> Job:
     job = replace(
         job,
         seed=seed,
+        saves_after=int(rng.integers(1, 6)) if rng.random() < 0.2 else -1,
         run_id=f"202511{1 + seed % 28:02d}-{seed % 240000:06d}-{seed % 65536:04x}",
         epoch_ns=_EPOCH_NS + seed % 10**7 * 10**9,
     )
+    bound = job.launch_s / job.pass_s
+    if bound > 0.7 and rng.random() < 0.85:  # most jobs are not bound by launching
+        job = replace(job, host_ahead=job.host_ahead * float(rng.uniform(0.2, 0.7)) / bound)
     return _within_budget(job, wants)
 
 
@@ -172,15 +176,7 @@ def _tracing(rng: Rng, least: int) -> Tracing:
     """Draw windows of traced iterations, with gaps or none, from the begin or in a resumed run."""
     window, interval = pick(
         rng,
-        {
-            (2, 5): 5,
-            (1, 4): 1,
-            (3, 10): 2,
-            (4, 20): 2,
-            (5, 5): 2,
-            (10, 100): 1.5,
-            (20, 200): 0.6,
-        },
+        {(2, 5): 5, (1, 4): 1, (3, 10): 2, (4, 20): 2, (5, 5): 2, (10, 100): 1.5, (20, 200): 0.6},
     )
     count = int(pick(rng, {2: 0.7, 4: 2, 6: 3, 8: 3, 10: 3, 14: 1.5, 20: 1, 40: 0.4}))
     count = max(count, least)

@@ -17,12 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.grounds.incidents.hardware import (
-    NIC_LATENCY_S,
-    NVLINK_LATENCY_S,
-    Floats,
-    Integers,
-)
+from benchmarks.grounds.incidents.hardware import NIC_LATENCY_S, NVLINK_LATENCY_S, Floats, Integers
 from benchmarks.grounds.incidents.jobs import Job
 from benchmarks.grounds.incidents.model import Work, total
 from benchmarks.grounds.incidents.schedule import Message
@@ -32,6 +27,8 @@ Program = Generator[None, None, None]
 
 _BLOCK = 2048
 """Draws of jitter that are made at once."""
+_GRIDS_OF_TOKENS = 256
+"""Kernels with at least so many blocks have some for every few tokens; products' are persistent."""
 _LEAVE_S = 2e-6
 """How far apart the members of a collective leave it."""
 _MARK_S = 3e-6  # an event holds its stream up for that long
@@ -223,6 +220,7 @@ class Stage:
             length = np.exp(0.2 * self._draws("stop", 1.0))
             if trouble.freeze_s:
                 self.device = self.device + own * trouble.freeze_s * length
+                self.busy += own * trouble.freeze_s * length
             if trouble.pause_s and own.any():
                 self.pause(own * trouble.pause_s * length, "gc" if trouble.cause == "gc" else "")
 
@@ -284,6 +282,9 @@ class Stage:
                     kind="kernel", name=kernel.name, grid=kernel.grid, block=kernel.block
                 )
                 self._run((kernel.flop_s, kernel.memory_s), launch_s, 1, scale, single)
+                if kernel.grid >= _GRIDS_OF_TOKENS and isinstance(scale, np.ndarray) and self.keeps:
+                    grid = np.rint(kernel.grid * np.broadcast_to(scale, self.host.shape)[0])
+                    self.spans[-1] = self.spans[-1]._replace(sizes=grid.astype(np.int64))
             return
         known = self._totals.get(id(work))
         if known is None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.grounds.incidents.hardware import Cluster
-from benchmarks.grounds.incidents.model import Costs, Model
-from benchmarks.grounds.incidents.schedule import Pass, passes_of
+from benchmarks.grounds.incidents.model import Costs, Model, total
+from benchmarks.grounds.incidents.schedule import BACKWARD, FORWARD, Pass, passes_of
 from megascan.topology import Layout
 
 MEGATRON, FSDP, HSDP, DDP = "megatron", "fsdp", "hsdp", "ddp"
+
+RECOMPUTE = "recompute"
+PYTHON = {FORWARD: 9.0, BACKWARD: 4.0, RECOMPUTE: 9.0}
+"""The host's time for a kernel, in launches: Python's modules take most of it; autograd's engine
+launches backward passes from C++."""
+KERNELS_OF_A_LAYER = 11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +43,8 @@ class Tracing:
     """State how a job is traced, and what is wrong with its files.
 
     `missing` ranks have no file; of `torn` ranks the file ends in the midst of a line. `wander_us`
-    is how far hosts' clocks are apart, `step_us` how far some are set in between. `stride`: modules
+    is how far hosts' clocks are apart, `walk_us` how far they walk from one traced iteration to the
+    next, `step_us` how far some are set in between. `stride`: modules
     of every so many layers are recorded.
     """
 
@@ -49,6 +56,7 @@ class Tracing:
     missing: tuple[int, ...] = ()
     torn: tuple[int, ...] = ()
     wander_us: float = 200.0
+    walk_us: float = 3.0
     drift_ppm: float = 8.0
     step_us: float = 0.0
     has_counters: bool = False
@@ -61,8 +69,9 @@ class Job:
     """State one job. `stages` are the global numbers of layers by stage and chunk.
 
     `microbatches` are those of each traced iteration (a ramp of the batch size changes them).
-    `lengths` is how much packed sequences vary from microbatch to microbatch, `routing` how much
-    experts' loads do. `host_ahead` multiplies what launching costs; `evaluates` is what rank 0 does
+    `lengths` is how much sequences vary from microbatch to microbatch (only attention's products
+    where they are packed into as many tokens, else everything), `routing` how much experts' loads
+    do. `host_ahead` multiplies what launching costs; `evaluates` is what rank 0 does
     alone before some iterations, in iterations' times; `collects_together` is Megatron's planned
     collection of garbage every so many iterations; `compiles_s` is what compiling costs at first.
     """
@@ -84,6 +93,7 @@ class Job:
     syncs_messages: bool = True
     copies_block: bool = False
     accumulates_alone: bool = True
+    packs: bool = False  # documents of different lengths in sequences of one length
     lengths: float = 0.0
     routing: float = 0.0
     host_ahead: float = 1.0
@@ -92,6 +102,7 @@ class Job:
     evaluates: float = 0.0
     collects_together: int = 0
     compiles_s: float = 0.0
+    saves_after: int = -1  # place of the traced iteration after which a checkpoint is written
     shrinks_at: int = 0  # everybody gets slower from this iteration on, by `shrinks_by`
     shrinks_by: float = 1.0
     mixed: tuple[int, ...] = ()  # ranks on chips of another type
@@ -125,6 +136,19 @@ class Job:
     def num_passes(self) -> int:
         """Return the most passes of an iteration on a stage, with one for the optimizer."""
         return 2 * max(self.microbatches) * self.layout.vpp + 1
+
+    @property
+    def pass_s(self) -> float:
+        """Return about how long kernels of a chunk's forward pass run."""
+        costs = self.costs
+        mlp = costs.experts(self.layout.ep) if self.model.experts else costs.mlp()
+        return len(self.stages[0][0]) * sum(total((*costs.attention(), *mlp)))
+
+    @property
+    def launch_s(self) -> float:
+        """Return about how long a host takes to launch a chunk's forward pass."""
+        kernels = KERNELS_OF_A_LAYER * len(self.stages[0][0])
+        return PYTHON[FORWARD] * kernels * self.cluster.chip.launch_us * 1e-6 * self.host_ahead
 
     def ranks_of(self, stage: int) -> range:
         """Return the ranks of a stage: pipelines are the slowest axis in Megatron's order."""

@@ -53,6 +53,7 @@ def clocks(job: Job, rng: Rng) -> Job:
     tracing = replace(
         job.tracing,
         wander_us=float(rng.uniform(2_000, 30_000)),
+        walk_us=float(rng.uniform(5, 40)),
         drift_ppm=float(rng.uniform(20, 60)),
         step_us=float(rng.uniform(0, 8_000)),
     )
@@ -146,8 +147,19 @@ def distillation(job: Job, rng: Rng) -> Job:
 
 
 def packed(job: Job, rng: Rng) -> Job:
-    """Let the work of microbatches vary with the lengths of packed documents."""
+    """Let the work of microbatches vary with the lengths of documents, packed or padding-free."""
+    if rng.random() < 0.5:
+        return replace(_long_context(job), lengths=float(rng.uniform(0.3, 0.9)))
     return replace(job, lengths=float(rng.uniform(0.06, 0.3)))
+
+
+def _long_context(job: Job) -> Job:
+    """Return the job with packed sequences so long that attention's core matters."""
+    model = job.model
+    long = replace(
+        model, sequence=max(model.sequence, 16384), batch=1, hidden=min(4096, model.hidden)
+    )
+    return replace(job, model=long, packs=True)
 
 
 def routing(job: Job, rng: Rng) -> Job:
@@ -181,17 +193,13 @@ def long_sequences(job: Job, rng: Rng) -> tuple[Job, tuple[Trouble, ...]]:
         for stage in range(job.layout.pp)
         for one in range(width)
     )
-    factor = float(rng.uniform(1.12, 1.7))
+    packs = rng.random() < 0.5
+    factor = float(rng.uniform(1.8, 4.0) if packs else rng.uniform(1.12, 1.7))
     trouble = _own(
-        "long_sequences",
-        "sequence_imbalance",
-        ranks=ranks,
-        effect={"work": factor},
-        factor=factor,
+        "long_sequences", "sequence_imbalance", ranks=ranks, effect={"work": factor}, factor=factor
     )
-    noise = float(pick(rng, {0.0: 1, 0.05: 2}))
-    job = replace(job, lengths=noise, tracing=replace(job.tracing, has_tokens=False))
-    return job, (trouble,)
+    job = _long_context(job) if packs else job
+    return replace(job, lengths=float(pick(rng, {0.0: 1, 0.05: 2}))), (trouble,)
 
 
 def hot_expert(job: Job, rng: Rng) -> tuple[Job, tuple[Trouble, ...]]:
@@ -202,11 +210,7 @@ def hot_expert(job: Job, rng: Rng) -> tuple[Job, tuple[Trouble, ...]]:
     )
     factor = float(rng.uniform(1.3, 2.5))
     trouble = _own(
-        "hot_expert",
-        "sequence_imbalance",
-        ranks=ranks,
-        effect={"experts": factor},
-        factor=factor,
+        "hot_expert", "sequence_imbalance", ranks=ranks, effect={"experts": factor}, factor=factor
     )
     return replace(job, routing=max(job.routing, 0.08)), (trouble,)
 
@@ -230,11 +234,7 @@ def mixed_chips(job: Job, rng: Rng) -> tuple[Job, tuple[Trouble, ...]]:
     ranks = tuple(rank for host in slower.tolist() for rank in job.cluster.ranks_on(host))
     factor = float(rng.uniform(1.15, 1.6))
     trouble = _own(
-        "mixed_chips",
-        "compute",
-        ranks=ranks,
-        effect={"flop": factor, "memory": 1.2},
-        factor=factor,
+        "mixed_chips", "compute", ranks=ranks, effect={"flop": factor, "memory": 1.2}, factor=factor
     )
     name = "NVIDIA A100-SXM4-80GB" if "A100" not in job.cluster.chip.name else "Tesla V100-SXM2"
     return replace(job, mixed=ranks, mixed_name=name), (trouble,)

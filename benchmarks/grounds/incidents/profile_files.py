@@ -188,7 +188,8 @@ class _Profile:
             known = self._known.get(spec)
             if known is None:
                 known = self._known[spec] = self._kernel(spec)
-            says = f'"grid":[{spec.grid},1,1],"block":[{spec.block},1,1]'
+            grid = spec.grid if span.sizes is None else int(span.sizes[self.rank])
+            says = f'"grid":[{grid},1,1],"block":[{spec.block},1,1]'
             self._event(known, _COMPUTES, (start, stop), says)
             return
         named, kernel = _COLLECTIVES[spec.op]

@@ -13,6 +13,7 @@ from benchmarks.grounds.incidents.engine import Span, Spec
 from benchmarks.grounds.incidents.hardware import Floats
 from benchmarks.grounds.incidents.jobs import HSDP, MEGATRON, Job
 from benchmarks.grounds.incidents.simulation import Outcome
+from benchmarks.grounds.incidents.trainers import Data
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.rankfile import encode_header, encode_window, rank_file_path
 from megascan.schema import Granularity
@@ -282,22 +283,44 @@ class _Writer:
             interval=tracing.interval,
             counters=self._counters(places[-1]) if tracing.has_counters else {},
             tie_width_ns=int(self._rng.integers(15_000, 40_000)),
-            tokens=self._tokens(),
+            tokens=self._tokens(places),
             layers=layers,
-            kinds={"" if job.model.experts else "3f9a02c1": own} if job.trainer == MEGATRON else {},
+            kinds={self._kind(): own} if job.trainer == MEGATRON else {},
         )
 
     def _own(self, recorded: frozenset[int]) -> set[int]:
         stage = self.job.stages[self.job.stage_of(self.rank)]
         return {layer for chunk in stage for layer in chunk if layer in recorded}
 
-    def _tokens(self) -> tuple[int, ...]:
+    def _kind(self) -> str:
+        """Return the digest of what a rank's layers are made of; a heavy stage has wider ones."""
+        heavy = any(
+            one.kind == "heavy_stage" and self.rank in one.ranks
+            for one in self.outcome.conditions.troubles
+        )
+        return "" if self.job.model.experts else "3f9a02c1" if not heavy else "b170e26d"
+
+    def _tokens(self, places: list[int]) -> tuple[int, ...]:
+        """Return the fewest and the most tokens of a microbatch; none where they say too little."""
         job = self.job
-        if not job.tracing.has_tokens or job.lengths or job.model.experts:
+        if not job.tracing.has_tokens or job.packs or job.model.experts:
             return ()
         split = job.layout.tp if job.costs.sequence_parallel and job.stage_of(self.rank) else 1
-        count = job.costs.tokens // split
-        return count, count
+        more = [1.0] + [
+            one.factor
+            for one in self.outcome.conditions.troubles
+            if one.kind == "long_sequences" and self.rank in one.ranks
+        ]
+        lengths = np.concatenate(
+            [
+                Data(job, job.tracing.iterations[place], job.microbatches[place]).lengths[
+                    :, self.lane
+                ]
+                for place in places
+            ]
+        )
+        count = job.costs.tokens / split * more[-1]
+        return int(count * lengths.min()), int(count * lengths.max())
 
     def _counters(self, place: int) -> dict[str, float]:
         """Return what NVML reads at the end of a window: clocks come in steps of 15 MHz."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.grounds.incidents.engine import Hub, Span, Stage
+from benchmarks.grounds.incidents.engine import Hub, Span, Spec, Stage
 from benchmarks.grounds.incidents.hardware import Floats
 from benchmarks.grounds.incidents.jobs import Job
 from benchmarks.grounds.incidents.trainers import Trainer
@@ -119,6 +119,8 @@ def _between(
     iterations = job.tracing.iterations
     gap = iterations[place + 1] - iterations[place] - 1 if place + 1 < len(iterations) else 0
     lasting = gap * length * float(np.exp(0.01 * rng.standard_normal()))
+    if place == job.saves_after:
+        _save(job, stages, rng)
     alone = job.evaluates * length if job.evaluates and gap else 0.0
     for stage in stages:
         stage.host = stage.host + lasting
@@ -127,3 +129,15 @@ def _between(
         stage.streams = {name: at + lasting for name, at in stage.streams.items()}
         if alone and stage.number == 0:
             stage.host[:, 0] += alone
+
+
+def _save(job: Job, stages: Sequence[Stage], rng: np.random.Generator) -> None:
+    """Write a checkpoint between two iterations: hosts wait for the slowest of them."""
+    usual = float(rng.uniform(0.5, 4.0))
+    for stage in stages:
+        begin = stage.host = np.maximum(stage.host, stage.device)
+        stage.host = stage.host + usual * np.exp(0.2 * rng.standard_normal(job.lanes))
+        stage.add_host(Spec("checkpoint", "save-checkpoint", 3), begin)
+    done = np.max([stage.host.max(1) for stage in stages], axis=0)
+    for stage in stages:
+        stage.host = np.broadcast_to(done[:, None], stage.host.shape).copy()

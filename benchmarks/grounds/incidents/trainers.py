@@ -11,14 +11,10 @@ import numpy as np
 
 from benchmarks.grounds.incidents.engine import Mark, Program, Spec, Stage
 from benchmarks.grounds.incidents.hardware import Floats
-from benchmarks.grounds.incidents.jobs import DDP, HSDP, Job
+from benchmarks.grounds.incidents.jobs import DDP, HSDP, PYTHON, RECOMPUTE, Job
 from benchmarks.grounds.incidents.model import BYTES, Work
 from benchmarks.grounds.incidents.schedule import BACKWARD, FORWARD, Pass
 
-RECOMPUTE = "recompute"
-_PYTHON = {FORWARD: 9.0, BACKWARD: 4.0, RECOMPUTE: 9.0}
-"""The host's time for a kernel, in launches: Python's modules take most of it; autograd's engine
-launches backward passes from C++."""
 _LAYERS_A_BUCKET = 4
 _READ_S = 1.2e-3
 _MOST_HEADS_BYTES = 1 << 30
@@ -62,6 +58,9 @@ class Trainer:
         self.parts = {
             phase: {
                 "attention": costs.attention(factor),
+                "before": costs.attention(factor)[:3],
+                "core": costs.attention(factor)[3:4],
+                "after": costs.attention(factor)[4:],
                 "mlp": costs.mlp(factor),
                 "router": costs.router(),
                 "experts": costs.experts(job.layout.ep, factor),
@@ -145,7 +144,7 @@ class Trainer:
         """Run a module's kernels, as a span where `marked`."""
         stage = self.stage
         since = stage.mark() if marked else None
-        stage.compute(work, self.launch_s * _PYTHON[phase], scale, spec)
+        stage.compute(work, self.launch_s * PYTHON[phase], scale, spec)
         if since is not None:
             stage.keep(spec, since)
 
@@ -188,7 +187,20 @@ class Trainer:
 
     def scale(self, microbatch: int) -> Floats:
         """Return how much work this microbatch is, (variant, lane)."""
+        if self.job.packs:
+            return np.ones_like(self.stage.host)
         return np.asarray(self.data.lengths[microbatch] * self.stage.rates["work"])
+
+    def attend(self, scale: Floats, phase: str, spec: Spec) -> None:
+        """Run attention's kernels: where documents are packed, their lengths decide its core's."""
+        parts = self.parts[phase]
+        if not self.job.packs:
+            self.part(parts["attention"], scale, phase, spec, False)
+            return
+        core = self.data.lengths[spec.microbatch] * self.stage.rates["work"]
+        self.part(parts["before"], scale, phase, spec, False)
+        self.part(parts["core"], core, phase, spec, False)
+        self.part(parts["after"], scale, phase, spec, False)
 
     def forward(self, one: Pass, *, first: bool) -> None:
         """Run the forward pass of a chunk."""
@@ -286,7 +298,7 @@ class Trainer:
             op = "reduce_scatter" if phase == BACKWARD else "all_gather"
             whole = own * self.layout.cp
             self.gathered(spec, op, "cp", (whole, whole if phase == BACKWARD else own))
-        self.part(self.parts[phase]["attention"], scale, phase, spec, False)
+        self.attend(scale, phase, spec)
         self.around(spec, phase, opens=False)
         self.close(spec._replace(name=self.named("attention", phase), layer=layer), since, marked)
 
@@ -384,7 +396,8 @@ class Trainer:
         axis = "world" if self.job.shards_optimizer else "mp"
         name = "intra_dist_opt" if self.job.shards_optimizer else "mp"
         call = Spec("collective", "all_reduce", 2, op="all_reduce", axis=name, size=4)
-        if self.job.num_ranks > 1:
+        members = self.job.num_ranks if axis == "world" else self.layout.tp * self.layout.pp
+        if members > 1:
             lanes = "all" if axis == "world" else "tp"
             stages = range(self.layout.pp)
             yield from stage.meet(call, "norm", stages, lanes, 9e-5)
@@ -444,7 +457,7 @@ class Trainer:
         whole = spec._replace(name=self.named("layer", phase), layer=layer, phase=phase)
         since = self.stage.mark()
         inner = spec._replace(phase=phase)
-        self.part(parts["attention"], scale, phase, inner, False)
+        self.attend(scale, phase, inner)
         self.part(parts["mlp"], scale, phase, inner, False)
         self.close(whole, since, self.records(layer))
 
