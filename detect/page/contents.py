@@ -52,6 +52,7 @@ from detect.text import (
     times,
 )
 from detect.thresholds import COSTS
+from detect.whatif.graph import NS_PER_S
 from detect.whatif.savings import HOURS_A_DAY, Saving
 from detect.whatif.slowness import WhatIf
 from megascan.errors import MissingError, listed
@@ -109,8 +110,8 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One of the large figures at the top: `value`, what it is, and a line below it."""
+class LargeFigure:
+    """One of the numbers at the top: `value`, what it is, and a line below it."""
 
     value: str
     name: str
@@ -166,7 +167,7 @@ class PageView:
     verdict_words: str
     headline: str
     headline_more: str
-    large: tuple[Figure, ...]
+    large: tuple[LargeFigure, ...]
     window: str
     deciding: tuple[str, ...]
     findings: tuple[FindingView, ...]
@@ -265,20 +266,22 @@ def _answer(report: Report) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def _large(inputs: PageInputs, findings: Sequence[Finding]) -> list[Figure]:
+def _large(inputs: PageInputs, findings: Sequence[Finding]) -> list[LargeFigure]:
     report = inputs.examined.report
     if findings:
         return _large_of(findings[0], inputs)
     least = report.minimum_detectable_slowdown
     power = "not judged" if least is None else percent(least)
     return [
-        Figure(
+        LargeFigure(
             f"{report.world_size:,}",
             "rank" if report.world_size == 1 else "ranks",
             _on_hosts(inputs.examined.seen.members.hosts),
         ),
-        Figure(power, "smallest slowdown seen", "a rank's compute; below that, nobody can tell"),
-        Figure(milliseconds(report.iteration_ns), "an iteration", "median of the window"),
+        LargeFigure(
+            power, "smallest slowdown seen", "a rank's compute; below that, nobody can tell"
+        ),
+        LargeFigure(milliseconds(report.iteration_ns), "an iteration", "median of the window"),
     ]
 
 
@@ -287,7 +290,7 @@ def _on_hosts(hosts: Sequence[str]) -> str:
     return f"on {counted(len(names), 'host')}" if names else "of hosts that were not recorded"
 
 
-def _large_of(finding: Finding, inputs: PageInputs) -> list[Figure]:
+def _large_of(finding: Finding, inputs: PageInputs) -> list[LargeFigure]:
     report = inputs.examined.report
     low, high = finding.slowdown_interval
     bound = "at least; " if finding.slowdown_is_bound else ""
@@ -298,13 +301,13 @@ def _large_of(finding: Finding, inputs: PageInputs) -> list[Figure]:
     if finding.step_time_cost_ratio < COSTS.next_to_nothing_ratio:
         detail = HIDES if finding.cost_is_replayed else NOT_SHOWN
     return [
-        Figure(*_who(finding, report)),
-        Figure(
+        LargeFigure(*_who(finding, report)),
+        LargeFigure(
             times(finding.slowdown).replace("x", "×"),
             "slowdown",
             f"{bound}95 % interval {low:.3f} to {high:.3f}",
         ),
-        Figure(_hours(hours), "GPU-hours a day", detail),
+        LargeFigure(_hours(hours), "GPU-hours a day", detail),
     ]
 
 
@@ -440,9 +443,9 @@ def _costs(result: WhatIf, savings: Sequence[Saving]) -> CostsView:
         parts += [(f"stage PP{n}", f"{ratio:.3f}") for n, ratio in enumerate(result.stage_ratio)]
     return CostsView(
         summary=(
-            f"A step takes {milliseconds(result.traced_s * 1e9)} and would take "
-            f"{milliseconds(result.ideal_s * 1e9)} were all ranks, stages and microbatches alike: "
-            f"{100 * max(result.waste_ratio, 0.0):.1f} % of the time of "
+            f"A step takes {milliseconds(result.traced_s * NS_PER_S)} and would take "
+            f"{milliseconds(result.ideal_s * NS_PER_S)} were all ranks, stages and microbatches "
+            f"alike: {100 * max(result.waste_ratio, 0.0):.1f} % of the time of "
             f"{counted(result.replay.num_gpus, 'GPU')} is lost (S = {result.slowdown:.3f}: scatter "
             f"{factors.random:.3f} × single ranks {factors.worker:.3f} × uneven stages "
             f"{factors.stage:.3f})."
@@ -458,7 +461,7 @@ def _cost_row(saving: Saving) -> CostRow:
     return CostRow(
         who=_who_in_words(saving.ranks),
         causes=listed(cause.value.replace("_", " ") for cause in saving.causes),
-        step=milliseconds(saving.fixed_step_s * 1e9),
+        step=milliseconds(saving.fixed_step_s * NS_PER_S),
         faster=f"{saving.speedup:.3f}×",
         per_hour=f"{saving.gpu_hours_per_hour:.2f}",
         per_day=_hours(saving.gpu_hours_per_day),

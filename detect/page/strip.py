@@ -28,6 +28,7 @@ from megascan.errors import listed
 from megascan.header import Json
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import Timeline, codes, equals, numbers
+from megascan.vocabulary import CountsAs, names_of
 
 MOST_CULPRITS = 2
 MOST_VICTIMS = 5
@@ -38,7 +39,7 @@ MOST_ON_PATH = 2
 """Ranks that have a lane because they have most of the critical path."""
 WORTH_AN_ARRIVAL = 0.01
 """Share of the iteration that a victim must wait for an arrival to be marked."""
-PASSES = ("forward", "backward")
+PASSES = names_of(CountsAs.PASS)
 HOST_KINDS = (Kind.DATA, Kind.GC, Kind.CHECKPOINT, Kind.HOST)
 
 

@@ -1,6 +1,7 @@
 """Statistics of a search: how far a rank is from its peers, and whether that is more than noise.
 
-Fed by the causes with values (row, iteration); knows nothing of spans, causes or words.
+Fed by the causes with values (row, iteration); knows nothing of spans, of how causes are told
+apart, or of words.
 
     residuals.py    log time less that of the peers, data and position taken out
     robust.py       medians and scales that a few bad samples cannot move

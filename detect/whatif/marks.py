@@ -106,7 +106,7 @@ def marks_of(timeline: Timeline) -> Marks:
     overlapped = equals(table, "kind", Kind.COLLECTIVE)
     overlapped &= numbers(table, "track") == Track.OVERLAPPED
     stage = np.array([timeline.layout.coordinates(int(rank)).pp for rank in ranks])
-    return _settled(marks, overlapped[marks.row], stage)
+    return _at_their_earliest(marks, overlapped[marks.row], stage)
 
 
 def _in_order(segment: Integers, time: Integers, edge: Integers, key: Integers) -> Integers:
@@ -127,7 +127,7 @@ def _in_order(segment: Integers, time: Integers, edge: Integers, key: Integers) 
     return order
 
 
-def _settled(marks: Marks, overlapped: Flags, stage: Integers) -> Marks:
+def _at_their_earliest(marks: Marks, overlapped: Flags, stage: Integers) -> Marks:
     """Return the marks with `overlapped` collectives (mark,) where they began at the earliest.
 
     A place counts the other marks of the iteration before it; `stage` is (rank,). The n-th

@@ -30,6 +30,7 @@ from megascan.header import Json
 
 WHATIF_SCHEMA = 1
 _NUM_RANKS_SHOWN = 5
+_NUM_MENDED_NAMED, _NUM_IDEAL_NAMED = 4, 8
 _NUM_TYPES_SHOWN = 6
 _WORTH_SAYING = 1.005
 _HIGH_MODEL_ERROR = 0.05
@@ -80,9 +81,10 @@ def _where(result: WhatIf) -> list[str]:
 
 
 def _saving_line(result: WhatIf, saving: Saving) -> str:
-    names = ", ".join(_rank(result.replay, rank) for rank in saving.ranks[:4])
+    names = ", ".join(_rank(result.replay, rank) for rank in saving.ranks[:_NUM_MENDED_NAMED])
     why = f" [{', '.join(saving.causes)}]" if saving.causes else ""
-    more = (f" and {len(saving.ranks) - 4} more" if len(saving.ranks) > 4 else "") + why
+    num_left_out = len(saving.ranks) - _NUM_MENDED_NAMED
+    more = (f" and {num_left_out} more" if num_left_out > 0 else "") + why
     if saving.compared_with == "nobody":
         return f"{names}: there is no other rank to compare with"
     against = "" if saving.compared_with == "peers" else " (judged by the other stages)"
@@ -121,7 +123,7 @@ def _types(result: WhatIf) -> list[str]:
 def _explained(result: WhatIf) -> list[str]:
     if not math.isfinite(result.top_ranks.removal):
         return ["There is no slowness to explain."]
-    names = ", ".join(str(rank) for rank in result.top_ranks.ranks[:8])
+    names = ", ".join(str(rank) for rank in result.top_ranks.ranks[:_NUM_IDEAL_NAMED])
     return [
         f"Making rank {names} ideal removes {round(100 * result.top_ranks.removal)} % of the "
         f"slowness, making the last stage ideal {round(100 * result.last_stage.removal)} % "

@@ -457,7 +457,7 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
         partitions=partitions,
         finish=tuple((np.cumsum([len(program.nodes) for program in programs]) - 1).tolist()),
     )
-    _settle_transfers(graph, drafts, weights, _clock_error_s(timeline))
+    _take_shortest_transfers(graph, drafts, weights, _clock_error_s(timeline))
     _fill_missing(weights)
     layout = timeline.layout
     places = [layout.coordinates(int(rank)) for rank in stack.ranks[0]]
@@ -541,7 +541,7 @@ def _partitions(timeline: Timeline, stack: Stack, drafts: list[DraftNode]) -> di
     }
 
 
-def _settle_transfers(
+def _take_shortest_transfers(
     graph: Graph, drafts: list[DraftNode], weights: Floats, error_s: float
 ) -> None:
     """Replace measured transfers of collectives that the clocks cannot tell from the shortest.

@@ -223,3 +223,14 @@ def test_without_a_finding_the_strip_shows_who_waits_least_and_most(faulty: Time
 def test_an_iteration_outside_the_window_has_no_strip(faulty: Timeline) -> None:
     finding = replace(examine(faulty).report.findings[0], episodes=((900, 901),))
     assert strip_of(faulty, finding) is None
+
+
+def test_both_halves_of_a_backward_that_a_plan_splits_are_drawn(faulty: Timeline) -> None:
+    spans = faulty.spans.to_pandas()
+    is_half = (spans["name"] == "backward") & (spans["microbatch"] == 0)
+    names = pa.array(spans["name"].astype(str).mask(is_half, "backward-weights"))
+    place = faulty.spans.schema.get_field_index("name")
+    table = faulty.spans.set_column(place, "name", names.dictionary_encode())
+    strip = strip_of(replace(faulty, spans=table), None)
+    drawn = {piece[1] for lane in strip["lanes"] for piece in lane["pieces"]}
+    assert {"backward, microbatch 1", "backward-weights, microbatch 0"} <= drawn
