@@ -110,7 +110,7 @@ _FAULTS = (
 _SOUND = (
     Recipe("healthy", 26, _ANY, _sound(lambda job, _: job)),
     Recipe("healthy: several hosts", 6, Wants(hosts=4), _sound(lambda job, _: job)),
-    Recipe("healthy: restarted", 3, _HOSTS, _sound(lambda job, _: job)),
+    Recipe("healthy: restarted", 3, _HOSTS, _sound(likenesses.restarted)),
     Recipe("healthy: files missing", 4, _ANY, _sound(likenesses.incomplete)),
     Recipe("look_alike: jitter", 6, _ANY, _sound(likenesses.jitter)),
     Recipe("look_alike: congestion", 5, _HOSTS, _sound(likenesses.congestion)),

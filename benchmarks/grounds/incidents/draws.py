@@ -237,6 +237,7 @@ def _megatron(rng: Rng, wants: Wants) -> Job:
         overlaps_gradients=bool(rng.random() < 0.65),
         overlaps_parameters=bool(rng.random() < 0.45),
         syncs_messages=bool(rng.random() < 0.6),
+        syncs_steps=bool(rng.random() < 0.6),
         copies_block=bool(rng.random() < 0.4),
         routing=float(pick(rng, {0.05: 2, 0.15: 2})) if experts else 0.0,
         host_ahead=float(pick(rng, {0.6: 2, 1.0: 3, 1.5: 1})),
@@ -273,6 +274,7 @@ def _plain(rng: Rng, wants: Wants) -> Job:
         shards_optimizer=trainer != DDP,
         host_ahead=float(pick(rng, {0.5: 2, 1.0: 3})),
         loader_share=float(pick(rng, {0.1: 2, 0.3: 2, 0.6: 1})),
+        syncs_steps=bool(rng.random() < 0.6),
         copies_block=bool(rng.random() < 0.5),
         **_cluster_of(rng, world, most),  # type: ignore[arg-type]
     )

@@ -29,6 +29,9 @@ _BLOCK = 2048
 """Draws of jitter that are made at once."""
 _GRIDS_OF_TOKENS = 256
 """Kernels with at least so many blocks have some for every few tokens; products' are persistent."""
+_FULL_COLLECTION = "gc-generation-2"
+_SMALL_COLLECTIONS = 0.15
+"""Share of passes in which Python collects its youngest objects."""
 _LEAVE_S = 2e-6
 """How far apart the members of a collective leave it."""
 _MARK_S = 3e-6  # an event holds its stream up for that long
@@ -222,14 +225,17 @@ class Stage:
                 self.device = self.device + own * trouble.freeze_s * length
                 self.busy += own * trouble.freeze_s * length
             if trouble.pause_s and own.any():
-                self.pause(own * trouble.pause_s * length, "gc" if trouble.cause == "gc" else "")
+                name = _FULL_COLLECTION if trouble.cause == "gc" else ""
+                self.pause(own * trouble.pause_s * length, name)
+        if self._rng.random() < _SMALL_COLLECTIONS:
+            self.pause(np.full(self.job.lanes, 1.5e-4), "gc-generation-0")
 
-    def pause(self, seconds: Floats, what: str) -> None:
-        """Stop hosts for some time; `gc` leaves a span of a full collection."""
+    def pause(self, seconds: Floats, name: str) -> None:
+        """Stop hosts for some time; a collection of garbage leaves a span of this name."""
         begin, seconds = self.host, np.broadcast_to(seconds, self.host.shape)
         self.host = self.host + seconds
-        if what == "gc" and self.keeps:
-            spec = Spec("gc", "gc-generation-2", 3)
+        if name and self.keeps:
+            spec = Spec("gc", name, 3)
             self.spans.append(
                 Span(spec, self.iteration, begin[0], self.host[0], None, None, seconds[0])
             )

@@ -8,6 +8,7 @@ A100 systems 25 GB/s).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,7 @@ RESOURCES = ("flop", "memory", "host", "nvlink", "nic", "loader", "work", "exper
 model give to a rank, in all of its passes or in its experts only."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chip:
+class Chip(NamedTuple):
     """State what one GPU and its links do; `launch_us` is the host's time for one kernel."""
 
     name: str
@@ -35,72 +35,15 @@ class Chip:
 
 
 CHIPS = {
-    "H100": Chip(
-        name="NVIDIA H100 80GB HBM3",
-        peak_tflops=989,
-        memory_gbps=3350,
-        nvlink_gbps=450,
-        nic_gbps=50,
-        clock_mhz=1980,
-        power_w=700,
-    ),
-    "H200": Chip(
-        name="NVIDIA H200",
-        peak_tflops=989,
-        memory_gbps=4800,
-        nvlink_gbps=450,
-        nic_gbps=50,
-        clock_mhz=1980,
-        power_w=700,
-    ),
-    "H800": Chip(
-        name="NVIDIA H800",
-        peak_tflops=989,
-        memory_gbps=3350,
-        nvlink_gbps=200,
-        nic_gbps=50,
-        clock_mhz=1980,
-        power_w=700,
-    ),
-    "A100": Chip(
-        name="NVIDIA A100-SXM4-80GB",
-        peak_tflops=312,
-        memory_gbps=2039,
-        nvlink_gbps=300,
-        nic_gbps=25,
-        clock_mhz=1410,
-        power_w=400,
-        launch_us=7.5,
-    ),
-    "GB200": Chip(
-        name="NVIDIA GB200",
-        peak_tflops=2450,
-        memory_gbps=8000,
-        nvlink_gbps=900,
-        nic_gbps=50,
-        clock_mhz=2062,
-        power_w=1200,
-        launch_us=8.0,  # Grace's cores launch more slowly than x86 ones of the same year
-    ),
-    "L40S": Chip(
-        name="NVIDIA L40S",
-        peak_tflops=181,
-        memory_gbps=864,
-        nvlink_gbps=22,  # PCIe 4.0 x16 through the host's bridge
-        nic_gbps=12.5,
-        clock_mhz=2520,
-        power_w=350,
-    ),
-    "V100": Chip(
-        name="Tesla V100-SXM3-32GB",
-        peak_tflops=125,
-        memory_gbps=900,
-        nvlink_gbps=150,
-        nic_gbps=6.25,
-        clock_mhz=1597,
-        power_w=350,
-        launch_us=9.0,
-    ),
+    "H100": Chip("NVIDIA H100 80GB HBM3", 989, 3350, 450, 50, 1980, 700),
+    "H200": Chip("NVIDIA H200", 989, 4800, 450, 50, 1980, 700),
+    "H800": Chip("NVIDIA H800", 989, 3350, 200, 50, 1980, 700),
+    "A100": Chip("NVIDIA A100-SXM4-80GB", 312, 2039, 300, 25, 1410, 400, 7.5),
+    # Grace's cores launch more slowly than x86 ones of the same year
+    "GB200": Chip("NVIDIA GB200", 2450, 8000, 900, 50, 2062, 1200, 8.0),
+    # no NVLink: PCIe 4.0 x16 through the host's bridge
+    "L40S": Chip("NVIDIA L40S", 181, 864, 22, 12.5, 2520, 350),
+    "V100": Chip("Tesla V100-SXM3-32GB", 125, 900, 150, 6.25, 1597, 350, 9.0),
 }
 
 GEMM_EFFICIENCY = 0.62

@@ -91,6 +91,7 @@ class Job:
     overlaps_gradients: bool = True
     overlaps_parameters: bool = True
     syncs_messages: bool = True
+    syncs_steps: bool = True
     copies_block: bool = False
     accumulates_alone: bool = True
     packs: bool = False  # documents of different lengths in sequences of one length

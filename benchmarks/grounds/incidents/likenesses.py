@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.grounds.incidents.draws import Rng, pick
+from benchmarks.grounds.incidents.hardware import placed
 from benchmarks.grounds.incidents.jobs import Job
 from benchmarks.grounds.incidents.troubles import Trouble
 
@@ -22,6 +23,14 @@ def incomplete(job: Job, rng: Rng) -> Job:
     if job.tracing.profile or rng.random() < 0.5:
         return replace(job, tracing=replace(job.tracing, missing=lost))
     return replace(job, tracing=replace(job.tracing, torn=lost))
+
+
+def restarted(job: Job, rng: Rng) -> Job:
+    """Start ranks again on hosts in another order, with a spare one for the host that was lost."""
+    cluster, per_host = job.cluster, int(job.cluster.slots.max()) + 1
+    again = placed(job.num_ranks, per_host, rng, restarted=True)
+    again = replace(again, chip=cluster.chip, nics_per_gpu=cluster.nics_per_gpu)
+    return replace(job, cluster=again)
 
 
 def jitter(job: Job, rng: Rng) -> Job:

@@ -168,6 +168,13 @@ class Costs:
         logits = self.tokens * self.model.vocabulary / self.tp
         return (Kernel("cross_entropy_softmax_kernel", 0.0, self._moved(4 * logits * 4), 4096),)
 
+    def gradients(self, parameters: float) -> Work:
+        """Return two passes over gradients in fp32: they are scaled, their norm is taken."""
+        return (
+            Kernel("multi_tensor_apply_kernel_scale", 0.0, self._moved(8 * parameters), 320, 512),
+            Kernel("reduce_kernel_norm", 0.0, self._moved(4 * parameters), 320, 512),
+        )
+
     def optimizer(self, parameters: float) -> Work:
         """Return Adam's traffic, 4 + 4 + 4 + 4 bytes read and 14 written a parameter."""
         half = self._moved(30 * parameters) / 2

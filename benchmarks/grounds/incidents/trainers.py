@@ -80,6 +80,8 @@ class Trainer:
         held += ends * (self.is_first + self.is_last)
         shards = self.layout.dp * self.layout.cp if job.shards_optimizer else 1
         self.update = costs.optimizer(held / shards)
+        self.scaling = costs.gradients(held)
+        self.norm = costs.gradients(held / shards)[:1]
         self.launch_s = job.cluster.chip.launch_us * 1e-6 * job.host_ahead
 
     # what every trainer does
@@ -106,7 +108,9 @@ class Trainer:
         every = self.job.collects_together
         if every and iteration % every == 0:  # --manual-gc: all ranks collect at once
             rng = np.random.default_rng([self.job.seed, 14, stage.number, iteration])
-            stage.pause(0.12 * np.exp(0.1 * rng.standard_normal(self.job.lanes)), "gc")
+            stage.pause(0.12 * np.exp(0.1 * rng.standard_normal(self.job.lanes)), "gc-generation-2")
+        if self.job.syncs_steps:  # the loss is read for the log
+            stage.synchronise()
         stage.keep(Spec("iteration", "iteration", 1), begin)
         stage.add_host(Spec("step", "step", 3), opened)
         stage.host = stage.host + 4e-4  # the loop's own: logging, the learning rate
@@ -380,6 +384,7 @@ class Trainer:
         else:
             layers = sum(len(chunk) for chunk in self.job.stages[stage.number])
             self.reduce(spec, layers, "")
+        stage.compute(self.scaling, self.launch_s * 4, 1.0, Spec("optimizer", "", 1))
         if self.layout.pp > 1 and (self.is_first or self.is_last):
             last = self.layout.pp - 1
             seconds = self.end_bytes * 2 / self.job.cluster.nic_bytes_per_s
@@ -396,6 +401,7 @@ class Trainer:
         axis = "world" if self.job.shards_optimizer else "mp"
         name = "intra_dist_opt" if self.job.shards_optimizer else "mp"
         call = Spec("collective", "all_reduce", 2, op="all_reduce", axis=name, size=4)
+        stage.compute(self.norm, self.launch_s * 4, 1.0, Spec("optimizer", "", 1))
         members = self.job.num_ranks if axis == "world" else self.layout.tp * self.layout.pp
         if members > 1:
             lanes = "all" if axis == "world" else "tp"
