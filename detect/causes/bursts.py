@@ -503,13 +503,12 @@ def _doubt_of_loader(seen: Observations, burst: Burst) -> tuple[str, ...]:
 
 def _others_pause(seen: Observations, burst: Burst) -> bool:
     """Return whether ranks of other hosts that load at the same TP rank wait about as long now and
-    then. Ranks that load nothing do not show how usual these waits are.
+    then.
     """
-    loading, tp_rank = np.nan_to_num(seen.lost(Cause.LOADER)), seen.members.place["tp"]
+    loading, tp_rank = seen.lost(Cause.LOADER), seen.members.place["tp"]
     hosts = np.array(seen.members.hosts)
     others = burst.others & (tp_rank == tp_rank[burst.row]) & (hosts != hosts[burst.row])
-    others &= np.isfinite(seen.lost(Cause.LOADER)).any(axis=1)
-    own = float(np.median(loading[burst.row][burst.hits]))
+    own = float(np.median(np.nan_to_num(loading[burst.row])[burst.hits]))
     return load_as_long(own, loading[others])
 
 

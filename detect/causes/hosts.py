@@ -339,7 +339,7 @@ def _others_load_as_long(sides: Sides) -> bool:
     if loading is None:
         loading = sides.seen.lost(Cause.LOADER)
     own = float(np.nanmedian(loading[sides.own]))
-    return load_as_long(own, np.nan_to_num(loading[~sides.own]))
+    return load_as_long(own, loading[~sides.own])
 
 
 def _clearest_change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Change | None:

@@ -489,8 +489,11 @@ def stage_peers(seen: Observations) -> list[Integers]:
 def load_as_long(own_ns: float, others_ns: Floats) -> bool:
     """Return whether loading of others, (row, iteration), takes about as long as `own_ns` now and
     then: then what all of them load from may be slow.
+
+    Rows that never load, NaN throughout, do not count: of a TP group one rank may load for all.
     """
-    waits = others_ns >= own_ns / LOSSES.loader_ratio
+    loads = np.isfinite(others_ns).any(axis=1)
+    waits = np.nan_to_num(others_ns[loads]) >= own_ns / LOSSES.loader_ratio
     return bool(waits.size) and float(waits.mean()) >= BURSTS.shared_storage_share
 
 
@@ -518,7 +521,7 @@ def others_load_as_long(seen: Observations, row: int, others: Integers, active: 
     others = on_other_hosts(seen.members, row, others)
     own, theirs = float(robust.median(seen.loading_ns[row][active])), seen.loading_ns[others]
     then = float(robust.median(theirs[:, active]))
-    if then * LOSSES.loader_ratio > own or load_as_long(own, np.nan_to_num(theirs)):
+    if then * LOSSES.loader_ratio > own or load_as_long(own, theirs):
         return True
     of_one = (np.nan_to_num(theirs) >= own / LOSSES.loader_ratio).mean(axis=1).max()
     return bool(of_one >= BURSTS.one_loader_share)

@@ -19,7 +19,7 @@ from detect.causes.launching import (
     starvation,
 )
 from detect.causes.losses import OF_PLACE
-from detect.causes.searches import Loss, _Lost, _without_overlap
+from detect.causes.searches import Loss, _Lost, _without_overlap, load_as_long
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import cut
@@ -391,6 +391,17 @@ def test_a_host_that_takes_long_to_launch_its_passes_stops(
         owner, why = starvation(told, 3, active, np.log(1.1))
         assert owner is Owner.NODE
         assert "550 ms an iteration to launch its passes, those of its peers 90 ms" in why
+
+
+def test_ranks_that_never_load_do_not_hide_slow_storage():
+    """Of two TP groups of four the first ranks load; the other one's takes as long in one of three
+    iterations, which is a twelfth of what all four ranks would show.
+    """
+    theirs = np.full((4, 3), np.nan)
+    theirs[0] = 600e6, 1e6, 1e6
+    assert load_as_long(650e6, theirs)
+    assert not load_as_long(5_000e6, theirs)
+    assert not load_as_long(650e6, np.full((4, 3), np.nan))
 
 
 @pytest.mark.parametrize(
