@@ -31,12 +31,13 @@ import orjson
 import pyarrow as pa
 import pyarrow.json
 
-from megascan.arrays import Integers
+from megascan.arrays import Bytes, Flags, Integers
 from megascan.errors import InputError
 from megascan.parallel import across_threads
 
 BLOCK_BYTES = 4 << 20
 _LINE_END = 10
+_WORD_BYTES = 8
 _LINE_ENDS_BLANKED = bytes.maketrans(b"\n", b" ")
 _GZIP_MAGIC = b"\x1f\x8b"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -325,19 +326,30 @@ def _cuts(text: bytearray, closing: bytes) -> tuple[Integers, int | None]:
     view = np.frombuffer(text, dtype=np.uint8)
     ends = np.flatnonzero(view == _CLOSE) + 1
     ends = ends[ends >= len(closing)]
-    for place, byte in enumerate(closing[:-1]):
-        ends = ends[view[ends - len(closing) + place] == byte]
-    following = b"," + closing[:-1] + b"{"
-    others = [ends[ends > len(text) - len(following)]]
-    ends = ends[: len(ends) - len(others[0])]
-    for place, byte in enumerate(following):
-        is_next = view[ends + place] == byte
-        others.append(ends[~is_next])
-        ends = ends[is_next]
-    for end in sorted(np.concatenate(others).tolist()):
+    between = closing + b"," + closing[:-1] + b"{"
+    near_end = int(np.searchsorted(ends, len(text) - len(between) + len(closing), side="right"))
+    is_cut = np.zeros(len(ends), dtype=np.bool_)
+    is_cut[:near_end] = _stand_at(view, ends[:near_end] - len(closing), between)
+    others = ends[~is_cut]
+    cuts = ends[is_cut] + 1
+    for end in others[_stand_at(view, others - len(closing), closing)].tolist():
         if _ARRAY_END.match(text, end):
-            return ends[ends < end] + 1, end
-    return ends + 1, None
+            return cuts[cuts <= end], end
+    return cuts, None
+
+
+def _stand_at(view: Bytes, places: Integers, text: bytes) -> Flags:
+    """Return at which places of a block a text stands; it fits into the block at all of them."""
+    found = np.ones(len(places), dtype=np.bool_)
+    at = 0
+    while len(text) - at >= _WORD_BYTES and len(places):
+        words = np.ndarray((len(view) - _WORD_BYTES + 1,), "<u8", view, strides=(1,))
+        found &= words[places + at] == int.from_bytes(text[at : at + _WORD_BYTES], "little")
+        at += _WORD_BYTES
+    for byte in text[at:]:
+        found &= view[places + at] == byte
+        at += 1
+    return found
 
 
 def _records(text: bytearray, cuts: Integers, first: int, *, torn: bool = False) -> Block:

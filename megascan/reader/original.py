@@ -198,7 +198,7 @@ def fold(is_begin: Flags, is_step: Flags, name: Integers) -> Folded:
     level = np.cumsum(np.where(is_begin, 1, -1)) + ~is_begin
     level = level - level[step_begin][np.maximum(segment, 0)]
     kept = rows[inside]
-    kept = kept[np.lexsort((level[kept], segment[kept]))]
+    kept = kept[_in_order(segment[kept], level[kept])]
     broken = np.zeros(len(step_begin), dtype=np.bool_)
     broken[np.bincount(segment[kept], minlength=len(step_begin)) % 2 == 1] = True
     even = kept[~broken[segment[kept]]]
@@ -206,9 +206,10 @@ def fold(is_begin: Flags, is_step: Flags, name: Integers) -> Folded:
     wrong = ~is_begin[first] | is_begin[second] | (level[first] != level[second])
     broken[segment[first[wrong | (name[first] != name[second])]]] = True
     kept = kept[~broken[segment[kept]]]
-    begin, end = kept[::2], kept[1::2]
-    order = np.argsort(begin, kind="stable")
-    begin, end = begin[order], end[order]
+    end_of = np.full(len(rows), NOT_APPLICABLE)
+    end_of[kept[::2]] = kept[1::2]
+    begin = np.flatnonzero(end_of >= 0)
+    end = end_of[begin]
     closed = step_end >= 0
     good = np.cumsum(closed & ~broken) - 1
     return Folded(
@@ -222,6 +223,15 @@ def fold(is_begin: Flags, is_step: Flags, name: Integers) -> Folded:
         num_open_spans=int(np.sum(is_begin & (segment >= 0) & ~closed[segment])),
         num_outside=int(np.sum(is_begin & ~inside & ((segment < 0) | closed[segment]))),
     )
+
+
+def _in_order(segment: Integers, level: Integers) -> Integers:
+    """Return the order of records by segment and, within it, by level, equal ones as they stand."""
+    low = level.min(initial=0)
+    num_levels = level.max(initial=0) - low + 1
+    key = segment * num_levels + (level - low)
+    few = key.max(initial=0) <= np.iinfo(np.uint16).max  # sorted by radix
+    return np.argsort(key.astype(np.uint16) if few else key, kind="stable")
 
 
 def _steps(begins: Flags, ends: Flags) -> tuple[Integers, Integers]:
@@ -248,6 +258,17 @@ RECORD_SCHEMA = pa.schema(
         ("data", pa.int64()),
     ]
 )
+
+
+PLACE_AT_END = re.compile(
+    rb'(?:,\s*"(?:dp_rk|pp_rk|tp_rk|dev|g_rk)"\s*:\s*(?:0|[1-9][0-9]*))+\s*\}\s*\Z'
+)
+"""Where a file's records come from, which most of them end with."""
+
+
+def record_templates() -> Templates:
+    """Return templates of records, which do without what all records of a file say alike."""
+    return Templates(RECORD_SCHEMA, PLACE_AT_END)
 
 
 @dataclass(frozen=True)
@@ -396,8 +417,11 @@ def _copied_steps(folded: Folded, name: Integers, times: Integers) -> Flags:
     tracer last looked at the clock, and differs between copies.
     """
     bounds = np.searchsorted(folded.step, np.arange(folded.num_steps + 1))
-    seen: set[bytes] = set()
     copies = np.zeros(folded.num_steps, dtype=np.bool_)
+    ends = zip(*times[:, folded.end[bounds[:-1]]].tolist(), strict=True)
+    if len(set(ends)) == folded.num_steps:  # copies of a step end at its time, too
+        return copies
+    seen: set[bytes] = set()
     for step, (first, stop) in enumerate(pairwise(bounds)):
         begin, end = folded.begin[first:stop], folded.end[first:stop]
         content = b"".join(part.tobytes() for part in (name[begin], times[:, begin], times[:, end]))
@@ -553,7 +577,7 @@ def read_original(paths: Sequence[Path], workers: Workers | None = None) -> list
     Files name no sizes of the parallel axes, so these are the smallest that fit all files.
     Raises InputError for files whose ranks do not fit Megatron's order.
     """
-    read = partial(read_records, templates=Templates(RECORD_SCHEMA))
+    read = partial(read_records, templates=record_templates())
     workers = workers or Here()
     recorded = workers.results(read, ((path,) for path in paths))
     return segments_of([one for one in recorded if one is not None], workers)
@@ -566,7 +590,7 @@ def keep_original(
 
     `meanwhile` is called in this process when the workers have begun.
     """
-    read = partial(_read_scopes, templates=Templates(RECORD_SCHEMA))
+    read = partial(_read_scopes, templates=record_templates())
     reading = workers.keep(read, ((files,) for files in shards))
     meanwhile()
     parts = list(reading)

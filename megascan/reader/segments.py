@@ -286,8 +286,9 @@ def span_table(
             arrays.append(encoded(row_codes, values))
         else:
             value = integers.get(field.name, NOT_APPLICABLE)
-            column = np.broadcast_to(np.asarray(value, dtype=np.int64), (num_rows,))
-            arrays.append(pa.array(column).cast(field.type))
+            if isinstance(value, int):
+                value = np.full(num_rows, value, dtype=field.type.to_pandas_dtype())
+            arrays.append(pa.array(value).cast(field.type))
     return pa.Table.from_arrays(arrays, schema=TRACE_SCHEMA)
 
 

@@ -18,11 +18,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from megascan.arrays import Bytes, Flags, Floats, Integers, Words
 from megascan.reader.lines import GeneralParser
@@ -33,7 +35,8 @@ MOST_DIGITS = 18
 """Longer runs of digits have no value."""
 _DIGITS = b"0123456789"
 _MARK = b"\1"
-"""Mark in the place of digits; a byte that no JSON contains."""
+_END_MARK = b"\2"
+"""Marks in the place of digits and of needless ends; bytes that no JSON contains."""
 _WORD_BYTES = 8
 _LONGEST_WORDS = 24
 """Bytes of the memory words that hold one value. Fewer runs fit into that many bytes, so only the
@@ -88,8 +91,7 @@ def split_digits(text: bytes | bytearray, bounds: Integers) -> tuple[Digits, pa.
         has_long=bool(length.max(initial=0) > MOST_DIGITS),
     )
     bare_bounds = bounds.astype(np.int32) - removed.take(first)
-    buffers = [None, pa.py_buffer(bare_bounds), pa.py_buffer(marked.translate(None, _DIGITS))]
-    return digits, pa.Array.from_buffers(pa.binary(), len(bounds) - 1, buffers)
+    return digits, _pieces(marked.translate(None, _DIGITS), bare_bounds)
 
 
 def _values(view: Bytes, end: Integers, length: npt.NDArray[np.int32]) -> Integers:
@@ -218,22 +220,29 @@ class Filler:
         values: Integers = self._digits.value.take(self._checked(self._runs(place)))
         return self._signed(column, values)
 
-    def _signed(self, column: int, values: Integers) -> Integers:
+    def _signed(self, column: int, values: Integers, lines: Integers | None = None) -> Integers:
         negative = self._negative[column]
         if negative.any():
-            values *= (1 - 2 * negative.astype(np.int64)).take(self._code)
+            code = self._code if lines is None else self._code[lines]
+            values *= (1 - 2 * negative.astype(np.int64)).take(code)
         return values
 
     def _decimals(self, column: int) -> Floats:
+        present = self._whole[column] > NONE
+        if present.all():
+            return self._fractions(column)
+        values = np.full(len(self._code), np.nan)
+        lines = np.flatnonzero(present.take(self._code))
+        if len(lines):
+            values[lines] = self._fractions(column, lines)
+        return values
+
+    def _fractions(self, column: int, lines: Integers | None = None) -> Floats:
         """Compute whole.fraction as (whole · 10^n + fraction) / 10^n: exact integers and one
-        rounding.
+        rounding. Every line, or each of `lines`, has a number.
         """
-        place = self._whole[column]
-        if place.max() == NONE:
-            return np.full(len(self._code), np.nan)
-        runs = self._checked(self._runs(place))
-        scaled = self._digits.value.take(runs)
-        decimals = self._checked(self._runs(self._fraction[column]))
+        scaled = self._digits.value.take(self._checked(self._runs(self._whole[column], lines)))
+        decimals = self._checked(self._runs(self._fraction[column], lines))
         length = self._digits.length[decimals]
         fraction = self._digits.value.take(decimals)
         if self._fraction[column].min() == NONE:
@@ -245,10 +254,7 @@ class Filler:
         power = _POWERS.take(length)
         scaled *= power
         scaled += fraction
-        values = self._signed(column, scaled) / power
-        if place.min() == NONE:
-            values[runs == NONE] = np.nan
-        return values
+        return self._signed(column, scaled, lines) / power
 
     def _texts(self, column: int) -> pa.DictionaryArray:
         """Return a text column: by shape, and for texts with digits by these digits, too."""
@@ -334,11 +340,14 @@ class Templates:
 
     Tables are flat (`args.layer` is a column), and texts dictionary-encoded. Nothing is null:
     absent values are "" among texts, NOT_APPLICABLE among integers and NaN among decimals. Lines
-    that fit no template go to Arrow's parser.
+    that fit no template go to Arrow's parser. `needless` may describe JSON at the end of lines,
+    from a comma on, that no column needs and that most lines of a block share to the byte: it is
+    read in the lines from which shapes are learned, and left out of all others.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, needless: re.Pattern[bytes] | None = None) -> None:
         self._columns = tuple(_flat(schema))
+        self._needless = needless
         self._general = GeneralParser(schema)
         self._shapes: dict[bytes, Shape] = {}
 
@@ -362,7 +371,7 @@ class Templates:
     def _parsed(self, text: bytes | bytearray, bounds: Integers) -> pa.Table:
         if b"\\" in text or len(text) > _MOST_BYTES:
             raise UnfitError
-        digits, bare = split_digits(text, bounds)
+        digits, bare = split_digits(*self._needed(text, bounds))
         encoded = bare.dictionary_encode()
         code = encoded.indices.to_numpy().astype(np.int64)
         kinds = encoded.dictionary.to_pylist()
@@ -372,6 +381,30 @@ class Templates:
         filler = Filler(shapes, code, digits)
         columns = [filler.column(place, kind) for place, (_, kind) in enumerate(self._columns)]
         return pa.Table.from_arrays(columns, [".".join(path) for path, _ in self._columns])
+
+    def _needed(
+        self, text: bytes | bytearray, bounds: Integers
+    ) -> tuple[bytes | bytearray, Integers]:
+        """Return the text of a block, and the bounds of its lines, with a mark in the place of what
+        is needless in most lines.
+        """
+        end = None if self._needless is None else _common_end(text, bounds, self._needless)
+        if end is None:
+            return text, bounds
+        if _END_MARK in text:
+            raise UnfitError
+        edges = bounds.astype(np.int32)
+        lines = _pieces(text, edges)
+        has_end = pc.ends_with(lines, end).to_numpy(zero_copy_only=False)
+        cuts = np.empty(2 * len(lines) + 1, dtype=np.int32)
+        cuts[::2] = edges
+        cuts[1::2] = edges[1:] - has_end * np.int32(len(end) - 1)
+        needed = _pieces(text, cuts).take(pa.array(np.arange(0, len(cuts) - 1, 2, dtype=np.int32)))
+        _, offsets, content = needed.buffers()
+        edges = np.frombuffer(offsets, dtype=np.int32)[: len(bounds)]
+        rest = bytearray(memoryview(content)[: edges[-1]])
+        np.frombuffer(rest, dtype=np.uint8)[edges[1:][has_end] - 1] = _END_MARK[0]
+        return rest, edges.astype(np.int64)
 
     def _shapes_of(
         self, kinds: Sequence[bytes], code: Integers, text: bytes | bytearray, bounds: Integers
@@ -401,6 +434,29 @@ class Templates:
             negative=np.array([number.negative for number in numbers]),
             texts=tuple("" if isinstance(leaf, _Number) else leaf for leaf in leaves),
         )
+
+
+_MOST_LINES_SEARCHED = 4
+
+
+def _common_end(
+    text: bytes | bytearray, bounds: Integers, pattern: re.Pattern[bytes]
+) -> bytes | None:
+    """Return what a pattern finds at the end of one of the first lines; None if it finds nothing.
+
+    Only the first line that it finds something in is looked at: other lines may end in another way.
+    """
+    for begin, end in pairwise(bounds[: _MOST_LINES_SEARCHED + 1].tolist()):
+        found = pattern.search(text, begin, end)
+        if found is not None:
+            return found[0]
+    return None
+
+
+def _pieces(text: bytes | bytearray, bounds: npt.NDArray[np.int32]) -> pa.BinaryArray:
+    """Return text[bounds[i]:bounds[i + 1]], without copies."""
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(text)]
+    return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, buffers)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -47,9 +48,11 @@ def rows(table: pa.Table | None) -> list[dict[str, object]] | None:
     ]
 
 
-def by_template(*lines: bytes) -> list[dict[str, object]] | None:
+def by_template(
+    *lines: bytes, needless: re.Pattern[bytes] | None = None
+) -> list[dict[str, object]] | None:
     """Rows that templates alone make of lines; None where they leave it to the general parser."""
-    templates = Templates(SCHEMA)
+    templates = Templates(SCHEMA, needless)
     templates._general = Refusing(SCHEMA)
     return rows(templates.table(bytearray(b"\n".join(lines)), bounds_of([*lines])))
 
@@ -198,3 +201,39 @@ def test_many_lines_read_as_the_general_parser_reads_them() -> None:
         for _ in range(3_000)
     ]
     assert by_template(*lines) == generally(*lines)
+
+
+NEEDLESS = re.compile(rb',"host":(?:0|[1-9][0-9]*)\}\Z')
+ENDING = b',"host":12}'
+
+
+def test_what_most_lines_end_with_is_left_out() -> None:
+    lines = [
+        b'{"name":"first","pid":3}',
+        b'{"name":"a","ts":1.5,"pid":7' + ENDING,
+        b'{"name":"a","ts":2.25,"pid":8' + ENDING,
+        b'{"name":"a","ts":3.0,"pid":9,"host":13}',
+        b'{"name":"a","ts":4.0,"pid":9,"args":{"layer":2}' + ENDING,
+        b'{"name":"a","ts":5.0,"pid":6}',
+    ]
+    assert by_template(*lines, needless=NEEDLESS) == generally(*lines)
+    assert by_template(*lines[3:], needless=NEEDLESS) == generally(*lines[3:])
+    assert by_template(*lines[5:], needless=NEEDLESS) == generally(*lines[5:])
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b'{"name":"a","ts":2.25,',
+        b'{"name":"a","ts":2.25',
+        b'{"name":"a","ts":02.25' + ENDING,
+        b'{"name":"a","ts":2.25\2',
+        b'{"name":"a' + ENDING,
+        b"{" + ENDING,
+        ENDING,
+    ],
+)
+def test_a_damaged_line_is_no_shorter_line(damaged: bytes) -> None:
+    whole = b'{"name":"a","ts":1.5' + ENDING
+    assert by_template(whole, damaged, whole, needless=NEEDLESS) is None
+    assert by_template(damaged, whole, needless=NEEDLESS) is None
