@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 from megascan.instrument.collectives import Groups, PendingWork, argument_reader, argument_writer
 from megascan.instrument.layers import kinds_of, numbered_layers
-from megascan.instrument.place import Call, Function, Position, around, beside, first_of
+from megascan.instrument.place import Call, Function, Position, around, beside, first_of, in_span
 from megascan.instrument.updates import Config, Updates
 from megascan.schema import Kind, Phase
 from megascan.tracer import Arguments, AsyncWork, IterationListener, Mark, RecordingTracer
@@ -469,26 +469,6 @@ def num_tokens(model: object, tokens: object) -> int:
 
 def _is_plain_iterator(data: object) -> bool:
     return data is not None and hasattr(data, "__next__") and not isinstance(data, TracedIterator)
-
-
-def in_span(
-    tracer: RecordingTracer,
-    original: Function,
-    name: str,
-    kind: Kind,
-    arguments: Callable[[], Arguments] = dict,
-) -> Function:
-    """Wrap a function so that each call is one span."""
-
-    def enter(call: Call) -> bool:
-        call.memory = tracer.mark()
-        return True
-
-    def leave(call: Call, result: object) -> object:
-        tracer.add(kind, name, call.memory, tracer.mark(), arguments())
-        return result
-
-    return around(tracer, original, enter, leave)
 
 
 class _Transfer(Protocol):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import TypeAlias, TypeVar
 
-from megascan.schema import Granularity, Phase
+from megascan.schema import Granularity, Kind, Phase
 from megascan.tracer import Arguments, IterationListener, RecordingTracer
 
 Function: TypeAlias = Callable[..., object]
@@ -110,6 +110,26 @@ def beside(
         return result
 
     return traced
+
+
+def in_span(
+    tracer: RecordingTracer,
+    original: Function,
+    name: str,
+    kind: Kind,
+    arguments: Callable[[], Arguments] = dict,
+) -> Function:
+    """Wrap a function so that each call is one span."""
+
+    def enter(call: Call) -> bool:
+        call.memory = tracer.mark()
+        return True
+
+    def leave(call: Call, result: object) -> object:
+        tracer.add(kind, name, call.memory, tracer.mark(), arguments())
+        return result
+
+    return around(tracer, original, enter, leave)
 
 
 @dataclass(frozen=True, kw_only=True)
