@@ -9,6 +9,7 @@ Files are rank files, or profiles of torch.profiler.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.grounds.ground import Case, Planted, Variation
 from benchmarks.grounds.incidents.catalogue import plans
+from benchmarks.grounds.incidents.hardware import placed
 from benchmarks.grounds.incidents.jobs import Job
 from benchmarks.grounds.incidents.profile_files import write_profiles
 from benchmarks.grounds.incidents.rank_files import write_rank_files
@@ -46,8 +48,32 @@ def write(case: Case, directory: Path) -> tuple[Planted, ...]:
 
 
 def _write(job: Job, outcome: Outcome, directory: Path) -> None:
-    writer = write_profiles if job.tracing.profile else write_rank_files
-    writer(job, outcome, directory)
+    if job.tracing.profile:
+        write_profiles(job, outcome, directory)
+        return
+    if job.resumed:
+        earlier = _earlier(job)
+        chips = chips_of(earlier, job.noise.chip_spread)[None, :]
+        run = simulate(earlier, (), [frozenset()], chips, keeps=True)
+        write_rank_files(earlier, run, directory, goes_on=True)
+    write_rank_files(job, outcome, directory)
+
+
+def _earlier(job: Job) -> Job:
+    """Return the run before a restart: on hosts in another order, some iterations of it traced."""
+    rng = np.random.default_rng([job.seed, 41])
+    cluster = placed(job.num_ranks, int(job.cluster.slots.max()) + 1, rng, restarted=False)
+    count = min(4, len(job.tracing.iterations))
+    numbers = (one - 200 * job.tracing.interval for one in job.tracing.iterations[:count])
+    return replace(
+        job,
+        seed=job.seed + 1,
+        cluster=replace(cluster, chip=job.cluster.chip),
+        tracing=replace(job.tracing, iterations=tuple(numbers)),
+        microbatches=job.microbatches[:count],
+        run_id=f"{job.run_id[:-1]}x",
+        epoch_ns=job.epoch_ns - 7_200_000_000_000,
+    )
 
 
 def slowness(case: Case) -> NDArray[np.float64]:

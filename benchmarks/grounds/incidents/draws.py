@@ -44,7 +44,7 @@ def pick(rng: Rng, options: Mapping[Item, float]) -> Item:
 
 def draw_job(rng: Rng, wants: Wants, seed: int) -> Job:
     """Draw a job that has what is wanted."""
-    weights = {"megatron": 0.6, "plain": 0.2, "profile": 0.2}
+    weights = {"megatron": 0.5, "plain": 0.27, "profile": 0.23}
     form = pick(rng, {one: weights[one] for one in wants.forms})
     for _ in range(400):
         inside = wants.tensor or wants.experts or rng.random() < 0.4
@@ -94,7 +94,7 @@ def _steps_of(job: Job) -> float:
 
 def _layout(rng: Rng, wants: Wants) -> Layout:
     """Draw parallel sizes whose product is a power of two from 2 to 128."""
-    world = int(pick(rng, {2: 1, 4: 3, 8: 6, 16: 7, 32: 5, 64: 3, 128: 2}))
+    world = int(pick(rng, {2: 1.5, 4: 3, 8: 6, 16: 6, 32: 5, 64: 3.5, 128: 2.5}))
     sizes = {"tp": 1, "cp": 1, "pp": 1, "ep": 1}
     left = max(world, 4 * wants.hosts, 8 if wants.pipeline and wants.replicas > 1 else 1)
     if wants.replicas > 1:
@@ -109,8 +109,8 @@ def _layout(rng: Rng, wants: Wants) -> Layout:
 
     take("pp", {2: 4, 4: 3, 8: 1} if wants.pipeline else {1: 5, 2: 3, 4: 2, 8: 0.4})
     take("tp", {2: 3, 4: 2} if wants.tensor else {1: 4, 2: 3, 4: 2, 8: 1})
-    take("cp", {1: 6, 2: 1.2, 4: 0.3})
-    if wants.experts or rng.random() < 0.22:
+    take("cp", {1: 5, 2: 1.6, 4: 0.5})
+    if wants.experts or rng.random() < 0.3:
         lanes = total // sizes["pp"]
         options = {size: 1.0 for size in (2, 4, 8, 16) if size <= lanes}
         sizes["ep"] = pick(rng, options) if options else 1
@@ -218,7 +218,9 @@ def _megatron(rng: Rng, wants: Wants) -> Job:
     tracing = _tracing(rng, wants.least_iterations)
     multiple = int(pick(rng, {1: 3, 2: 4, 4: 2}))
     count = (
-        layout.pp * multiple if layout.pp > 1 else int(pick(rng, {1: 2, 2: 2, 4: 3, 8: 1, 16: 0.5}))
+        layout.pp * multiple
+        if layout.pp > 1
+        else int(pick(rng, {1: 2, 2: 2, 4: 3, 8: 1.2, 16: 0.8, 32: 0.5, 64: 0.4}))
     )
     count = min(count, 64)
     most = None if wants.hosts == 1 else layout.world_size // wants.hosts
@@ -250,16 +252,16 @@ def _megatron(rng: Rng, wants: Wants) -> Job:
 
 
 def _plain(rng: Rng, wants: Wants) -> Job:
-    world = int(pick(rng, {2: 1, 4: 3, 8: 5, 16: 4, 32: 2, 64: 1}))
+    world = int(pick(rng, {2: 2, 4: 3, 8: 5, 16: 4, 32: 2.5, 64: 1.5}))
     world = max(world, 4 * wants.hosts if wants.hosts > 1 else 1, 2 * wants.replicas)
-    trainer = pick(rng, {FSDP: 5, HSDP: 2 if world > 8 else 0, DDP: 2})
+    trainer = pick(rng, {FSDP: 5, HSDP: 3 if world > 8 else 0, DDP: 2})
     layout = Layout(dp=world, order="dp-tp-cp-ep-pp")
     layers = int(pick(rng, {4: 2, 6: 3, 8: 2}))
     model = replace(_model(rng, layout, layers, experts=False), batch=1)
     if trainer == DDP:
         model = replace(model, hidden=2048, ffn=5632, heads=16)
     tracing = replace(_tracing(rng, wants.least_iterations), has_tokens=False)
-    count = int(pick(rng, {1: 4, 2: 2, 4: 1}))
+    count = int(pick(rng, {1: 4, 2: 2, 4: 1, 16: 0.3}))
     most = None if wants.hosts == 1 and trainer != HSDP else world // max(wants.hosts, 2)
     return Job(
         trainer=trainer,

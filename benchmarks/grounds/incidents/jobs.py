@@ -108,6 +108,7 @@ class Job:
     shrinks_by: float = 1.0
     mixed: tuple[int, ...] = ()  # ranks on chips of another type
     mixed_name: str = ""
+    resumed: bool = False  # its rank files hold an earlier run, on other hosts
     run_id: str = ""
     epoch_ns: int = 0
     seed: int = 0

@@ -30,7 +30,12 @@ def restarted(job: Job, rng: Rng) -> Job:
     cluster, per_host = job.cluster, int(job.cluster.slots.max()) + 1
     again = placed(job.num_ranks, per_host, rng, restarted=True)
     again = replace(again, chip=cluster.chip, nics_per_gpu=cluster.nics_per_gpu)
-    return replace(job, cluster=again)
+    if job.tracing.profile:
+        return replace(job, cluster=again)
+    later = 1000 * job.tracing.interval
+    numbers = tuple(number + later for number in job.tracing.iterations)
+    tracing = replace(job.tracing, iterations=numbers)
+    return replace(job, cluster=again, tracing=tracing, resumed=True)
 
 
 def jitter(job: Job, rng: Rng) -> Job:

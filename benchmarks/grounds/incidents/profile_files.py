@@ -48,7 +48,7 @@ _A_NODE = 6  # kernels that one node of autograd's graph launches
 def write_profiles(job: Job, outcome: Outcome, directory: Path) -> None:
     """Write one profile a rank but those that are missing."""
     begins = iteration_begins(job, outcome)
-    clocks = Clocks(job, begins)
+    clocks = Clocks(job, begins - begins[0])
     spans = [one for one in outcome.spans[0] if one.spec.kind in _KINDS]
     groups = groups_of(job)
     names = _group_names(job, groups)

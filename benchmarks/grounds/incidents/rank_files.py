@@ -109,14 +109,16 @@ class _Rows:
         self.whom = {place: one.whom for place, one in enumerate(spans) if one.whom is not None}
 
 
-def write_rank_files(job: Job, outcome: Outcome, directory: Path) -> None:
-    """Write the files of all ranks but those that are missing."""
+def write_rank_files(job: Job, outcome: Outcome, directory: Path, *, goes_on: bool = False) -> None:
+    """Write the files of all ranks but those that are missing, or append to those of an earlier
+    run; `goes_on`: another run will.
+    """
     windows = windows_of(job)
     whose = {job.tracing.iterations[place]: n for n, own in enumerate(windows) for place in own}
     groups = groups_of(job)
     first = min(float(spans[0].begin.min()) for spans in outcome.spans)
     begins = iteration_begins(job, outcome)
-    clocks = Clocks(job, begins)
+    clocks = Clocks(job, begins - first)
     for stage, spans in enumerate(outcome.spans):
         parts: list[list[Span]] = [[] for _ in windows]
         for span in spans:
@@ -127,7 +129,17 @@ def write_rank_files(job: Job, outcome: Outcome, directory: Path) -> None:
             if rank in job.tracing.missing:
                 continue
             writer = _Writer(job, outcome, rank, lane, groups[rank])
-            writer.write(directory, rows, windows, clocks, first)
+            pieces = [*writer.pieces(rows, windows, clocks, first)]
+            if rank in job.tracing.torn:
+                last = pieces.pop()
+                pieces.append(last[: int(len(last) * 0.6)])
+            elif not goes_on:
+                pieces.append(b"\n]\n")
+            path = rank_file_path(directory, writer.header)
+            pieces[0] = (b",\n" if path.exists() else b"[\n") + pieces[0]
+            packed = (gzip.compress(one, 3) if job.tracing.compress else one for one in pieces)
+            with path.open("ab") as file:
+                file.write(b"".join(packed))
 
 
 def iteration_begins(job: Job, outcome: Outcome) -> Floats:
@@ -190,16 +202,11 @@ class _Writer:
             versions={"python": "3.12.3", "megascan": "0.1.0", "torch": "2.7.1+cu128"},
         )
 
-    def write(
-        self,
-        directory: Path,
-        rows: list[_Rows],
-        windows: list[list[int]],
-        clocks: Clocks,
-        first: float,
-    ) -> None:
-        """Write header and windows, whole or cut short."""
-        pieces = [b"[\n" + b",\n".join(encode_header(self.header))]
+    def pieces(
+        self, rows: list[_Rows], windows: list[list[int]], clocks: Clocks, first: float
+    ) -> Iterator[bytes]:
+        """Yield the header and the windows."""
+        yield b",\n".join(encode_header(self.header))
         for number, (part, places) in enumerate(zip(rows, windows, strict=True)):
             shown = np.full(len(part.begin), places[0])
             begin = clocks.shown(self.rank, part.begin[:, self.lane] - first, shown) + _ORIGIN_S
@@ -207,14 +214,7 @@ class _Writer:
             lines = list(self._lines(part, begin, end))
             record = self._record(number, places, len(lines))
             text = ",\n".join(lines).encode()
-            pieces.append(b",\n" + text + b",\n" + encode_window(self.rank, record))
-        pieces.append(b"\n]\n")
-        if self.rank in self.job.tracing.torn:
-            last = pieces[-2]
-            pieces = [*pieces[:-2], last[: int(len(last) * 0.6)]]
-        path = rank_file_path(directory, self.header)
-        packed = (gzip.compress(one, 3) for one in pieces) if self.job.tracing.compress else pieces
-        path.write_bytes(b"".join(packed))
+            yield b",\n" + text + b",\n" + encode_window(self.rank, record)
 
     def _lines(self, rows: _Rows, begin: Floats, end: Floats) -> Iterator[str]:
         """Yield an event for each span of this rank, in the order in which they ended."""
