@@ -182,7 +182,9 @@ def test_a_fork_has_our_packages_where_it_would_import_them_from(
     theirs.parent.mkdir()
     theirs.touch()
     assert told_in(tmp_path, ranks.ROOT) == ["False", str(theirs), ours[1], "False"]
-    assert told_in(ranks.ROOT.parent, tmp_path) == ["False", str(theirs), ours[1], "False"]
+    assert told_in(ranks.ROOT.parent, tmp_path) == ["False", str(theirs), ours[1], "False"], (
+        "is another checkout installed in this environment? pip install -e . installs this one"
+    )
 
 
 def test_a_fork_has_one_thread_and_random_numbers_of_its_own(tmp_path: Path) -> None:
