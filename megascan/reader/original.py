@@ -37,7 +37,14 @@ from megascan.header import (
 )
 from megascan.parallel import Here, Kept, Workers
 from megascan.reader.lines import EventBlock, open_document, parse_block
-from megascan.reader.segments import Packed, Segment, running_numbers, settled_shard, span_table
+from megascan.reader.segments import (
+    Packed,
+    Segment,
+    running_numbers,
+    settled_shard,
+    span_table,
+    stable_order,
+)
 from megascan.reader.templates import Templates
 from megascan.schema import NOT_APPLICABLE, Granularity, Kind, Phase, Track
 from megascan.timeline import codes, equals, numbers
@@ -229,9 +236,7 @@ def _in_order(segment: Integers, level: Integers) -> Integers:
     """Return the order of records by segment and, within it, by level, equal ones as they stand."""
     low = level.min(initial=0)
     num_levels = level.max(initial=0) - low + 1
-    key = segment * num_levels + (level - low)
-    few = key.max(initial=0) <= np.iinfo(np.uint16).max  # sorted by radix
-    return np.argsort(key.astype(np.uint16) if few else key, kind="stable")
+    return stable_order(segment * num_levels + (level - low))
 
 
 def _steps(begins: Flags, ends: Flags) -> tuple[Integers, Integers]:
@@ -549,21 +554,25 @@ def _passes(names: Sequence[str], scopes: Scopes) -> tuple[Integers, Flags]:
     """Return the microbatch of each scope, if need be that of the pass around it, and which scopes
     are in a backward pass. In files without passes, decoders count as passes, numbered by step.
     """
-    texts = np.array([*names, ""])
-    passes = np.isin(
-        scopes.name, [n for n, text in enumerate(texts) if text.startswith(("forward", "backward"))]
-    )
-    microbatch = np.where(texts[scopes.name] == MISNUMBERED, NOT_APPLICABLE, scopes.microbatch)
+
+    def named(*starts: str) -> Flags:
+        return np.array([name.startswith(starts) for name in names], dtype=np.bool_)
+
+    def are(whole: str) -> Flags:
+        return np.array([name == whole for name in names], dtype=np.bool_)[scopes.name]
+
+    passes = named(FORWARD, BACKWARD)[scopes.name]
+    microbatch = np.where(are(MISNUMBERED), NOT_APPLICABLE, scopes.microbatch)
     if not passes.any():
-        passes = (texts[scopes.name] == DECODER) & (scopes.depth == 1)
+        passes = are(DECODER) & (scopes.depth == 1)
         microbatch[passes] = running_numbers(scopes.step[passes])
     if not passes.any():
         return microbatch, np.zeros(len(passes), dtype=np.bool_)
-    begin, end = scopes.row[passes], scopes.row_end[passes]
-    around = np.searchsorted(begin, scopes.row, side="right") - 1
+    end = scopes.row_end[passes]
+    around = np.cumsum(passes) - 1  # scopes stand in the order of their begins
     inside = (around >= 0) & (scopes.row <= end[around])
     within = np.where(inside, microbatch[passes][around], NOT_APPLICABLE)
-    backward = np.char.startswith(texts[scopes.name[passes]], "backward")[around]
+    backward = named(BACKWARD)[scopes.name[passes]][around]
     return np.where(microbatch < 0, within, microbatch), inside & backward & ~passes
 
 
