@@ -267,14 +267,14 @@ def critical_path(replay: Replay) -> CriticalPath:
         ends[node] = np.broadcast_to(end[:, 0], shape[1:])
 
     sweep(replay.graph, replay.traced_row, observe=note)
-    walk = _Walk(replay.graph, ends)
+    walk = _WalkBack(replay.graph, ends)
     return CriticalPath(
         replay=replay,
         steps=tuple(_recorded(replay, step, walk.chain(step)) for step in range(shape[2])),
     )
 
 
-class _Walk:
+class _WalkBack:
     """Walks from the end of a step to its begin. `ends` (node, lane, step) are replayed."""
 
     def __init__(self, graph: Graph, ends: Floats) -> None:

@@ -75,7 +75,7 @@ class DraftNode:
 
 
 @dataclass(kw_only=True)
-class StageProgram:
+class StageDraft:
     """Nodes of a stage in program order; the last one is the end of the iteration."""
 
     stage: int
@@ -84,13 +84,13 @@ class StageProgram:
     """Axes whose groups were seen to communicate, and in which types of passes."""
 
 
-def stage_program(stack: Stack, spans: SpanColumns, stage: int, lane: int) -> StageProgram:
+def stage_draft(stack: Stack, spans: SpanColumns, stage: int, lane: int) -> StageDraft:
     """Walk the marks of `lane` and weigh every node on all lanes."""
-    walk = _Walk(stack, spans, stage, lane)
+    walk = _WalkOverMarks(stack, spans, stage, lane)
     for number in range(walk.num_marks):
         walk.visit(number)
     walk.finish()
-    return walk.program
+    return walk.draft
 
 
 class _Open(NamedTuple):
@@ -106,13 +106,13 @@ _OUTSIDE = _Open(HOST, NOT_APPLICABLE, NOT_APPLICABLE, NO_MARK)
 """Where the walk is when nothing is open: between passes."""
 
 
-class _Walk:
+class _WalkOverMarks:
     """State of the walk: what the next work waits for, and what it is part of."""
 
     def __init__(self, stack: Stack, spans: SpanColumns, stage: int, lane: int) -> None:
         marks, own = stack.marks, stack.stages[stage]
         self.spans = spans
-        self.program = StageProgram(stage=stage)
+        self.draft = StageDraft(stage=stage)
         self.present = own.present
         self.num_marks = own.index.shape[2]
         template = own.index[lane, 0]
@@ -189,8 +189,8 @@ class _Walk:
         for times in (draft.weight_ns, draft.duration_ns):
             if times is not None:
                 times[~self.present] = np.nan
-        self.program.nodes.append(draft)
-        return len(self.program.nodes) - 1
+        self.draft.nodes.append(draft)
+        return len(self.draft.nodes) - 1
 
     def _work(self, mark: int, until: Floats) -> None:
         """Add local work up to a mark, or to the end; none where no rank has time for it.
@@ -215,14 +215,14 @@ class _Walk:
             if part[self.present].any():
                 self._local(within._replace(optype=kind), part)
         self._local(within, rest - pauses)
-        self.program.nodes[-1].ends_at = mark
+        self.draft.nodes[-1].ends_at = mark
 
     def _local(self, within: _Open, weight_ns: Floats) -> None:
         """Add local work, which waits for all before it on its rank."""
         optype, microbatch, chunk, mark = within
         place = (optype, microbatch, chunk)
         node = Node(
-            stage=self.program.stage,
+            stage=self.draft.stage,
             optype=optype,
             is_local=True,
             microbatch=microbatch,
@@ -258,11 +258,11 @@ class _Walk:
         is_message = spans.kind[row] == Kind.P2P
         duration = spans.duration_ns[self.lane_rows[:, :, number]].astype(np.float64)
         if self.open:
-            self.program.talks_in.add((group, self.open[-1].optype))
+            self.draft.talks_in.add((group, self.open[-1].optype))
         waited = spans.wait_ns[self.lane_rows[:, :, number]].astype(np.float64)
         transfer = np.where(waited >= 0, duration - waited, np.nan)
         node = Node(
-            stage=self.program.stage,
+            stage=self.draft.stage,
             optype=f"{direction or 'message'}-{op}" if is_message else f"{group}-{op}",
             is_local=False,
             microbatch=int(spans.microbatch[row]),
@@ -289,7 +289,7 @@ class _Walk:
         waited = self.spans.wait_ns[self.lane_rows[:, :, posted]].astype(np.float64)
         begun = (self.time[:, :, posted] + np.maximum(waited, 0.0)).max(axis=2)
         for number, node in zip(posted, self.waits_for, strict=True):
-            draft = self.program.nodes[node]
+            draft = self.draft.nodes[node]
             if not draft.is_collective:
                 draft.weight_ns = np.maximum(self.end[:, :, number] - begun, 0.0)
                 draft.weight_ns[~self.present] = np.nan
@@ -446,16 +446,16 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
     stack = stack_marks(timeline)
     spans = SpanColumns.of(timeline, stack.marks)
     lane = stack.complete_lane
-    programs = [stage_program(stack, spans, number, lane) for number in range(len(stack.stages))]
-    nodes, dependencies, weights = _joined_programs(programs)
-    drafts = [draft for program in programs for draft in program.nodes]
+    stages = [stage_draft(stack, spans, number, lane) for number in range(len(stack.stages))]
+    nodes, dependencies, weights = _joined_stages(stages)
+    drafts = [draft for stage in stages for draft in stage.nodes]
     partitions = _partitions(timeline, stack, drafts)
     graph = Graph(
         nodes=nodes,
         dependencies=dependencies,
         groups=tuple(_groups(drafts, partitions)),
         partitions=partitions,
-        finish=tuple((np.cumsum([len(program.nodes) for program in programs]) - 1).tolist()),
+        finish=tuple((np.cumsum([len(stage.nodes) for stage in stages]) - 1).tolist()),
     )
     _take_shortest_transfers(graph, drafts, weights, _clock_error_s(timeline))
     _fill_missing(weights)
@@ -475,7 +475,7 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
         columns=np.array([place.dp for place in places]),
         row_labels=tuple(_row_label(layout, place) for place in places),
         shared_work=shared,
-        entangled=_entangled(layout, stack, programs),
+        entangled=_entangled(layout, stack, stages),
         notes=stack.notes + note,
     )
 
@@ -493,20 +493,19 @@ def _row_label(layout: Layout, place: Coordinates) -> str:
     return " ".join(f"{axis.upper()}{getattr(place, axis)}" for axis in used)
 
 
-def _joined_programs(
-    programs: list[StageProgram],
+def _joined_stages(
+    stages: list[StageDraft],
 ) -> tuple[tuple[Node, ...], tuple[tuple[int, ...], ...], Floats]:
     """Return nodes and dependencies of all stages, numbered from 0, and weights in seconds."""
     nodes: list[Node] = []
     dependencies: list[tuple[int, ...]] = []
-    for program in programs:
+    for stage in stages:
         offset = len(nodes)
-        nodes.extend(draft.node for draft in program.nodes)
+        nodes.extend(draft.node for draft in stage.nodes)
         dependencies.extend(
-            tuple(sorted(number + offset for number in draft.dependencies))
-            for draft in program.nodes
+            tuple(sorted(number + offset for number in draft.dependencies)) for draft in stage.nodes
         )
-    weights = np.stack([draft.weight_ns for program in programs for draft in program.nodes])
+    weights = np.stack([draft.weight_ns for stage in stages for draft in stage.nodes])
     return tuple(nodes), tuple(dependencies), weights * _NS
 
 
@@ -612,13 +611,11 @@ def _measured(stack: Stack) -> Floats:
     return np.asarray((ends.max(axis=0) - begins.max(axis=0)) * _NS)
 
 
-def _entangled(
-    layout: Layout, stack: Stack, programs: list[StageProgram]
-) -> Mapping[str, Partition]:
+def _entangled(layout: Layout, stack: Stack, stages: list[StageDraft]) -> Mapping[str, Partition]:
     """Return, by type of pass, which lanes wait for each other unseen in passes of the type: those
     of a TP or EP group whose communication was not traced there.
     """
-    seen = {one for program in programs for one in program.talks_in}
+    seen = {one for stage in stages for one in stage.talks_in}
     lanes = [int(rank) for rank in stack.ranks[0]]
     found = {}
     for optype in (FORWARD, BACKWARD):

@@ -24,11 +24,11 @@ from megascan.cli.options import (
     add_scheduler_argument,
     add_selection_arguments,
     aggregate_folder,
-    chain_of,
     check_ranks,
     detect_in,
     is_tuned,
-    marks_of,
+    marks_of_findings,
+    path_hops,
     ranks_in_focus,
     selection_from,
     settings_from,
@@ -136,7 +136,7 @@ def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) ->
     say(render_text(summary))
     marks: list[Mark] = []
     whole = sharded.whole() if arguments.path else None
-    chain = [] if whole is None else chain_of(whole)
+    chain = [] if whole is None else path_hops(whole)
     record: dict[str, Json] = {"aggregate": summary.to_json()} if arguments.json else {}
     if settings is not None:
         from detect import render_text as render_verdict
@@ -148,7 +148,7 @@ def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) ->
         said = timeline.completeness.notes  # in the summary
         new = tuple(note for note in report.notes if note not in said)
         say(render_verdict(replace(report, notes=new).with_look(look)))
-        marks = marks_of(report, sharded.ends)
+        marks = marks_of_findings(report, sharded.ends)
         record["detect"] = report.to_json()
     sharded = sharded.for_drawing()
     with stage(f"writing {output}"):

@@ -298,7 +298,7 @@ class Look:
         return f"{self.command} --at {rank}:{iteration}"
 
 
-def marks_of(report: Report, spans: pa.Table) -> list[Mark]:
+def marks_of_findings(report: Report, spans: pa.Table) -> list[Mark]:
     """Draw every finding on its ranks: one slice for each stretch of iterations in which it was
     active.
 
@@ -330,7 +330,7 @@ def _mark(finding: Finding, rank: int, start_ns: np.int64, end_ns: np.int64) -> 
     )
 
 
-def chain_of(timeline: Timeline) -> list[Hop]:
+def path_hops(timeline: Timeline) -> list[Hop]:
     """Draw the critical path of every iteration that can be replayed."""
     from detect.whatif import replay_of_timeline
     from detect.whatif.path import critical_path, pieces

@@ -154,9 +154,9 @@ def _view(arguments: argparse.Namespace) -> Iterator[tuple[Screen, Live] | None]
     if not arguments.tui:
         yield None
         return
-    from megascan.watch.screen import opened
+    from megascan.watch.screen import open_screen
 
-    with opened() as view:
+    with open_screen() as view:
         yield view
 
 
@@ -218,7 +218,7 @@ def _printer(
     """Return a function that prints an event: as JSON, as a line of the log, or on the screen."""
     import orjson
 
-    from megascan.watch.delivery import text_of
+    from megascan.watch.delivery import line_of
 
     def tell(record: Mapping[str, Any]) -> None:
         now = time.time()
@@ -226,9 +226,9 @@ def _printer(
             say(orjson.dumps({"time": round(now, 3), **record}).decode())
         elif screen is None:
             moment = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M:%S")
-            say(f"{moment}  {text_of(record)}")
+            say(f"{moment}  {line_of(record)}")
         elif record["event"] != "verdict":
-            screen.note(text_of(record))
+            screen.note(line_of(record))
 
     return tell
 

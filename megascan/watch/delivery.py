@@ -92,7 +92,7 @@ def verdict_event(judgement: Judgement, holding: Sequence[Account]) -> dict[str,
     }
 
 
-def text_of(record: Mapping[str, Any]) -> str:
+def line_of(record: Mapping[str, Any]) -> str:
     """Return an event in one line for people."""
     return _verdict(record) if record["event"] == "verdict" else str(record["text"])
 

@@ -168,7 +168,7 @@ def _framed(content: RenderableType, title: str) -> RenderableType:
 
 
 @contextmanager
-def opened() -> Iterator[tuple[Screen, Live]]:
+def open_screen() -> Iterator[tuple[Screen, Live]]:
     """Take over the terminal. Raises MissingError without rich, UsageError without a terminal."""
     try:
         from rich.console import Console
