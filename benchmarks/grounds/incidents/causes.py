@@ -18,13 +18,16 @@ from benchmarks.grounds.incidents.troubles import Trouble
 Where = tuple[tuple[int, ...], str]
 """Ranks, and the name of their host where the whole of it is at fault."""
 
+_MOST_STARVED = 40.0
+"""How many times longer launching takes at most: a thread that gets one time slice in forty."""
+
 
 def starving(job: Job, rng: Rng, low: float, high: float) -> float:
     """Return how many times longer launching takes that is `low` to `high` times what it may take
     until the device stands still.
     """
-    times = float(np.exp(rng.uniform(np.log(low), np.log(high))))
-    return max(1.5, times * job.pass_s / job.launch_s)
+    times = _log_uniform(rng, low, high)
+    return min(_MOST_STARVED, max(1.5, times * job.pass_s / job.launch_s))
 
 
 def _one(job: Job, rng: Rng) -> int:
@@ -212,7 +215,7 @@ def memory_pressure(job: Job, rng: Rng) -> Trouble:
 
 def storage(job: Job, rng: Rng) -> Trouble:
     """Read from a slow mount on one host."""
-    factor = float(rng.uniform(3, 12)) / job.loader_share
+    factor = max(1.5, _log_uniform(rng, 1.4, 6) / job.loader_share)
     return _slow(("storage", "loader"), _host_of(job, _reader(job, rng)), "loader", factor)
 
 
@@ -225,7 +228,7 @@ def _reader(job: Job, rng: Rng) -> int:
 
 def dead_workers(job: Job, rng: Rng) -> Trouble:
     """Leave one rank with one of its workers that read."""
-    factor = float(rng.uniform(3, 8)) / job.loader_share
+    factor = max(1.5, _log_uniform(rng, 1.3, 5) / job.loader_share)
     return _slow(("loader", "loader"), ((_reader(job, rng),), ""), "loader", factor)
 
 

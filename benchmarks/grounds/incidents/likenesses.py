@@ -231,7 +231,7 @@ def hot_expert(job: Job, rng: Rng) -> tuple[Job, tuple[Trouble, ...]]:
 
 def shared_storage(job: Job, rng: Rng) -> Trouble:
     """Slow the storage that all ranks read from."""
-    factor = float(rng.uniform(3, 8)) / job.loader_share
+    factor = max(1.5, float(rng.uniform(1.5, 5.0)) / job.loader_share)
     return _own(
         "storage",
         "loader",
