@@ -19,7 +19,7 @@ its counterpart carry the same running number, which counts the messages of an i
 receiver, direction). The microbatch and chunk of a received tensor are known when the schedule uses
 it; both are those of the receiver.
 
-Optimizer steps, checkpoint saves and garbage collections are the host's work next to the passes.
+Checkpoint saves and garbage collections are the host's work next to the passes.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from megascan.vocabulary import (
     SAVE_CHECKPOINT,
     backward_of,
     collection_of,
+    message_name,
     recompute_of,
 )
 
@@ -550,7 +551,7 @@ class PointToPoint:
         def leave(call: Call, result: object) -> object:
             transfer = cast(_Transfer, transfer_of(call))
             tensor = cast("torch.Tensor", tensor_of(call))
-            name = f"{transfer.operation}_{transfer.direction}"
+            name = message_name(transfer.operation, transfer.direction)
             group = self._groups.name(parallel_state.get_pipeline_model_parallel_group())
             arguments: Arguments = {
                 "op": str(transfer.operation),

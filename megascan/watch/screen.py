@@ -30,7 +30,7 @@ _FULL_BAR_RATIO = 0.5
 _KEPT_LINES = 50
 _FRAME, _FRAME_LINES = 4, 2
 """Columns and lines that a panel's frame takes."""
-_SHARE_OF_FINDINGS, _SHARE_OF_EVENTS = 3, 4
+_FINDINGS_DIVISOR, _EVENTS_DIVISOR = 3, 4
 """Findings take at most a third of the height, events at most a quarter of the rest."""
 
 
@@ -57,8 +57,8 @@ class Screen:
         width, height = self.console.size
         found = self._findings(watcher)
         num_lines = len(found.wrap(self.console, width - _FRAME))
-        findings = _FRAME_LINES + min(num_lines, height // _SHARE_OF_FINDINGS)
-        num_events = min(max(1, len(self.events)), max(2, (height - findings) // _SHARE_OF_EVENTS))
+        findings = _FRAME_LINES + min(num_lines, height // _FINDINGS_DIVISOR)
+        num_events = min(max(1, len(self.events)), max(2, (height - findings) // _EVENTS_DIVISOR))
         layout = Layout()
         layout.split_column(
             Layout(self._head(watcher), size=_FRAME_LINES + 1),
