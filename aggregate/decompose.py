@@ -174,15 +174,16 @@ def decompose(spans: pa.Table, match: RowNumbers, wait_ns: Integers) -> Parts:
     transfer = transfers(spans, wait)
     communication = equals(spans, "kind", *COMMUNICATION_KINDS)
     inside = communication & (numbers(spans, "track") != Track.OVERLAPPED)
-    self_ns, self_cpu_ns = self_times(
+    self_ns, self_cpu_ns = np.full((2, spans.num_rows), NOT_APPLICABLE, dtype=np.int64)
+    work = np.flatnonzero(~communication)
+    self_ns[work], self_cpu_ns[work] = self_times(
         numbers(spans, "rank"),
         numbers(spans, "start_ns"),
         numbers(spans, "duration_ns"),
         numbers(spans, "cpu_ns"),
-        inside,
+        inside=inside,
+        work=work,
     )
-    self_ns[communication] = NOT_APPLICABLE
-    self_cpu_ns[communication] = NOT_APPLICABLE
     return Parts(matches, wait, transfer, self_ns, self_cpu_ns)
 
 
@@ -191,9 +192,11 @@ def self_times(
     start_ns: Integers,
     duration_ns: Integers,
     cpu_ns: Integers,
+    *,
     inside: Flags,
+    work: Integers,
 ) -> tuple[Integers, Integers]:
-    """Return (self_ns, self_cpu_ns) of each span of a table ordered by (rank, start).
+    """Return (self_ns, self_cpu_ns) of the spans in rows `work`; all are ordered by (rank, start).
 
     `inside` marks the spans to be taken out of the spans around them. The CPU time of a span is
     taken to be spread evenly.
@@ -202,7 +205,10 @@ def self_times(
     start = axis.place(rank, start_ns)
     end = start + duration_ns
     cover = Cover.of(start[inside], end[inside], np.maximum(cpu_ns[inside], 0).astype(np.float64))
-    self_ns = duration_ns - cover.length_within(start, end)
+    start, end, cpu_ns = start[work], end[work], cpu_ns[work]
+    self_ns = duration_ns[work] - cover.length_within(start, end)
+    if (cpu_ns < 0).all():  # on a GPU
+        return self_ns, np.full_like(self_ns, NOT_APPLICABLE)
     cpu_inside = np.rint(cover.amount_within(start, end)).astype(np.int64)
     self_cpu = np.where(cpu_ns >= 0, np.maximum(cpu_ns - cpu_inside, 0), NOT_APPLICABLE)
     return self_ns, self_cpu

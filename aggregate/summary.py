@@ -240,6 +240,8 @@ def _layers(on_cpu: Collection[int], spans: _Spans) -> Iterator[tuple[str, Integ
 
 
 def _communication_layers(spans: _Spans, rows: Flags) -> Iterator[tuple[str, Integers, Integers]]:
+    if not rows.any():
+        return
     split = rows & (spans.wait_ns >= 0)
     end = spans.end[split]
     yield "transfer", end - spans.transfer_ns[split], end
@@ -271,12 +273,15 @@ def _off_core(
     The first array is the time in which the thread waited, as overlapped communication was under
     way; the second is all other time.
     """
+    compute = np.flatnonzero(spans.compute)
+    timed = spans.cpu_ns[compute] >= 0
+    if not timed.any():  # on a GPU
+        return np.zeros_like(windows.start), np.zeros_like(windows.start)
     hidden = spans.communication & ~spans.overlapped
     hidden |= spans.host & np.isin(spans.rank, sorted(on_cpu))
     above = Cover.of(*spans.chosen(hidden), np.maximum(spans.cpu_ns[hidden], 0).astype(np.float64))
-    compute = np.flatnonzero(spans.compute)
     low, high = new_parts(spans.start[compute], spans.end[compute])
-    kept = (high > low) & (spans.cpu_ns[compute] >= 0)
+    kept = (high > low) & timed
     compute, low, high = compute[kept], low[kept], high[kept]
     visible = high - low - above.length_within(low, high)
     share = (high - low) / (spans.end[compute] - spans.start[compute])

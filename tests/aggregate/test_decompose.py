@@ -201,7 +201,8 @@ def test_self_time_equals_counting_nanoseconds(drawn):
     rows = sorted((rank, start, -length, inside) for rank, start, length, inside in drawn)
     rank, start, negative, inside = (np.array(column) for column in zip(*rows, strict=True))
     duration = -negative
-    own, _ = self_times(rank, start, duration, np.full(len(rows), -1), inside)
+    every, untimed = np.arange(len(rows)), np.full(len(rows), -1)
+    own, _ = self_times(rank, start, duration, untimed, inside=inside, work=every)
     for row, value in enumerate(own):
         taken = {
             at
