@@ -125,7 +125,8 @@ def test_a_variation_has_one_slow_chip_and_no_trouble(tmp_path: Path) -> None:
     varied = incidents.write_varied(case, slow, tmp_path)
     ratio = np.median(varied / sound, axis=1)
     assert 1.25 < ratio[1] <= 1.5
-    assert np.allclose(np.delete(ratio, 1), 1.0, atol=1e-9)
+    # others overlap with collectives for longer or shorter, and no more
+    assert np.allclose(np.delete(ratio, 1), 1.0, atol=0.03)
     assert len(read_trace(tmp_path).headers) == case.num_ranks
 
 

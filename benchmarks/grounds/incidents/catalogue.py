@@ -73,13 +73,14 @@ _ANY = Wants()
 _LONG = Wants(least_iterations=6)
 _MEGATRON = Wants(forms=("megatron",))
 _HOSTS = Wants(hosts=2)
+_NICS = Wants(hosts=2, network=True)
 _FAULTS = (
     Recipe("gpu_clock", 8, _ANY, _with(causes.thermal)),
     Recipe("power_cap", 5, _ANY, _with(causes.power_cap)),
     Recipe("power_brake", 5, _HOSTS, _with(causes.power_brake)),
     Recipe("memory_stack", 6, _ANY, _with(causes.memory_stack)),
     Recipe("ecc_pauses", 4, _LONG, _with(causes.ecc_pauses)),
-    Recipe("pcie", 4, _HOSTS, _with(causes.pcie)),
+    Recipe("pcie", 4, _NICS, _with(causes.pcie)),
     Recipe(
         "nvlink",
         6,
@@ -87,10 +88,14 @@ _FAULTS = (
         _with(causes.nvlink),
     ),
     Recipe("nvswitch", 3, Wants(hosts=2, tensor=True, forms=("megatron",)), _with(causes.nvswitch)),
-    Recipe("nic", 8, Wants(hosts=4), _with(causes.nic)),
-    Recipe("link_flap", 4, Wants(hosts=4, least_iterations=6), _with(causes.flapping)),
-    Recipe("rail", 4, Wants(hosts=4), _with(causes.wrong_rail)),
-    Recipe("pfc_storm", 3, Wants(hosts=4, least_iterations=4), _with(causes.pfc_storm)),
+    Recipe("nic", 8, Wants(hosts=4, network=True), _with(causes.nic)),
+    Recipe(
+        "link_flap", 4, Wants(hosts=4, network=True, least_iterations=6), _with(causes.flapping)
+    ),
+    Recipe("rail", 4, Wants(hosts=4, network=True), _with(causes.wrong_rail)),
+    Recipe(
+        "pfc_storm", 3, Wants(hosts=4, network=True, least_iterations=4), _with(causes.pfc_storm)
+    ),
     Recipe("noisy_neighbour", 6, _ANY, _with(causes.neighbour)),
     Recipe("numa", 4, _ANY, _with(causes.misbound)),
     Recipe("cpu_quota", 4, _HOSTS, _with(causes.quota)),
@@ -109,11 +114,11 @@ _FAULTS = (
 )
 _SOUND = (
     Recipe("healthy", 26, _ANY, _sound(lambda job, _: job)),
-    Recipe("healthy: several hosts", 6, Wants(hosts=4), _sound(lambda job, _: job)),
+    Recipe("healthy: several hosts", 6, Wants(hosts=4, network=True), _sound(lambda job, _: job)),
     Recipe("healthy: restarted", 3, _HOSTS, _sound(likenesses.restarted)),
     Recipe("healthy: files missing", 4, _ANY, _sound(likenesses.incomplete)),
     Recipe("look_alike: jitter", 6, _ANY, _sound(likenesses.jitter)),
-    Recipe("look_alike: congestion", 5, _HOSTS, _sound(likenesses.congestion)),
+    Recipe("look_alike: congestion", 5, _NICS, _sound(likenesses.congestion)),
     Recipe("look_alike: stalls of NCCL", 4, _HOSTS, _sound(likenesses.stalls)),
     Recipe("look_alike: clocks wander", 5, _HOSTS, _sound(likenesses.clocks)),
     Recipe("look_alike: chips differ", 6, _ANY, _sound(likenesses.chips)),

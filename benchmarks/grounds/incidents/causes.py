@@ -124,16 +124,17 @@ def nvswitch(job: Job, rng: Rng) -> Trouble:
 
 
 def nic(job: Job, rng: Rng) -> Trouble:
-    """Run one NIC at half its rate, or at a quarter."""
+    """Run one NIC at half its rate, or at a quarter: some boards have one for two GPUs."""
     factor = float(pick(rng, {2.0: 3, 4.0: 2, 8.0: 1}))
-    return _slow(("nic", "link"), ((_one(job, rng),), ""), "nic", factor)
+    ranks = job.cluster.on_nic_of(_one(job, rng))
+    return _slow(("nic", "link"), (ranks, ""), "nic", factor)
 
 
 def flapping(job: Job, rng: Rng) -> Trouble:
     """Make one optical link flap: retransmissions while it does (10 to 40 % of the time)."""
     return _slow(
         ("link_flap", "link"),
-        ((_one(job, rng),), ""),
+        (job.cluster.on_nic_of(_one(job, rng)), ""),
         "nic",
         float(rng.uniform(5, 20)),
         share=float(rng.uniform(0.15, 0.4)),

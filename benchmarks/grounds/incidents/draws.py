@@ -29,6 +29,7 @@ class Wants:
 
     forms: tuple[str, ...] = ("megatron", "plain", "profile")
     hosts: int = 1
+    network: bool = False  # these hosts are joined by NICs only
     pipeline: bool = False
     experts: bool = False
     replicas: int = 1
@@ -70,7 +71,7 @@ def draw_job(rng: Rng, wants: Wants, seed: int) -> Job:
 
 
 def _has(job: Job, wants: Wants, form: str) -> bool:
-    num_hosts = len(np.unique(job.cluster.hosts))
+    num_hosts = len(np.unique(job.cluster.domains if wants.network else job.cluster.hosts))
     fits = num_hosts >= wants.hosts and job.layout.dp >= wants.replicas
     if form == "profile":  # profiles of large jobs are recorded of a few ranks at most
         fits &= job.layout.pp == 1 and job.num_ranks <= 16
@@ -205,6 +206,7 @@ def _noise(rng: Rng) -> Noise:
         stalls=pick(rng, {(0.0, 0.0): 4, (0.0006, 0.004): 2, (0.0003, 0.03): 1}),
         congestion=float(pick(rng, {0.0: 4, 0.08: 2, 0.25: 1})),
         host_sigma=float(pick(rng, {0.08: 2, 0.2: 2, 0.4: 1})),
+        interference=float(pick(rng, {0.0: 2, 0.03: 2, 0.08: 1})),
     )
 
 

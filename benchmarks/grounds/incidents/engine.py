@@ -85,14 +85,11 @@ class Hub:
         self._rng = rng
         self._posted: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
         self._ends: dict[object, Floats] = {}
-        cluster, lanes = job.cluster, job.lanes
+        domains, lanes = job.cluster.domains, job.lanes
         stages = job.layout.pp
         self._near = {
             (a, b): np.array(
-                [
-                    cluster.hosts[a * lanes + lane] == cluster.hosts[b * lanes + lane]
-                    for lane in range(lanes)
-                ]
+                [domains[a * lanes + lane] == domains[b * lanes + lane] for lane in range(lanes)]
             )
             for a in range(stages)
             for b in range(stages)
@@ -104,7 +101,7 @@ class Hub:
         self._ends.clear()
 
     def near(self, one: int, other: int) -> Floats:
-        """Return which lanes of two stages are on one host, 1 or 0."""
+        """Return which lanes of two stages NVLink joins, 1 or 0."""
         return self._near[one, other].astype(float)
 
     def post(self, key: tuple[object, ...], begin: Floats, slow: Floats) -> None:
@@ -149,7 +146,8 @@ class Groups:
             "expt_dp": grid.reshape(-1, layout.ep).T,
             "all": grid[None, :],
         }
-        hosts = job.cluster.hosts[list(job.ranks_of(stage))]
+        own = list(job.ranks_of(stage))
+        hosts, domains = job.cluster.hosts[own], job.cluster.domains[own]
         if job.trainer == "hsdp":
             shard = max(int((hosts == hosts[0]).sum()), 2)
             self.members["shard"] = grid.reshape(-1, shard)
@@ -161,7 +159,7 @@ class Groups:
             place = np.zeros(lanes, dtype=np.int64)
             place[members] = np.arange(len(members))[:, None]
             self.group_of[axis] = place
-            counts = [np.unique(hosts[row], return_counts=True)[1] for row in members]
+            counts = [np.unique(domains[row], return_counts=True)[1] for row in members]
             self.crosses[axis] = any(len(count) > 1 for count in counts)
             self.per_host[axis] = max(1, min(int(count.min()) for count in counts))
 
@@ -307,6 +305,10 @@ class Stage:
     ) -> None:
         seconds = costs[0] * self.rates["flop"] + costs[1] * self.rates["memory"]
         seconds = seconds * (scale * self.jitter() * self.extra)
+        if self.job.noise.interference and self.streams:
+            begin = np.maximum(self.device, self.host)
+            beside = np.max([end > begin for end in self.streams.values()], axis=0)
+            seconds = seconds * (1 + self.job.noise.interference * beside)
         begin = self.launch(launch_s)
         if num_kernels > 1:  # the last kernel cannot begin before it is launched
             self.launch(launch_s * (num_kernels - 1))

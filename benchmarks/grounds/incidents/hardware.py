@@ -54,6 +54,8 @@ ATTENTION_EFFICIENCY = 0.45
 MEMORY_EFFICIENCY = 0.75
 LINK_EFFICIENCY = 0.78
 """Share of a link's rate that NCCL's algorithms reach with large messages (nccl-tests)."""
+RACK = 72
+"""GPUs of a GB200 NVL72 rack, in trays of four: one NVLink domain."""
 NVLINK_LATENCY_S = 12e-6
 NIC_LATENCY_S = 28e-6
 
@@ -69,6 +71,19 @@ class Cluster:
     slots: Integers
     prefix: str
     nics_per_gpu: float = 1.0
+
+    @property
+    def domains(self) -> Integers:
+        """Return which ranks NVLink joins, (rank,): a host's, or a rack's of 72 GB200."""
+        if "GB200" in self.chip.name:
+            return np.asarray(np.arange(len(self.hosts)) // RACK)
+        return self.hosts
+
+    def on_nic_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks whose traffic to other hosts leaves by a rank's NIC."""
+        width = round(1 / self.nics_per_gpu)
+        place = self.slots // width == self.slots[rank] // width
+        return tuple(int(one) for one in np.flatnonzero((self.hosts == self.hosts[rank]) & place))
 
     def name_of(self, rank: int) -> str:
         """Return the name of a rank's host."""

@@ -25,7 +25,8 @@ class Noise:
     Kernels vary log-normally by `sigma`, a few (`tail_share`) take up to some times as long; a
     chip's products take `chip_spread` longer or shorter (one standard deviation). `link_sigma` and
     `stalls` (share of collectives, and seconds) are those of communication, `congestion` is how
-    much the network between hosts slows everybody down from iteration to iteration.
+    much the network between hosts slows everybody down from iteration to iteration. `interference`
+    is how much longer kernels take beside a collective, whose kernels hold multiprocessors.
     """
 
     sigma: float = 0.006
@@ -36,6 +37,7 @@ class Noise:
     stalls: tuple[float, float] = (0.0, 0.0)
     congestion: float = 0.0
     host_sigma: float = 0.12
+    interference: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
