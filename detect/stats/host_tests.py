@@ -226,6 +226,12 @@ def channel_tests(sides: Sides) -> Iterator[tuple[str, HostTest]]:
 
 
 def _test(sides: Sides, name: str, level: Floats) -> HostTest | None:
+    """Return the t test of a channel's `level` (row,); None for too few ranks on either side.
+
+    Most of the host's ranks must share half of the excess; of lost time all of them, or each must
+    exceed every other rank: pauses hit some ranks of a host more often than others, but next to no
+    rank of other hosts.
+    """
     is_log = name not in LOST
     known = np.isfinite(level)
     mine, others = level[sides.own & known], level[sides.control & known]
@@ -233,25 +239,33 @@ def _test(sides: Sides, name: str, level: Floats) -> HostTest | None:
         return None
     centre = float(np.median(others))
     effect = float(np.mean(mine)) - centre
-    usual = HOSTS.spread_log if is_log else HOSTS.spread_share
-    usual = SLOW_PACE.spread_log if name == PACE else usual
-    spread = max(float(np.std(others, ddof=1)), usual)
-    error, degrees = spread * float(np.sqrt(1 / len(mine) + 1 / len(others))), len(others) - 1.0
-    host = sides.host[sides.control & known]
-    num_ranks = np.bincount(host)
-    means = (np.bincount(host, weights=others) / np.maximum(num_ranks, 1))[num_ranks > 0]
-    if len(means) >= HOSTS.min_control:
-        by_hosts = float(np.std(means, ddof=1) * np.sqrt(1 + 1 / len(means)))
-        if by_hosts > error:
-            error, degrees = by_hosts, len(means) - 1.0
+    error, degrees = _error(name, len(mine), others, sides.host[sides.control & known])
     least = HOSTS.most_of_host_share if is_log else 1.0
     is_shared = float(np.mean(mine - centre >= 0.5 * effect)) >= least
-    # pauses hit some ranks of the host more often than others, but next to no rank of other hosts
     is_apart = not is_log and float(mine.min() - others.max()) >= HOSTS.least_apart_share
     # a loader far slower than others on its host is the fault of one rank, not of the host
     is_apart &= name != LOADER or float(mine.max()) < HOSTS.unlike_ratio * float(mine.min())
     p_value = float(special.stdtr(degrees, -effect / error)) if is_shared or is_apart else 1.0
     return HostTest(effect, error, p_value)
+
+
+def _error(name: str, num_own: int, others: Floats, host: Integers) -> tuple[float, float]:
+    """Return the standard error of a host's excess, and its degrees of freedom.
+
+    It is that of the `num_own` ranks' mean by the spread of the `others` (row,), or by the spread
+    of the means of their `host` (row,), whichever is larger.
+    """
+    usual = HOSTS.spread_share if name in LOST else HOSTS.spread_log
+    usual = SLOW_PACE.spread_log if name == PACE else usual
+    spread = max(float(np.std(others, ddof=1)), usual)
+    error, degrees = spread * float(np.sqrt(1 / num_own + 1 / len(others))), len(others) - 1.0
+    num_ranks = np.bincount(host)
+    means = (np.bincount(host, weights=others) / np.maximum(num_ranks, 1))[num_ranks > 0]
+    if len(means) >= HOSTS.min_control:
+        by_hosts = float(np.std(means, ddof=1) * np.sqrt(1 + 1 / len(means)))
+        if by_hosts > error:
+            return by_hosts, len(means) - 1.0
+    return error, degrees
 
 
 def _test_of_few(sides: Sides, name: str, over: Over) -> HostTest | None:

@@ -176,6 +176,7 @@ class Budget:
         return ((self._current_iteration() - 1) // interval + ahead) * interval + 1
 
     def _say(self, cost: Overhead, level: Level | None) -> None:
+        """Warn of the cost, and say what is lowered for it, or once that nothing more can be."""
         if cost.run is None or self._at_the_end:
             return
         asked = "--trace-budget " if self._config.budget_ratio else ""
@@ -189,24 +190,14 @@ class Budget:
             if not asked:
                 why = "no fewer layers can be recorded; --trace-budget SHARE lowers the rest"
             logger.warning("%s, and %s", text, why)
-        elif level.layer_stride != self._level.layer_stride:
-            logger.warning(
-                "%s; modules of one layer in %d only from iteration %d on",
-                text,
-                level.layer_stride,
-                level.from_iteration,
-            )
-        elif level.granularity is not self._level.granularity:
-            logger.warning(
-                "%s; granularity %s from iteration %d on",
-                text,
-                level.granularity,
-                level.from_iteration,
-            )
-        else:
-            logger.warning(
-                "%s; a window every %d iterations from iteration %d on",
-                text,
-                level.interval,
-                level.from_iteration,
-            )
+            return
+        what, first = self._what_is_left(level), level.from_iteration
+        logger.warning("%s; %s from iteration %d on", text, what, first)
+
+    def _what_is_left(self, level: Level) -> str:
+        """Return in words what the next level records less of: "granularity base"."""
+        if level.layer_stride != self._level.layer_stride:
+            return f"modules of one layer in {level.layer_stride} only"
+        if level.granularity is not self._level.granularity:
+            return f"granularity {level.granularity}"
+        return f"a window every {level.interval} iterations"
