@@ -170,7 +170,7 @@ def estimate_noise(value: Floats, excluded: Flags, usual: Usual) -> Noise:
     sound = value[~excluded]
     if not np.isfinite(sound).any():  # a suspect and nobody else to compare
         sound = value
-    again = min(robust.repetition(sound), NOISE.max_repetition)
+    again = min(repetition(sound), NOISE.max_repetition)
     pooled = _burst_size(sound) if usual.bursty else _pooled(sound, again)
     sigma = np.fmax(np.fmax(_noise_of_each_rank(value, again), pooled), usual.floor)
     inflation = (1.0 + again) / (1.0 - again)
@@ -201,7 +201,7 @@ def _noise_of_each_rank(value: Floats, again: float) -> Floats:
     """
     if value.shape[1] < NOISE.min_own_iterations:
         return np.full(len(value), np.nan)
-    by_steps = robust.step_noise(value) / np.sqrt(1.0 - again)
+    by_steps = step_noise(value) / np.sqrt(1.0 - again)
     return np.asarray(np.fmin(by_steps, robust.spread(value, axis=1)), dtype=np.float64)
 
 
@@ -215,7 +215,7 @@ def _pooled(value: Floats, again: float) -> float:
     by_level = float(ROBUST.mad_to_sigma * robust.median(np.abs(centred))) * correction
     if num_iterations < NOISE.min_own_iterations:
         return by_level if np.isfinite(by_level) else 0.0
-    by_steps = float(robust.median(robust.step_noise(value))) / np.sqrt(1.0 - again)
+    by_steps = float(robust.median(step_noise(value))) / np.sqrt(1.0 - again)
     return float(np.nan_to_num(min(by_level, NOISE.max_step_ratio * by_steps)))
 
 
@@ -248,3 +248,48 @@ def _between(sound: Floats, explained: float, usual: Usual) -> tuple[float, floa
     degrees = max(belief + weight, 1.0)
     variance = (belief * usual.spread**2 + weight * own) / degrees
     return float(np.sqrt(variance)), degrees
+
+
+def step_noise(series: Floats) -> Floats:
+    """Return the noise of each row of (row, iteration) from differences of neighbours.
+
+    A step in the series (a fault that begins) touches one difference only. A mean of squares, large
+    ones cut, is twice as exact as a median deviation, which bounds the mean where steps are many.
+    """
+    steps = np.abs(np.diff(series, axis=1))
+    typical = ROBUST.mad_to_sigma * robust.median(steps, axis=1)
+    squares = robust.mean(np.minimum(steps, ROBUST.step_cut_sigmas * typical[:, None]) ** 2, axis=1)
+    return np.asarray(
+        np.minimum(np.sqrt(squares), ROBUST.step_bound_ratio * typical) / np.sqrt(2.0)
+    )
+
+
+def repetition(series: Floats) -> float:
+    """Return the lag-1 correlation r of noise in (row, iteration), 0 to 1, of all rows together.
+
+    For noise that repeats itself from one iteration to the next, squared differences over two
+    iterations are (1 + r) times those over one. Large differences are cut. Changes that last are
+    left out: a change is one large difference over one iteration, but two over two iterations, and
+    would look like an r. An r that may be chance (within two standard errors) is drawn to 0.
+    """
+    if series.shape[1] < ROBUST.min_repetition_iterations:
+        return 0.0
+    one, two = (series[:, lag:] - series[:, :-lag] for lag in (1, 2))
+    limit = ROBUST.cut_sigmas * ROBUST.mad_to_sigma * float(robust.median(np.abs(one)))
+    lasting = _lasting(series, one, limit)
+    one, two = np.clip(one, -limit, limit), np.clip(two, -limit, limit)
+    one[lasting] = np.nan
+    two[lasting[:, 1:] | lasting[:, :-1]] = np.nan
+    near, far = float(robust.mean(one**2)), float(robust.mean(two**2))
+    if not near > 0 or not np.isfinite(far):
+        return 0.0
+    again = float(np.clip(far / near - 1.0, 0.0, 1.0))
+    by_chance = 2.0 * ROBUST.repetition_error / np.sqrt(max(int(np.isfinite(one).sum()), 1))
+    return float(again * min(1.0, again / by_chance))
+
+
+def _lasting(series: Floats, steps: Floats, limit: float) -> Flags:
+    """Mark large steps that lead to another level: the medians of three on either side differ."""
+    smooth = np.pad(robust.three_point_median(series), ((0, 0), (1, 1)), mode="edge")
+    change = np.abs(smooth[:, 3:] - smooth[:, :-3])
+    return np.asarray((np.abs(steps) > limit) & (change > limit))

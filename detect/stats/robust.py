@@ -127,51 +127,6 @@ def _without(ordered: Floats, own: Integers, index: Integers) -> Floats:
     return np.asarray(np.take_along_axis(ordered, shifted, axis=0), dtype=np.float64)
 
 
-def step_noise(series: Floats) -> Floats:
-    """Return the noise of each row of (row, iteration) from differences of neighbours.
-
-    A step in the series (a fault that begins) touches one difference only. A mean of squares, large
-    ones cut, is twice as exact as a median deviation, which bounds the mean where steps are many.
-    """
-    steps = np.abs(np.diff(series, axis=1))
-    typical = ROBUST.mad_to_sigma * median(steps, axis=1)
-    squares = mean(np.minimum(steps, ROBUST.step_cut_sigmas * typical[:, None]) ** 2, axis=1)
-    return np.asarray(
-        np.minimum(np.sqrt(squares), ROBUST.step_bound_ratio * typical) / np.sqrt(2.0)
-    )
-
-
-def repetition(series: Floats) -> float:
-    """Return the lag-1 correlation r of noise in (row, iteration), 0 to 1, of all rows together.
-
-    For noise that repeats itself from one iteration to the next, squared differences over two
-    iterations are (1 + r) times those over one. Large differences are cut. Changes that last are
-    left out: a change is one large difference over one iteration, but two over two iterations, and
-    would look like an r. An r that may be chance (within two standard errors) is drawn to 0.
-    """
-    if series.shape[1] < ROBUST.min_repetition_iterations:
-        return 0.0
-    one, two = (series[:, lag:] - series[:, :-lag] for lag in (1, 2))
-    limit = ROBUST.cut_sigmas * ROBUST.mad_to_sigma * float(median(np.abs(one)))
-    lasting = _lasting(series, one, limit)
-    one, two = np.clip(one, -limit, limit), np.clip(two, -limit, limit)
-    one[lasting] = np.nan
-    two[lasting[:, 1:] | lasting[:, :-1]] = np.nan
-    near, far = float(mean(one**2)), float(mean(two**2))
-    if not near > 0 or not np.isfinite(far):
-        return 0.0
-    again = float(np.clip(far / near - 1.0, 0.0, 1.0))
-    by_chance = 2.0 * ROBUST.repetition_error / np.sqrt(max(int(np.isfinite(one).sum()), 1))
-    return float(again * min(1.0, again / by_chance))
-
-
-def _lasting(series: Floats, steps: Floats, limit: float) -> Flags:
-    """Mark large steps that lead to another level: the medians of three on either side differ."""
-    smooth = np.pad(three_point_median(series), ((0, 0), (1, 1)), mode="edge")
-    change = np.abs(smooth[:, 3:] - smooth[:, :-3])
-    return np.asarray((np.abs(steps) > limit) & (change > limit))
-
-
 def three_point_median(series: Floats) -> Floats:
     """Return the running median of three along the last axis: single odd iterations vanish."""
     if series.shape[-1] < 3:

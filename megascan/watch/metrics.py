@@ -3,7 +3,7 @@
 Metrics are declared once: name, kind, meaning, labels; docs/watch.md lists them.
 
 Names follow Prometheus's conventions: base units (seconds, ratios) and `_total` for counters. The
-number of series is bounded: 32 findings (the detector's own bound), one series a cause, and all
+number of series is bounded: as many findings as the detector finds, one series a cause, and all
 ranks or, of more than `MOST_RANKS`, the slowest.
 
     GET /metrics    the newest values, text format
@@ -21,6 +21,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from detect.report import Verdict
+from detect.thresholds import DetectorSettings
 from megascan.errors import ConfigError, MissingError
 from megascan.watch.accounts import Account
 from megascan.watch.hang import Hang
@@ -31,8 +33,7 @@ if TYPE_CHECKING:
 
 
 MOST_RANKS = 64
-MOST_FINDINGS = 32
-VERDICTS = ("healthy", "job", "undecided", "degraded")
+MOST_FINDINGS = DetectorSettings().max_findings
 _FINDING_LABELS = ("id", "cause", "owner", "rank", "host", "device")
 
 
@@ -115,7 +116,7 @@ class Gauges:
         report = self.judgement.report if self.judgement else None
         age = max(0.0, time.time() - self.changed_unix_s)
         return {
-            "verdict": [([one], float(one == report.verdict)) for one in VERDICTS]
+            "verdict": [([one], float(one == report.verdict)) for one in Verdict]
             if report else [],
             "iteration": _single(report.iterations[1] if report else None),
             "iteration_seconds": _single(report.iteration_ns / 1e9 if report else None),

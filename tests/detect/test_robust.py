@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from detect.stats import robust
-from detect.stats.noise import Noise, Usual, estimate_noise
+from detect.stats.noise import Noise, Usual, estimate_noise, repetition, step_noise
 
 USUAL = Usual(floor=0.001, spread=0.003)
 
@@ -64,7 +64,7 @@ def test_step_noise_does_not_count_a_step():
     rng = np.random.default_rng(0)
     series = 0.01 * rng.standard_normal((1, 400))
     series[0, 200:] += 5.0
-    assert robust.step_noise(series)[0] == pytest.approx(0.01, rel=0.15)
+    assert step_noise(series)[0] == pytest.approx(0.01, rel=0.15)
 
 
 def test_three_point_median_removes_one_odd_iteration():
@@ -101,18 +101,18 @@ def test_centre_is_the_mean_of_the_middle():
 def test_noise_that_repeats_itself_is_told_from_noise_that_does_not():
     rng = np.random.default_rng(5)
     steps = rng.standard_normal((16, 40))
-    assert robust.repetition(steps) < 0.2
+    assert repetition(steps) < 0.2
     wander = steps.copy()
     for slot in range(1, 40):
         wander[:, slot] = 0.8 * wander[:, slot - 1] + 0.6 * steps[:, slot]
-    assert 0.5 < robust.repetition(wander) < 1.0
+    assert 0.5 < repetition(wander) < 1.0
 
 
 def test_a_step_is_no_repetition():
     rng = np.random.default_rng(6)
     series = 0.01 * rng.standard_normal((8, 20))
     series[:, 10:] += 0.5
-    assert robust.repetition(series) < 0.4
+    assert repetition(series) < 0.4
 
 
 def test_lasting_spread_is_weighed_against_what_is_usual():
