@@ -40,7 +40,7 @@ from megascan.arrays import (
     group_starts,
 )
 from megascan.export.arrows import CHAIN_TRACK
-from megascan.export.blocks import BLOCK_ROWS, Block, Head, row_blocks
+from megascan.export.blocks import Block, Head, row_blocks
 from megascan.export.protobuf import (
     Part,
     Unsigned,
@@ -340,18 +340,18 @@ class _Ends:
     rows: RowNumbers
     ids: RowNumbers | Integers
 
-    def of_blocks(self, num_rows: int) -> Iterator[_Ends]:
-        """Yield the ends of each block of a shard of so many rows (`row_blocks`)."""
-        block = (self.rows // BLOCK_ROWS).astype(np.uint16)
-        order = np.argsort(block, kind="stable")  # 16 bits: sorted by radix
-        bounds = np.cumsum(np.bincount(block, minlength=-(-num_rows // BLOCK_ROWS)))
+    def of_blocks(self, blocks: Sequence[slice]) -> Iterator[_Ends]:
+        """Yield the ends of each block of rows; all but the last block are as long as the first."""
+        number = (self.rows // blocks[0].stop).astype(np.min_scalar_type(len(blocks)))
+        order = np.argsort(number, kind="stable")  # up to 16 bits: sorted by radix
+        bounds = np.cumsum([0, *np.bincount(number, minlength=len(blocks))]).tolist()
         rows, ids = self.rows[order], self.ids[order]
-        for number, (low, high) in enumerate(pairwise([0, *bounds.tolist()])):
-            yield _Ends(rows=rows[low:high] - number * BLOCK_ROWS, ids=ids[low:high])
+        for block, (low, high) in zip(blocks, pairwise(bounds), strict=True):
+            yield _Ends(rows=rows[low:high] - block.start, ids=ids[low:high])
 
     def by_row(self, num_rows: int) -> _BlockEnds:
-        """Return the ends of a block of so many rows, at most BLOCK_ROWS, by row."""
-        order = np.argsort(self.rows.astype(np.uint16), kind="stable")
+        """Return the ends of a block of so many rows by row."""
+        order = np.argsort(self.rows.astype(np.min_scalar_type(num_rows)), kind="stable")
         num = np.bincount(self.rows, minlength=num_rows).astype(np.int64)
         return _BlockEnds(num=num, before=np.cumsum(num) - num, ids=self.ids[order])
 
@@ -460,9 +460,9 @@ def _blocks(
     for shard, ends in zip(drawing.shards, _arrows_of_shards(drawing), strict=True):
         uuids = {key: uuid for rank in shard.ranks for key, uuid in of_rank.get(rank, {}).items()}
         sheet = _Sheet(origin_ns, interned, uuids)
-        of_blocks = zip(*(each.of_blocks(shard.num_rows) for each in ends), strict=True)
-        for rows, own in zip(row_blocks(shard.num_rows), of_blocks, strict=True):
-            leaving, arriving, turned = own
+        blocks = list(row_blocks(shard.num_rows))
+        of_blocks = (each.of_blocks(blocks) for each in ends if blocks)
+        for rows, leaving, arriving, turned in zip(blocks, *of_blocks, strict=True):
             arrows = _BlockArrows(leaving=leaving, arriving=arriving, turned=turned)
             arguments = (shard.spans, shard.laid, sheet, arrows, rows)
             yield Block(2 * (rows.stop - rows.start), _span_block, arguments)

@@ -612,6 +612,9 @@ Loader: TypeAlias = Callable[[Format, Sequence[Path]], list[Segment]]
 SHARD_BYTES = 8 << 20
 """Bytes of rank files that one piece of work reads, short files together. Smaller traces are one
 shard."""
+_ORIGINAL_SHARDS = 2
+"""So much larger are shards of the original's files, where a span takes twice the bytes: what a
+shard costs whatever its size is then shared by as many spans."""
 _SHARD_ROWS = 1 << 15
 
 
@@ -635,7 +638,8 @@ class _ShardLoader:
         return segments
 
     def _shards(self, found: Format, files: Sequence[Path]) -> Iterator[tuple[Kept, Packed]]:
-        shards = list(file_batches(files, SHARD_BYTES, SHARD_BYTES))
+        size = SHARD_BYTES * (_ORIGINAL_SHARDS if found is Format.ORIGINAL else 1)
+        shards = list(file_batches(files, size, size))
         if found is Format.ORIGINAL:
             from megascan.reader.original import keep_original  # loaded only if needed
 
