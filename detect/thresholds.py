@@ -290,6 +290,11 @@ class _Pace:
         2.0, "ratio", Origin.PHYSICS,
         "of its peers' time to launch the same passes: another process that has half of its core",
     )  # fmt: skip
+    busy_share: float = limit(
+        0.6, "share of an iteration", Origin.BENCHMARK,
+        "that launching its passes takes, from which on a device has gaps whenever its host is a "
+        "little late",
+    )  # fmt: skip
     spread_log: float = limit(
         0.03, "log", Origin.PHYSICS, "by which the launching of sound hosts differs at least"
     )

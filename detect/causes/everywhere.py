@@ -21,6 +21,11 @@ Late data are the job's where ranks of several hosts take turns. Where one of th
 waits, or all wait alike, nobody knows whether storage, the job's own loaders or somebody for whom
 the others wait is the reason. Pauses of collectors are always the job's.
 
+Hosts that stop all together now and then are told by the typical rank: for how much longer than in
+a quiet iteration its device has nothing to do. It is said only where nothing else is found: what
+the program itself does there (evaluation, a checkpoint, logging) looks the same as something else
+on its host.
+
 Uneven work is told by replay: the step in which passes (or transfers) last as long as they did on
 each rank, over the step in which every operation takes its typical time on all ranks. It blames
 nobody, and is said only where nothing else is.
@@ -44,9 +49,10 @@ from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.noise import t_tail
 from detect.stats.search import interval_of_ratio
-from detect.text import milliseconds, percent, ranks_of, times
-from detect.thresholds import EVERYWHERE, POWER
+from detect.text import counted, milliseconds, percent, ranks_of, times
+from detect.thresholds import BURSTS, CHANGES, EVERYWHERE, POWER
 from megascan.arrays import Floats
+from megascan.errors import listed
 
 ADVICE_ON_DATA = (
     "give the loaders more workers and let them read further ahead (num_workers, "
@@ -57,6 +63,12 @@ ADVICE_ON_DATA = (
 ADVICE_ON_COLLECTORS = (
     "call gc.freeze() when the model is built, gc.disable() before the loop, and gc.collect() on "
     "all ranks in the same iteration, every few hundred of them",
+)
+ADVICE_ON_STOPS = (
+    "look at one of these iterations in the timeline: what the program does between its operations "
+    "(evaluation, checkpoints, metrics) stands in its log at that time",
+    "if it does nothing there, see what else runs on these hosts then: agents, cron jobs, page "
+    "faults (pidstat -t 1, vmstat 1, /proc/pressure)",
 )
 ADVICE_ON_WORK = (
     "count what ranks get in a pass (tokens, lengths of documents, tokens of each expert), record "
@@ -75,6 +87,10 @@ STORAGE = (
 ONE_HOST = (
     "ranks take turns, so no single rank is the reason: loaders too slow for the job, the host on "
     "which they run, or storage elsewhere"
+)
+TOGETHER = (
+    "all stand still together: the program does something there that no span shows, or something "
+    "else holds up its hosts, or all wait where nothing is recorded for one of them"
 )
 SOMEBODY = (
     "the job's own loaders, storage that all share, or somebody for whom the others wait: which of "
@@ -112,16 +128,23 @@ def _lost_everywhere(seen: Observations, lost_ns: Floats, least_ratio: float) ->
     """
     if len(seen.iterations) < 2:
         return None
+    found = _sum_of_longest(seen, lost_ns)
+    is_large = found.ratio >= least_ratio
+    return found if is_large and found.p_value(least_ratio) <= EVERYWHERE.chance else None
+
+
+def _sum_of_longest(seen: Observations, lost_ns: Floats) -> _Everywhere:
+    """Return what the longest loss of each of two or more iterations comes to, of what each of the
+    ranks loses, (row, iteration).
+    """
     longest_ns = lost_ns.max(axis=0)
     share = longest_ns / float(np.mean(seen.iteration_ns))
-    found = _Everywhere(
+    return _Everywhere(
         longest_ns=longest_ns,
         typical_ns=np.median(lost_ns, axis=0),
         share=float(share.mean()),
         error=float(share.std(ddof=1) / np.sqrt(len(share))),
     )
-    is_large = found.ratio >= least_ratio
-    return found if is_large and found.p_value(least_ratio) <= EVERYWHERE.chance else None
 
 
 def _search_data(inquiry: Inquiry) -> Answer:
@@ -201,6 +224,42 @@ def _search_pauses(inquiry: Inquiry) -> Answer:
         predicate="stands still for garbage collection",
         evidence=(_who_loses_most(seen, lost_ns), "every rank waits for whoever collects"),
         advice=ADVICE_ON_COLLECTORS,
+    )
+    return Answer(findings=(finding,))
+
+
+def _search_stops(inquiry: Inquiry) -> Answer:
+    """Say that all devices have nothing to do at once now and then, where nothing else was found.
+
+    Not on CPUs, where processes take time from each other by chance.
+    """
+    seen = inquiry.seen
+    if inquiry.found or seen.members.device_kind == "cpu":
+        return Answer()
+    lost_ns = np.nan_to_num(seen.lost(Cause.HOST))
+    quiet_ns = np.quantile(lost_ns, BURSTS.quiet_share, axis=1, keepdims=True)
+    typical_ns = np.median(np.maximum(lost_ns - quiet_ns, 0.0), axis=0, keepdims=True)
+    stops = typical_ns[0] >= CHANGES.lost_share * seen.iteration_ns
+    if int(stops.sum()) < CHANGES.min_long:
+        return Answer()
+    least_ratio = max(EVERYWHERE.pauses_ratio, inquiry.settings.min_slowdown)
+    lost = _sum_of_longest(seen, typical_ns)
+    if lost.ratio < least_ratio:
+        return Answer()
+    finding = _finding(
+        seen,
+        lost,
+        cause=Cause.HOST,
+        owner=Owner.UNDECIDED,
+        least_ratio=least_ratio,
+        predicate="stands still, with nothing to do on its devices,",
+        evidence=(
+            f"in {counted(int(stops.sum()), 'iteration')} of {len(stops)} "
+            f"({listed(seen.iterations[stops].tolist())}); a quiet one has "
+            f"{milliseconds(float(np.median(quiet_ns)))} of it",
+            TOGETHER,
+        ),
+        advice=ADVICE_ON_STOPS,
     )
     return Answer(findings=(finding,))
 
@@ -332,4 +391,5 @@ def _uneven_finding(seen: Observations, ratio: Floats, words: _Words) -> Finding
 
 LATE_DATA = CauseSpec(cause=Cause.LOADER, search=_search_data)
 PAUSES = CauseSpec(cause=Cause.GC, search=_search_pauses)
+STOPS = CauseSpec(cause=Cause.HOST, search=_search_stops)
 UNEVEN = CauseSpec(cause=Cause.UNKNOWN, search=_search_uneven)

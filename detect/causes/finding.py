@@ -26,6 +26,7 @@ What findings mean for each other is said in `detect.causes.together`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -38,7 +39,7 @@ from detect.stats.noise import Noise
 from detect.stats.robust import ordinary
 from detect.stats.search import Course, least_beyond_bursts
 from detect.text import HIDES, NOT_SHOWN, confidence, percent
-from detect.thresholds import COSTS, ORDINARY, POWER, DetectorSettings
+from detect.thresholds import COSTS, ORDINARY, PAIRS, POWER, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 
@@ -140,6 +141,10 @@ class CauseSpec:
 NO_GAIN = (
     "mending it would gain next to nothing, and sound hosts and connections differ by as much: "
     "look at it, but drain nothing for it"
+)
+ADVICE_ON_MODELS = (
+    "give each GPU as much work as it is quick for, or run the job on GPUs of one model: the whole "
+    "job waits for the slower ones",
 )
 OTHERS_WAIT = (
     "another rank is slow, or loses time, and others wait for it: mend that first, then trace "
@@ -311,6 +316,7 @@ def is_costly(share: float) -> bool:
 
 def build_finding(seen: Observations, claim: Claim) -> Finding:
     """Return the finding of a claim."""
+    claim = _of_its_model(seen, claim)
     timing = when(claim.course, seen.iterations)
     within, replayed = counted_window(seen, timing.first, timing.last), None
     if seen.costs and claim.is_replayed:
@@ -350,6 +356,39 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
         cost_is_replayed=replayed is not None,
         slowdown_is_bound=claim.is_bound,
         is_read=claim.is_read,
+    )
+
+
+def _of_its_model(seen: Observations, claim: Claim) -> Claim:
+    """Return the claim, or that of the job where devices that compute slowly throughout are of
+    another model than most of those beside them: whoever placed the job chose them.
+
+    Example: 8 A100 beside 8 GB200. One of them that is slow beside the other A100 as well, by half
+    of what it is slow by, stays the node's.
+    """
+    members, rows = seen.members, list(claim.rows)
+    lasts = claim.course is None or bool(claim.course.active.all())
+    if claim.owner is not Owner.NODE or claim.cause is not Cause.COMPUTE or not (lasts and rows):
+        return claim
+    beside = np.isin(members.stage, members.stage[rows])
+    beside[rows] = False
+    if not beside.any():
+        beside = ~mask_of(rows, len(members))
+    models = np.array(members.devices)
+    own, usual = str(models[rows[0]]), Counter(models[beside].tolist()).most_common(1)
+    if not usual or not own or not usual[0][0] or own == usual[0][0]:
+        return claim
+    busy_ns = np.median(np.nan_to_num(seen.busy_ns), axis=1)
+    alike = beside & (models == own)
+    least = float(np.exp(PAIRS.agrees_share * np.log(claim.slowdown)))
+    if alike.any() and np.median(busy_ns[rows]) >= least * np.median(busy_ns[alike]):
+        return claim
+    words = (
+        f"its GPU is another model ({own}) than most of those beside it ({usual[0][0]}): how quick "
+        "each of them is, whoever placed the job chose"
+    )
+    return replace(
+        claim, owner=Owner.JOB, evidence=(*claim.evidence, words), advice=ADVICE_ON_MODELS
     )
 
 

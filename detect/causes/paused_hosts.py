@@ -50,13 +50,17 @@ from detect.observe.observations import BACKWARD, Members, Observations, Work, c
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import counted, milliseconds
-from detect.thresholds import BURSTS, HOSTS
+from detect.thresholds import BURSTS, HOSTS, PACE
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
 ALONE = (
     "its pipeline stages are on no other host: work of theirs alone that varies (loading, the "
     "output layer) may be the reason as well"
+)
+NEARLY_BOUND = (
+    "launching takes its ranks most of an iteration, so their devices run out of work whenever a "
+    "host is a little late: gaps of one host rather than another need no reason of its own"
 )
 OF_ONE = (
     "without one of its ranks the others pause no more often than those elsewhere: that rank's own "
@@ -296,10 +300,22 @@ def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
         doubts.append(FEW)
     if paused.is_of_one:
         doubts.append(OF_ONE)
+    if _launches_all_the_time(seen, paused.rows):
+        doubts.append(NEARLY_BOUND)
     is_end = not paused.in_backward and _holds_an_end_alone(seen.members, paused.rows)
     if is_end and not (_tells_loading(seen) and paused.burst.other_hits == 0):
         doubts.append(ALONE)
     return doubts
+
+
+def _launches_all_the_time(seen: Observations, rows: Integers) -> bool:
+    """Return whether launching takes the hosts of `rows` most of an iteration, so that their
+    devices' queues are hardly ever full. Example: 31 of 39 ms.
+    """
+    if seen.launching_ns is None:
+        return False
+    launching_ns = float(np.median(seen.launching_ns[rows]))
+    return launching_ns >= PACE.busy_share * float(np.median(seen.iteration_ns))
 
 
 def _tells_loading(seen: Observations) -> bool:

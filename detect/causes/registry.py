@@ -50,6 +50,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     imbalance.SEQUENCES,
     corruption.CORRUPTION,
     unexplained.AWAITED,
+    everywhere.STOPS,
     everywhere.UNEVEN,
 )
 

@@ -247,6 +247,16 @@ def test_pauses_inside_passes_of_most_ranks_of_a_host_are_the_hosts(paused_passe
     assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, (4, 5, 6, 7))
 
 
+@pytest.mark.parametrize(("share", "owner"), [(0.3, Owner.NODE), (0.8, Owner.UNDECIDED)])
+def test_devices_whose_hosts_launch_all_the_time_run_out_of_work_by_themselves(
+    paused_passes, share, owner
+):
+    seen = observe(paused_passes().timeline())
+    told = replace(seen, launching_ns=share * np.ones((8, 1)) * seen.iteration_ns)
+    (finding,) = judge(told, DetectorSettings()).findings
+    assert (finding.owner, finding.ranks) == (owner, (4, 5, 6, 7))
+
+
 def test_mates_that_wait_inside_their_passes_for_one_are_no_paused_host(paused_passes):
     mates = Layout(tp=4, dp=2)
     apart, together = (paused_passes(layout=mates, together=one).report() for one in (False, True))

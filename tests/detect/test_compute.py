@@ -13,7 +13,7 @@ from detect.causes.compute import _is_estimated_in_one
 from detect.causes.device import waits_beside
 from detect.causes.searches import search_compute
 from detect.causes.spells import _finding, _Spell
-from detect.detector import ONE_ITERATION, _inquiry
+from detect.detector import ONE_ITERATION, _inquiry, judge
 from detect.observe.extract import observe
 from detect.stats.search import Course
 from detect.thresholds import POWER
@@ -292,3 +292,28 @@ def test_a_rank_that_comes_last_from_some_iteration_on_was_not_slow_before(job, 
         optimizer_noise=0.0, q_value=1e-4,
     )  # fmt: skip
     assert _finding(told, spell).owner is owner
+
+
+@pytest.mark.parametrize(
+    ("models", "slower", "owner"),
+    [
+        (("H100", "A100"), {}, Owner.JOB),
+        (("H100", "H100"), {}, Owner.NODE),
+        (("H100", ""), {}, Owner.NODE),
+        (("H100", "A100"), {6: 1.5}, Owner.NODE),
+    ],
+    ids=["others", "the same", "not known", "slower than others of its model"],
+)
+def test_gpus_of_another_model_are_the_choice_of_whoever_placed_the_job(job, models, slower, owner):
+    """Ranks 5 to 7 take 1.2 times as long; in the last case rank 6 takes 1.8 times."""
+
+    def work(slot):
+        return 1.2 * slower.get(slot.rank, 1.0) if slot.rank > 4 else 1.0
+
+    seen = observe(job(layout=Layout(dp=8), work=work).timeline())
+    devices = tuple(models[rank > 4] for rank in range(8))
+    told = replace(seen, members=replace(seen.members, devices=devices))
+    owners = {one.ranks[0]: one.owner for one in judge(told, DetectorSettings()).findings}
+    assert owners[6] is owner
+    if owner is Owner.JOB:
+        assert set(owners.values()) == {Owner.JOB}

@@ -155,3 +155,38 @@ def test_what_is_left_without_any_one_host():
     assert _is_of_no_host(spread, lost)
     assert not _is_of_no_host(one, lost)
     assert not _is_of_no_host(alone, lost)
+
+
+def stops(*iterations, ranks=range(8), length_ms=150.0):
+    """Those ranks have nothing to do for so long in these iterations."""
+    return lambda slot: (
+        length_ms if slot.iteration in iterations and slot.rank in ranks else 0.5
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("hosts", [8, 4])
+def test_hosts_that_stop_all_together_are_undecided(job, hosts):
+    """In 4 of 20 iterations every device has nothing to do for 150 ms beside 125 of work."""
+    lost = {"gap_ms": stops(3, 4, 9, 17)}
+    report = job(layout=EIGHT, hosts=hosts, **lost).report()
+    (finding,) = report.findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((), Cause.HOST, Owner.UNDECIDED)
+    assert finding.step_time_cost_ratio == pytest.approx(true_cost(job, **lost), rel=0.03)
+    assert "in 4 iterations of 20 (3, 4, 9 and 17)" in " ".join(finding.evidence)
+    assert "the whole job stands still" in render_text(report).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "gaps",
+    [stops(3), stops(3, 9, length_ms=10.0), lambda slot: 30.0],
+    ids=["once", "a little", "in every iteration alike"],
+)
+def test_hosts_that_hardly_stop_are_no_news(job, gaps):
+    findings = job(layout=EIGHT, hosts=4, gap_ms=gaps).report().findings
+    assert not [one for one in findings if not one.ranks and one.cause is Cause.HOST]
+
+
+def test_one_rank_that_stops_is_not_the_whole_job(job):
+    findings = job(layout=EIGHT, hosts=4, gap_ms=stops(3, 4, 9, 17, ranks=(5,))).report().findings
+    assert findings
+    assert all(one.ranks == (5,) for one in findings)
