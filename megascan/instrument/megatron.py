@@ -553,16 +553,14 @@ class PointToPoint:
             tensor = cast("torch.Tensor", tensor_of(call))
             name = message_name(transfer.operation, transfer.direction)
             group = self._groups.name(parallel_state.get_pipeline_model_parallel_group())
-            arguments: Arguments = {
-                "op": str(transfer.operation),
-                "direction": transfer.direction,
-                "peer": transfer.peer,
-                "group": group,
-                "sequence": self._position.number(f"peer {transfer.peer}", name),
-                "size_bytes": tensor.nbytes,
-                "microbatch": transfer.microbatch,
-                "chunk": transfer.chunk,
-            }
+            arguments = self._position.message(
+                str(transfer.operation),
+                transfer.direction,
+                peer=transfer.peer,
+                group=group,
+                size_bytes=tensor.nbytes,
+            )
+            arguments["microbatch"], arguments["chunk"] = transfer.microbatch, transfer.chunk
             work = cast(AsyncWork, result)
             span, watched = tracer.add_pending(
                 work,
@@ -608,14 +606,13 @@ class PointToPoint:
             handles[message.handle] = PendingWork(work, self._tracer, span, watched, message.tensor)
 
     def _describe(self, message: _Message, communicator: object) -> Arguments:
-        arguments: Arguments = {
-            "op": message.operation,
-            "direction": message.direction,
-            "peer": message.peer,
-            "group": self._groups.name(communicator.pp_group),  # type: ignore[attr-defined]
-            "sequence": self._position.number(f"peer {message.peer}", message.name),
-            "size_bytes": message.tensor.nbytes,
-        }
+        arguments = self._position.message(
+            message.operation,
+            message.direction,
+            peer=message.peer,
+            group=self._groups.name(communicator.pp_group),  # type: ignore[attr-defined]
+            size_bytes=message.tensor.nbytes,
+        )
         self._place(message, arguments)
         return arguments
 

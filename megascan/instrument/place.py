@@ -18,6 +18,7 @@ from typing import TypeAlias, TypeVar
 
 from megascan.schema import Granularity, Kind, Phase
 from megascan.tracer import Arguments, IterationListener, RecordingTracer
+from megascan.vocabulary import message_name
 
 Function: TypeAlias = Callable[..., object]
 Undo: TypeAlias = Callable[[], None]
@@ -342,6 +343,19 @@ class Position(IterationListener):
         number = self._numbers[key]
         self._numbers[key] = number + 1
         return number
+
+    def message(
+        self, operation: str, direction: str, *, peer: int, group: str, size_bytes: int
+    ) -> Arguments:
+        """Return the arguments of a message, which gets the next running number of its channel."""
+        return {
+            "op": operation,
+            "direction": direction,
+            "peer": peer,
+            "group": group,
+            "sequence": self.number(f"peer {peer}", message_name(operation, direction)),
+            "size_bytes": size_bytes,
+        }
 
     def arguments(self) -> Arguments:
         """Return microbatch, chunk, layer and phase as far as they apply here."""

@@ -481,16 +481,13 @@ class Exchanges:
         operation = SEND if message.op is dist.isend else RECV
         is_later = message.peer > dist.get_rank()
         direction = FORWARD if is_later == (operation == SEND) else BACKWARD
-        arguments: Arguments = {
-            "op": operation,
-            "direction": direction,
-            "peer": message.peer,
-            "group": self._groups.name(message.group),
-            "sequence": self._position.number(
-                f"peer {message.peer}", message_name(operation, direction)
-            ),
-            "size_bytes": message.tensor.nbytes,
-        }
+        arguments = self._position.message(
+            operation,
+            direction,
+            peer=message.peer,
+            group=self._groups.name(message.group),
+            size_bytes=message.tensor.nbytes,
+        )
         slot = self._position.outputs.get(id(message.tensor))
         if operation == SEND and slot is not None:
             arguments["microbatch"], arguments["chunk"] = slot
