@@ -69,8 +69,10 @@ from detect.causes.searches import (
     ADVICE,
     OF_FIRST,
     OF_GROUP,
+    OF_PLACE,
     averaged,
     load_as_long,
+    loses_as_its_place,
     mates_that_load,
     others_load_as_long,
 )
@@ -536,6 +538,8 @@ def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> tuple[s
         seen, row, burst.hits, share, least_starved=STARVATION.fed_share
     ):
         return (launches,)
+    if loses_as_its_place(seen, row, burst.hits, share * step_ns):
+        return (OF_PLACE,)
     if _may_write(seen, burst):
         return (WRITES,)
     if is_uneven and 0 < int(stage[row]) == int(stage.max()):

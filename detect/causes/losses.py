@@ -36,8 +36,10 @@ from detect.causes.launching import (
 from detect.causes.searches import (
     ADVICE,
     OF_FIRST,
+    OF_PLACE,
     Loss,
     load_as_long,
+    loses_as_its_place,
     lost_time,
     mates_that_load,
     on_other_hosts,
@@ -377,12 +379,6 @@ OF_TWO = (
     "of two processes that share cores one may always lose more to what else runs there: a third "
     "rank that loads, or the loader timed alone, decides"
 )
-OF_PLACE = (
-    "ranks at the same place in other TP groups lose time as well: what that place has to do (load "
-    "a batch and hand it out), or a wait that the trace does not show, is likelier than as many "
-    "slow hosts"
-)
-
 FEW_OF_TWO = (
     "two ranks in so few iterations: hosts of a job that can hardly keep up differ by as much, now "
     "the one and now the other"
@@ -418,26 +414,21 @@ def _without_waiting(inquiry: Inquiry, suspects: tuple[Suspect, ...]) -> tuple[S
 
 
 def _alike_at_their_place(seen: Observations, suspects: tuple[Suspect, ...]) -> set[int]:
-    """Return the rows of suspects whose TP rank loses about as much in other TP groups.
-
-    Either a suspect of another stage has the same TP rank, or the other rows of that TP rank lose
-    most of what the suspect loses over its peers. Example: the first ranks of three TP groups lose
-    598, 571 and 529 us, the second ranks 172. The 571 us are 397 above the peers, and the other
-    first ranks' median, 563 us, is nearly as much.
+    """Return the rows of suspects whose TP rank loses about as much in other TP groups: a suspect
+    of another stage has the same TP rank, or ranks at this place do (`loses_as_its_place`).
     """
     members, found = seen.members, set()
     if members.layout.tp < 2:
         return set()
-    tp_rank, lost = members.place["tp"], seen.lost(Cause.HOST)
+    tp_rank = members.place["tp"]
     accused = np.array([one.row for one in suspects], dtype=np.int64)
     for one in suspects:
-        like = tp_rank == tp_rank[one.row]
         elsewhere = members.stage[accused] != members.stage[one.row]
-        like[one.row] = False
-        own, over = _lost_and_excess_ns(seen, one, Cause.HOST)
-        active = lost[:, one.course.active]
-        theirs = float(np.median(robust.median(active[like], axis=1))) if like.any() else 0.0
-        if like[accused][elsewhere].any() or own - theirs < LOSSES.place_share * over:
+        is_like = tp_rank[accused] == tp_rank[one.row]
+        _, over = _lost_and_excess_ns(seen, one, Cause.HOST)
+        if (is_like & elsewhere).any() or loses_as_its_place(
+            seen, one.row, one.course.active, over
+        ):
             found.add(one.row)
     return found
 

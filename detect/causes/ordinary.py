@@ -410,7 +410,7 @@ def _by_other_stages(
 ) -> Decision | None:
     course = slow.suspect.course
     others = seen.members.other_stages(slow.suspect.row) & ~found.slow_rows
-    if not others.any():
+    if not others.any() or seen.members.layout.ep > 1:  # each stage's experts get other tokens
         return None
     elsewhere = float(
         robust.median(robust.median(found.residuals.value[others][:, course.active], axis=1))

@@ -245,6 +245,11 @@ OF_GROUP = (
     "communication inside its group was not recorded: which of these ranks it is, if not all, this "
     "trace cannot tell"
 )
+OF_PLACE = (
+    "ranks at the same place in other TP groups lose time as well: what that place has to do (load "
+    "a batch and hand it out), or a wait that the trace does not show, is likelier than as many "
+    "slow hosts"
+)
 OF_FIRST = (
     "it is the first rank of the job's only TP group, which may load for all of it: a second "
     "replica, or the loader timed alone, decides"
@@ -525,6 +530,26 @@ def others_load_as_long(seen: Observations, row: int, others: Integers, active: 
         return True
     of_one = (np.nan_to_num(theirs) >= own / LOSSES.loader_ratio).mean(axis=1).max()
     return bool(of_one >= BURSTS.one_loader_share)
+
+
+def loses_as_its_place(seen: Observations, row: int, active: Flags, over_ns: float) -> bool:
+    """Return whether the ranks at the row's place in other TP groups, those of its stage or of all
+    stages, lose most of the time to their hosts that the row loses over its peers.
+
+    Examples: the first ranks of three TP groups lose 598, 571 and 529 us, the second ranks 172. The
+    571 us are 397 above the peers, and the other first ranks' median, 563 us, is nearly as much. Or
+    the first ranks of the two groups of a first stage, which load for their groups, lose 53 and 54
+    ms, and nobody else loses anything.
+    """
+    members = seen.members
+    if members.layout.tp < 2:
+        return False
+    level = robust.median(seen.lost(Cause.HOST)[:, active], axis=1)
+    like = members.place["tp"] == members.place["tp"][row]
+    like[row] = False
+    of_stage = like & (members.stage == members.stage[row])
+    theirs = [float(np.median(level[rows])) for rows in (like, of_stage) if rows.any()]
+    return float(level[row]) - max(theirs, default=0.0) < LOSSES.place_share * over_ns
 
 
 def mates_that_load(seen: Observations) -> Integers | None:

@@ -18,8 +18,7 @@ from detect.causes.launching import (
     stands_still,
     starvation,
 )
-from detect.causes.losses import OF_PLACE
-from detect.causes.searches import Loss, _Lost, _without_overlap, load_as_long
+from detect.causes.searches import OF_PLACE, Loss, _Lost, _without_overlap, load_as_long
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import cut

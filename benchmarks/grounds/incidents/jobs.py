@@ -154,6 +154,10 @@ class Job:
         kernels = KERNELS_OF_A_LAYER * len(self.stages[0][0])
         return PYTHON[FORWARD] * kernels * self.cluster.chip.launch_us * 1e-6 * self.host_ahead
 
+    def chip_name(self, rank: int) -> str:
+        """Return the model of a rank's chip, as its driver calls it."""
+        return self.mixed_name if rank in self.mixed else self.cluster.chip.name
+
     def ranks_of(self, stage: int) -> range:
         """Return the ranks of a stage: pipelines are the slowest axis in Megatron's order."""
         return range(stage * self.lanes, (stage + 1) * self.lanes)

@@ -138,7 +138,7 @@ class _Profile:
         ]
         header = {
             "schemaVersion": 1,
-            "deviceProperties": [{"id": self.device, "name": chip.name}],
+            "deviceProperties": [{"id": self.device, "name": job.chip_name(self.rank)}],
             "distributedInfo": {
                 "backend": "nccl",
                 "rank": self.rank,

@@ -182,7 +182,7 @@ class _Writer:
             process_id=process,
             device=Device(
                 kind="cuda",
-                name=job.mixed_name if self.rank in job.mixed else job.cluster.chip.name,
+                name=job.chip_name(self.rank),
                 index=int(job.cluster.slots[self.rank]),
                 uuid=uuid,
             ),
