@@ -124,7 +124,7 @@ class _Profile:
         return self._head() + body.encode() + b"\n]}\n"
 
     def _head(self) -> bytes:
-        job, chip = self.job, self.job.cluster.chip
+        job = self.job
         config = [
             {
                 "pg_name": self._name_of(axis),
