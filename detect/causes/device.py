@@ -456,12 +456,12 @@ def waits_beside(seen: Observations, row: int, active: Flags, effect: float) -> 
     data on one rank: the other one of its group waits 33 ms beside its passes, ranks of another
     group 14, and its passes take 47 ms for their 44.
     """
-    if seen.split_wait_ns is None or seen.waiting_ns is None:
-        return ""
-    beside = robust.median((seen.split_wait_ns - seen.waiting_ns)[:, active], axis=1)
     others = seen.members.stage == seen.members.stage[row]
     others[row] = False
-    usual = float(np.median(beside[others])) if seen.tells_passes and others.any() else 0.0
+    if seen.beside_ns is None or (seen.tells_passes and not others.any()):
+        return ""
+    beside = robust.median(seen.beside_ns[:, active], axis=1)
+    usual = float(np.median(beside[others])) if seen.tells_passes else 0.0
     busy_ns = float(np.median(seen.busy_ns[row][active]))
     if beside[row] - usual < busy_ns * -float(np.expm1(-effect)):
         return ""

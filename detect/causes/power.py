@@ -170,13 +170,25 @@ def _slowed(seen: Observations, together: _Together, row: int, effect: float) ->
     """Return the observations with one row's device slower throughout.
 
     Passes hold launches and communication that no slow device lengthens, so they slow down by less.
+    The row comes later by what it computes longer, and waits less beside that.
     """
     effect *= 1.0 - COMPUTE.hidden_share
     optimizer = seen.optimizer_ns.astype(np.float64)
     optimizer[row] *= np.exp(POWER.optimizer_share * effect)
     slower = partial(together.slower, row, effect)
     layers = None if seen.layers is None else slower(seen.layers)
-    return replace(seen, work=slower(seen.work), layers=layers, optimizer_ns=optimizer)
+    beside_ns = seen.beside_ns
+    if beside_ns is not None:
+        beside_ns = beside_ns.copy()
+        later_ns = np.nan_to_num(seen.busy_ns[row]) * np.expm1(effect)
+        beside_ns[row] = np.maximum(beside_ns[row] - later_ns, 0.0)
+    return replace(
+        seen,
+        work=slower(seen.work),
+        layers=layers,
+        optimizer_ns=optimizer,
+        beside_ns=beside_ns,
+    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ transformer layers           layers
 optimizer                    optimizer_ns, busy_ns
 data, garbage collection     lost_ns[LOADER], lost_ns[GC]
 no span at all               host_gap_ns
-matched communication        transfers, lost_ns[LINK], waiting_ns, split_wait_ns
+matched communication        transfers, lost_ns[LINK], waiting_ns, split_wait_ns, beside_ns
 kernels of a profile         all of the above that passes would tell (detect.observe.kernels)
 """
 
@@ -136,6 +136,7 @@ def _observations(
         stolen_ns=stolen,
         waiting_ns=cells.waiting_ns if facts.is_split else None,
         split_wait_ns=cells.split_wait_ns if facts.is_split else None,
+        beside_ns=cells.beside_ns if facts.is_split else None,
         starved_share=None if facts.starved is None else facts.starved.share(),
         saving_ns=cells.saving_ns,
         loading_ns=cells.data_ns,

@@ -31,6 +31,7 @@ from detect.observe.spans import (
     is_split,
     split_waits,
     uncovered_time,
+    waiting_beside,
     waiting_time,
 )
 from detect.observe.stalls import (
@@ -109,6 +110,8 @@ class Cells:
     """Doing nothing but wait for others; 0 where no communication is split."""
     split_wait_ns: Floats
     """Waiting in all communication that is split, also beside computing."""
+    beside_ns: Floats
+    """Computing while a collective waits beside it; see `waiting_beside`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +172,7 @@ def facts_of(index: SpanIndex) -> Facts:
             ending_ns=ending_time(index, iterations),
             waiting_ns=waiting_time(index),
             split_wait_ns=split_waits(index),
+            beside_ns=waiting_beside(index),
         ),
         # by modules, not passes: a pass begins with its launch whether the device is fed or not
         starved=None if index.is_cpu else starved(index, launched_in_turn(index)),
@@ -284,6 +288,7 @@ def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
             ending_ns=cells.joined([part.cells.ending_ns for part in parts], 0.0),
             waiting_ns=cells.joined([part.cells.waiting_ns for part in parts], 0.0),
             split_wait_ns=cells.joined([part.cells.split_wait_ns for part in parts], 0.0),
+            beside_ns=cells.joined([part.cells.beside_ns for part in parts], 0.0),
         ),
         starved=cells.starved([part.starved for part in parts]),
         launches=cells.launches([part.launches for part in parts]),

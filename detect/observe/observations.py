@@ -440,6 +440,8 @@ class Observations:
     into waiting and transfer; None where none could."""
     split_wait_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Waiting in all communication that could be split, also where computing beside it hides it."""
+    beside_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """Time in which the rank computes while a collective of it waits for others beside that."""
     unmatched_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Profiles: time in which the rank did nothing but communicate, nobody knows with whom: waiting
     for somebody, or transfer over any link. None elsewhere."""

@@ -328,15 +328,41 @@ def waiting_time(index: SpanIndex) -> Floats:
         return np.zeros(index.shape)
     start, end = axis_of(index)
     beside = index.track == Track.OVERLAPPED
-    works = equals(index.table, "kind", Kind.COMPUTE, Kind.OPTIMIZER) & index.counts
-    works &= ~equals(index.table, "name", GRAD_SYNC)
     alone = _Layer(start[waits & ~beside], (start + wait)[waits & ~beside])
-    busy = _Layer(start[works], end[works])
-    covered = alone.with_more(busy)
+    covered = alone.with_more(_computing(index))
     either = covered.with_more(_Layer(start[waits & beside], (start + wait)[waits & beside]))
     low, high = _iterations(index, start, end)
     length = alone.within(low, high) + either.within(low, high) - covered.within(low, high)
     return np.asarray(length.reshape(index.shape), dtype=np.float64)
+
+
+def waiting_beside(index: SpanIndex) -> Floats:
+    """Return the time in which a rank computes while a collective of it waits for others beside
+    that, (rank, iteration) ns; 0 where no communication is split.
+
+        compute       |── own ──|        |── own ──|
+        collective         |────── wait ──────|
+        beside             |▒▒▒▒|        |▒▒▒▒|
+    """
+    waits = is_split(index) & equals(index.table, "kind", Kind.COLLECTIVE)
+    waits &= index.track == Track.OVERLAPPED
+    if not waits.any():
+        return np.zeros(index.shape)
+    start, end = axis_of(index)
+    beside = _Layer(start[waits], (start + numbers(index.table, "wait_ns"))[waits])
+    busy = _computing(index)
+    low, high = _iterations(index, start, end)
+    length = beside.within(low, high) + busy.within(low, high)
+    length -= beside.with_more(busy).within(low, high)
+    return np.asarray(length.reshape(index.shape), dtype=np.float64)
+
+
+def _computing(index: SpanIndex) -> _Layer:
+    """Return when ranks compute; in `grad-sync` they wait for what travels beside it."""
+    works = equals(index.table, "kind", Kind.COMPUTE, Kind.OPTIMIZER) & index.counts
+    works &= ~equals(index.table, "name", GRAD_SYNC)
+    start, end = axis_of(index)
+    return _Layer(start[works], end[works])
 
 
 def unmatched_time(index: SpanIndex) -> Floats:

@@ -248,8 +248,7 @@ def test_kernels_of_a_profile_may_be_slow_beside_collectives_that_wait(
         seen,
         tells_passes=not is_profile,
         busy_ns=np.full(shape, 240e6),
-        waiting_ns=np.full(shape, 10e6),
-        split_wait_ns=np.full(shape, 10e6 + beside_ms * 1e6),
+        beside_ns=np.full(shape, beside_ms * 1e6),
     )
     course = Course.of(np.ones(shape[1], dtype=bool), float(np.log(1.3)), 0.01)
     why = waits_beside(told, 1, course.active, course.effect)
@@ -265,11 +264,9 @@ def test_passes_may_be_slow_beside_collectives_that_wait_longer_than_peers(job, 
     """
     seen = observe(job(layout=Layout(dp=4)).timeline())
     shape = seen.busy_ns.shape
-    split_ns = np.full(shape, 25e6)
-    split_ns[1] = 10e6 + beside_ms * 1e6
-    told = replace(
-        seen, busy_ns=np.full(shape, 240e6), waiting_ns=np.full(shape, 10e6), split_wait_ns=split_ns
-    )
+    beside_ns = np.full(shape, 15e6)
+    beside_ns[1] = beside_ms * 1e6
+    told = replace(seen, busy_ns=np.full(shape, 240e6), beside_ns=beside_ns)
     assert bool(waits_beside(told, 1, np.ones(shape[1], dtype=bool), float(np.log(1.3)))) is waits
 
 
@@ -284,8 +281,7 @@ def test_a_rank_that_comes_last_from_some_iteration_on_was_not_slow_before(job, 
         seen,
         tells_passes=False,
         busy_ns=np.full(shape, 80e6),
-        waiting_ns=np.zeros(shape),
-        split_wait_ns=np.where(active, beside_ms * 1e6, 0.0) * np.ones(shape),
+        beside_ns=np.where(active, beside_ms * 1e6, 0.0) * np.ones(shape),
     )
     spell = _Spell(
         row=3, active=active, effect=float(np.log(1.25)), error=0.01, optimizer=0.0,

@@ -179,10 +179,10 @@ def test_ids_are_unique_and_links_lead_somewhere(faulty_page: str, document) -> 
     ],
 )
 def test_names_from_a_trace_stay_text(
-    name: str, faulty: Timeline, inputs: Callable, renamed: Callable, faulty_page: str, document
+    name: str, faulty: Timeline, inputs: Callable, renamed: Callable, document
 ) -> None:
     hostile = replace(inputs(renamed(faulty, name, name)), source=name)
-    page, usual = document(render_page(hostile)), document(faulty_page)
+    page, usual = document(render_page(hostile)), document(render_page(inputs(faulty)))
     assert page.problems == []
     assert [tag for tag, _ in page.tags] == [tag for tag, _ in usual.tags]
     assert {key for _, attrs in page.tags for key in attrs} == {
