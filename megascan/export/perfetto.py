@@ -386,9 +386,10 @@ def _arrows_of_shards(drawing: Drawing) -> Iterator[tuple[_Ends, _Ends, _Ends]]:
     leaving = _ends_of_shards(drawing.by_shard(arrows.start_row))
     if drawing.chain:
         leaving = (_with_chain(drawing, ends) for ends in leaving)  # of the only shard
+    straight = np.flatnonzero(~arrows.turned) if arrows.turned.any() else None  # mostly all
     arriving, turned = (
-        _ends_of_shards(drawing.by_shard(arrows.finish_row, np.flatnonzero(chosen)))
-        for chosen in (~arrows.turned, arrows.turned)
+        _ends_of_shards(drawing.by_shard(arrows.finish_row, chosen))
+        for chosen in (straight, np.flatnonzero(arrows.turned))
     )
     yield from zip(leaving, arriving, turned, strict=True)
 

@@ -157,8 +157,7 @@ def assign_lanes(
     rows = rows[np.argsort(_narrow(group[rows]), kind="stable")]
     axis = TimeAxis.of(group[rows], start_ns[rows], end_ns[rows])
     start, end = axis.place(group[rows], start_ns[rows]), axis.place(group[rows], end_ns[rows])
-    depth = _depth_at_begin(start, end)
-    bad = _outliving(start, end, depth)
+    depth, bad = _nesting(start, end)
     if disjoint is not None:
         bad |= disjoint[rows] & (depth > 1)
     if bad.any():
@@ -171,26 +170,21 @@ def _narrow(group: Integers) -> npt.NDArray[np.integer]:
     return group.astype(np.uint16) if len(group) and group.max() < 2**16 else group
 
 
-def _depth_at_begin(start: Integers, end: Integers) -> Integers:
-    """Return (span,) the number of open spans once each span has begun, itself included."""
-    # ends of ordered spans are nearly in order, which makes a stable sort fast
-    ended = np.searchsorted(np.sort(end, kind="stable"), start, side="right")
-    return np.arange(1, len(start) + 1) - ended
-
-
-def _outliving(start: Integers, end: Integers, depth: Integers) -> Flags:
-    """Mark the spans that are less deep at their end than at their begin, as they outlive an
-    earlier span.
+def _nesting(start: Integers, end: Integers) -> tuple[Integers, Flags]:
+    """Return (span,) the number of open spans once each ordered span has begun, itself included,
+    and which spans are less deep at their end than at their begin, as they outlive an earlier span.
 
     In any set of crossing spans at least one is marked; in a set that nests, none.
     """
-    by_end = np.argsort(end[::-1], kind="stable")  # of equal ends the later, inner span first
-    by_end = len(end) - 1 - by_end
-    ended_before = np.empty_like(start)
-    ended_before[by_end] = np.arange(len(end))
-    begun = np.empty_like(start)
-    begun[by_end] = np.searchsorted(start, end[by_end], side="left")
-    return begun - ended_before < depth
+    number = np.arange(len(start))
+    by_end = number[::-1][np.argsort(end[::-1], kind="stable")]  # of equal ends the inner one first
+    both = np.argsort(np.concatenate((end[by_end], start)), kind="stable")  # merges two runs
+    place = np.empty_like(both)
+    place[both] = np.arange(len(both))
+    depth = 2 * number + 1 - place[len(start) :]
+    depth_at_end = np.empty_like(depth)
+    depth_at_end[by_end] = place[: len(start)] - 2 * number
+    return depth, depth_at_end < depth
 
 
 def _spread(start: Integers, end: Integers, bad: Flags) -> Integers:
@@ -198,8 +192,7 @@ def _spread(start: Integers, end: Integers, bad: Flags) -> Integers:
     cluster = _clusters(start, end)
     moved = bad.copy()
     kept = np.flatnonzero(~moved)
-    depth = _depth_at_begin(start[kept], end[kept])
-    still_bad = cluster[kept][_outliving(start[kept], end[kept], depth)]
+    still_bad = cluster[kept][_nesting(start[kept], end[kept])[1]]
     moved |= np.isin(cluster, still_bad)
     lanes = np.zeros(len(start), dtype=np.int64)
     rows = np.flatnonzero(moved)
@@ -218,7 +211,7 @@ def _disjoint_lanes(start: Integers, end: Integers) -> Integers:
     """Assign lanes to ordered spans, cluster by cluster, so that spans of a lane are disjoint."""
     cluster = _clusters(start, end)
     first = group_starts(cluster)
-    lanes_needed = np.maximum.reduceat(_depth_at_begin(start, end), first)[cluster]
+    lanes_needed = np.maximum.reduceat(_nesting(start, end)[0], first)[cluster]
     number = np.arange(len(start))
     place = number - first[cluster]
     heir = np.argsort(end, kind="stable")  # clusters stay in order: they are disjoint
@@ -269,7 +262,7 @@ def _lay_part(spans: pa.Table) -> tuple[npt.NDArray[np.int32], list[TrackKey]]:
     talk = np.isin(kinds, [str(each) for each in COMMUNICATION_KINDS])
     lanes = assign_lanes(group, start_ns, end_ns, disjoint=talk[kind])
     width = int(lanes.max()) + 1
-    used = np.unique(group * width + lanes).tolist()
+    used = np.flatnonzero(np.bincount(group * width + lanes)).tolist()
     table = [[track_number(kind_number(name), lane) for lane in range(width)] for name in kinds]
     first_rank = int(rank[0])
     return np.array(table, dtype=np.int32)[kind, lanes], [
