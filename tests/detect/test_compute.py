@@ -6,6 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
@@ -15,8 +17,10 @@ from detect.causes.searches import search_compute
 from detect.causes.spells import _finding, _Spell
 from detect.detector import ONE_ITERATION, _inquiry, judge
 from detect.observe.extract import observe
+from detect.observe.spans import SpanIndex, waiting_beside
 from detect.stats.search import Course
 from detect.thresholds import POWER
+from megascan.timeline import TIMELINE_SCHEMA
 from megascan.topology import Layout
 
 LAYOUTS = {
@@ -313,3 +317,33 @@ def test_gpus_of_another_model_are_the_choice_of_whoever_placed_the_job(job, mod
     assert owners[6] is owner
     if owner is Owner.JOB:
         assert set(owners.values()) == {Owner.JOB}
+
+
+@pytest.mark.parametrize(
+    ("kind", "track", "beside_ms"),
+    [("collective", 4, 7.0), ("p2p", 4, 0.0), ("collective", 2, 0.0)],
+    ids=["overlapped", "a message", "nothing beside it"],
+)
+def test_computing_beside_a_collective_that_waits_is_measured(job, kind, track, beside_ms):
+    """Rank 0's collectives wait for 5 ms from the begin of its backward pass on, and for 2 ms
+    shortly before its end.
+    """
+    timeline = job(layout=Layout(dp=2), iterations=1, microbatches=1, noise=0.0).timeline()
+    spans = timeline.spans.filter(pc.equal(timeline.spans["rank"], 0))
+    (backward,) = spans.filter(pc.equal(spans["phase"], "backward")).to_pylist()
+    end_ns = backward["start_ns"] + backward["duration_ns"]
+    rows = [
+        {"start_ns": end_ns - 3_000_000, "duration_ns": 20_000_000, "wait_ns": 2_000_000},
+        {"start_ns": backward["start_ns"], "duration_ns": 9_000_000, "wait_ns": 5_000_000},
+    ]
+    row = dict.fromkeys(timeline.spans.column_names, -1) | {
+        name: "" for name, kind_of in zip(timeline.spans.column_names, TIMELINE_SCHEMA.types,
+                                          strict=True) if pa.types.is_dictionary(kind_of)
+    }  # fmt: skip
+    row |= {"rank": 0, "kind": kind, "name": "all_gather", "op": "all_gather", "group": "dp@0",
+            "track": track, "iteration": backward["iteration"], "match": 1}  # fmt: skip
+    added = pa.Table.from_pylist([row | one for one in rows])
+    added = added.select(timeline.spans.column_names).cast(TIMELINE_SCHEMA)
+    whole = pa.concat_tables([timeline.spans, added]).unify_dictionaries().combine_chunks()
+    found = waiting_beside(SpanIndex.of(replace(timeline, spans=whole)))
+    assert found[:, 0].tolist() == [pytest.approx(beside_ms * 1e6), 0.0]
