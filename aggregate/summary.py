@@ -213,8 +213,8 @@ class _Windows:
         iteration = numbers(table, "iteration")
         rows = np.flatnonzero(iteration >= 1)
         key = combine(spans.rank[rows], iteration[rows])
-        rows = rows[np.argsort(key, kind="stable")]
-        starts = group_starts(np.sort(key))
+        order = np.argsort(key, kind="stable")
+        rows, starts = rows[order], group_starts(key[order])
         if not len(rows):
             return cls(rows, rows, rows, rows)
         whole = equals(table, "kind", Kind.ITERATION)[rows]
