@@ -120,6 +120,10 @@ LENGTHS = (
     "its microbatches vary in length, and so does what the last stage alone computes, which may be "
     "the reason as well"
 )
+OF_NEIGHBOURS = (
+    "other ranks of its host load as long now and then: that host, or the storage that all load "
+    "from, may be the reason as well as this one's loader"
+)
 STORAGE = (
     "loaders elsewhere have such pauses, too, if fewer: storage that all share may be the reason "
     "as well as this one's host"
@@ -499,8 +503,26 @@ def _doubt_of_loader(seen: Observations, burst: Burst) -> tuple[str, ...]:
     others = np.flatnonzero(burst.others)
     if is_shared or others_load_as_long(seen, burst.row, others, burst.hits):
         return (STORAGE,)
+    if _neighbours_load_as_long(seen, burst):
+        return (OF_NEIGHBOURS,)
     is_first = int(seen.members.place["tp"][burst.row]) == 0
     return (OF_FIRST,) if is_first and mates_that_load(seen) is not None else ()
+
+
+def _neighbours_load_as_long(seen: Observations, burst: Burst) -> bool:
+    """Return whether the other ranks of the row's host load about as long nearly as often, all
+    taken together.
+
+    Example: a rank waits for its loader in 4 of 8 iterations; three others of its host load as
+    long in one or two of them each.
+    """
+    loading = seen.loading_ns if seen.loading_ns is not None else seen.lost(Cause.LOADER)
+    hosts = np.array(seen.members.hosts)
+    mates = hosts == hosts[burst.row]
+    mates[burst.row] = False
+    own = float(np.median(np.nan_to_num(loading[burst.row])[burst.hits]))
+    as_long = np.nan_to_num(loading[mates]) >= own / LOSSES.loader_ratio
+    return int(as_long.sum()) >= BURSTS.others_share * int(burst.hits.sum())
 
 
 def _others_pause(seen: Observations, burst: Burst) -> bool:

@@ -87,6 +87,7 @@ from detect.thresholds import (
     POWER,
     WINDOW,
 )
+from megascan.arrays import mask_of
 from megascan.errors import listed
 
 CHANGED = (
@@ -361,10 +362,12 @@ def _may_be_slowed(seen: Observations, slow: SlowRow) -> str:
     """
     if seen.tells_passes and _optimizer_agrees(slow):
         return ""
-    course = slow.suspect.course
-    return waits_beside(
-        seen, slow.suspect.row, course.active, course.effect
-    ) or may_wait_for_launches(seen)
+    row, course = slow.suspect.row, slow.suspect.course
+    own = mask_of([row], len(seen.members))
+    others = ~own & (seen.members.stage == seen.members.stage[row])
+    return waits_beside(seen, own, others, course.active, course.effect) or may_wait_for_launches(
+        seen
+    )
 
 
 def _by_clock(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:

@@ -444,29 +444,29 @@ def host_advice(owner: Owner) -> tuple[str, ...]:
     return JOB_ADVICE if owner == Owner.JOB else HOST_ADVICE
 
 
-def waits_beside(seen: Observations, row: int, active: Flags, effect: float) -> str:
-    """Say that a row waits for others beside its compute for longer than that is slow by the log
-    slowdown `effect`: NCCL's kernels hold multiprocessors while they wait. Empty elsewhere.
+def waits_beside(
+    seen: Observations, own: Flags, others: Flags, active: Flags, effect: float
+) -> str:
+    """Say that `own` rows wait for others beside their compute for longer than that is slow by the
+    log slowdown `effect`: NCCL's kernels hold multiprocessors while they wait. Empty elsewhere.
 
-    In rank files it is the waiting beyond that of its peers: passes that nobody beside them slows
-    are theirs, too. Kernels of a profile that run beside others are not compared.
+    In rank files it is the waiting beyond that of the `others`, whose passes are slow beside it,
+    too. Kernels of a profile that run beside others are not compared.
 
     Examples: FSDP2, whose gathers run beside the layers. The products of three ranks take 1.3 times
     as long as those of the fourth, which arrives last and waits for nobody. Or HSDP, with longer
     data on one rank: the other one of its group waits 33 ms beside its passes, ranks of another
     group 14, and its passes take 47 ms for their 44.
     """
-    others = seen.members.stage == seen.members.stage[row]
-    others[row] = False
     if seen.beside_ns is None or (seen.tells_passes and not others.any()):
         return ""
     beside = robust.median(seen.beside_ns[:, active], axis=1)
-    usual = float(np.median(beside[others])) if seen.tells_passes else 0.0
-    busy_ns = float(np.median(seen.busy_ns[row][active]))
-    if beside[row] - usual < busy_ns * -float(np.expm1(-effect)):
+    waits_ns = float(np.median(beside[own]))
+    usual_ns = float(np.median(beside[others])) if seen.tells_passes else 0.0
+    busy_ns = float(np.median(seen.busy_ns[own][:, active]))
+    if waits_ns - usual_ns < busy_ns * -float(np.expm1(-effect)):
         return ""
     return (
-        f"its collectives wait for others beside its kernels, {milliseconds(float(beside[row]))} "
-        "an iteration, and hold multiprocessors meanwhile: whoever waits for the last rank looks "
-        "like this"
+        f"collectives wait for others beside its kernels, {milliseconds(waits_ns)} an iteration, "
+        "and hold multiprocessors meanwhile: whoever waits for the last rank looks like this"
     )

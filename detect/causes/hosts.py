@@ -46,7 +46,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.causes.device import HOST_ADVICE, UNKNOWN_ROLES, low_clocks
+from detect.causes.device import HOST_ADVICE, UNKNOWN_ROLES, low_clocks, waits_beside
 from detect.causes.finding import (
     OTHERS_WAIT,
     Answer,
@@ -310,8 +310,21 @@ def _doubt(inquiry: Inquiry, sides: Sides, reason: _Reason) -> str:
         return UNKNOWN_ROLES
     if reason.cause == Cause.LOADER and _others_load_as_long(sides):
         return OF_STORAGE
+    if reason.cause == Cause.COMPUTE and (waits := _waits_for_others(sides, reason)):
+        return waits
     is_level = reason.course is None
     return NOISIER if is_level and _is_noisier_of_two(sides, reason.tests, reason.test) else ""
+
+
+def _waits_for_others(sides: Sides, reason: _Reason) -> str:
+    """Say that collectives beside the host's passes wait for longer than these are slow; empty
+    where its devices show that they are.
+    """
+    if _shows_in_devices(sides, reason.test, reason.tests.get(OPTIMIZER)):
+        return ""
+    course, seen = reason.course, sides.seen
+    active = np.ones(len(seen.iterations), dtype=bool) if course is None else course.active
+    return waits_beside(seen, sides.own, sides.control, active, reason.test.effect)
 
 
 def _are_named_one_by_one(inquiry: Inquiry, sides: Sides, cause: Cause) -> bool:

@@ -590,7 +590,9 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
     if link.is_isolated and slowdown < least:
         return undecided(finding, IN_DOUBT_A_LITTLE)
     if 0 <= link.size_bytes < NETWORKS.min_bytes:
-        return undecided_if_free(finding, IN_DOUBT_TINY)
+        is_short = link.actual_ns - link.normal_ns < LINKS.late_launch_ns
+        doubted = undecided if is_short else undecided_if_free
+        return doubted(finding, IN_DOUBT_TINY)
     lasts = len(link.course.episodes) == 1 and link.course.share == 1.0
     return finding if lasts else undecided_if_free(finding, IN_DOUBT_NOW_AND_THEN)
 

@@ -144,12 +144,13 @@ def _slow_iterations(own: Floats, change: Floats, phase: Integers) -> Flags:
 
 def _finding(seen: Observations, spell: _Spell) -> Finding:
     row, active, effect = spell.row, spell.active, spell.effect
+    own = mask_of([row], len(seen.members))
     starved = starvation(seen, row, active, effect)
     owner = Owner.NODE if spell.is_confirmed else Owner.UNDECIDED
     reasons = () if spell.is_confirmed else (ALONE,)
     if starved is not None:
         owner, reasons = starved[0], (starved[1],)
-    elif beside := waits_beside(seen, row, active, effect):
+    elif beside := waits_beside(seen, own, ~own, active, effect):
         owner, reasons = Owner.UNDECIDED, (beside,)
     share = np.where(active, -np.expm1(-effect), 0.0)
     factor, num_slow = float(np.exp(effect)), int(active.sum())

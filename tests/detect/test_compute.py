@@ -255,7 +255,8 @@ def test_kernels_of_a_profile_may_be_slow_beside_collectives_that_wait(
         beside_ns=np.full(shape, beside_ms * 1e6),
     )
     course = Course.of(np.ones(shape[1], dtype=bool), float(np.log(1.3)), 0.01)
-    why = waits_beside(told, 1, course.active, course.effect)
+    own = np.arange(4) == 1
+    why = waits_beside(told, own, ~own, course.active, course.effect)
     assert ("80 ms an iteration" in why) == waits and bool(why) == waits
 
 
@@ -271,7 +272,8 @@ def test_passes_may_be_slow_beside_collectives_that_wait_longer_than_peers(job, 
     beside_ns = np.full(shape, 15e6)
     beside_ns[1] = beside_ms * 1e6
     told = replace(seen, busy_ns=np.full(shape, 240e6), beside_ns=beside_ns)
-    assert bool(waits_beside(told, 1, np.ones(shape[1], dtype=bool), float(np.log(1.3)))) is waits
+    own, active = np.arange(4) == 1, np.ones(shape[1], dtype=bool)
+    assert bool(waits_beside(told, own, ~own, active, float(np.log(1.3)))) is waits
 
 
 @pytest.mark.parametrize(("beside_ms", "owner"), [(30.0, Owner.UNDECIDED), (5.0, Owner.NODE)])

@@ -123,6 +123,29 @@ def test_hot_host_is_one_finding(job):
     assert 1.08 < finding.slowdown < 1.12
 
 
+@pytest.mark.parametrize(
+    ("beside_ms", "optimizer", "owner"),
+    [(60.0, 1.0, Owner.UNDECIDED), (20.0, 1.0, Owner.NODE), (60.0, 1.1, Owner.NODE)],
+    ids=["longer than it is slow", "shorter", "its optimizer is slow, too"],
+)
+def test_hosts_that_wait_beside_their_passes_need_not_be_hot(job, beside_ms, optimizer, owner):
+    """Of 255 ms of an iteration 22 are what passes of 1.1 times make of it; all ranks got as many
+    tokens. Collectives wait beside the passes, on other hosts for 10 ms.
+    """
+
+    def work(slot):
+        is_hot = slot.rank in range(8, 12)
+        return (optimizer if slot.name == "optimizer" else 1.1) if is_hot else 1.0
+
+    even = job(layout=Layout(dp=16), hosts=4, work=work, tokens=lambda rank: (4096, 4096))
+    seen = observe(even.timeline())
+    beside_ns = np.full(seen.busy_ns.shape, 10e6)
+    beside_ns[8:12] = beside_ms * 1e6
+    report = judge(replace(seen, beside_ns=beside_ns), DetectorSettings())
+    found = [one.owner for one in report.findings if one.ranks == (8, 9, 10, 11)]
+    assert found == [owner]
+
+
 def test_host_whose_replica_has_longer_data_is_not_named(job):
     def longer(slot):
         return 1.12 if slot.replica == 2 and slot.name != "optimizer" else 1.0

@@ -202,6 +202,21 @@ def test_one_slow_rail_of_two_hosts_names_both_ends(job):
     assert finding.ranks == (1, 9) and finding.owner == Owner.NODE
 
 
+@pytest.mark.parametrize(
+    ("size", "owner"), [(8, Owner.UNDECIDED), (9_000_000, Owner.NODE)], ids=["8 bytes", "9 MB"]
+)
+def test_so_few_bytes_show_launches_that_come_late(job, size, owner):
+    """A message takes 75 us on one connection and 15 on the others."""
+
+    def transfer(rank, peer, iteration):
+        return 0.075 if (rank, peer) == (1, 9) else 0.015
+
+    report = job(
+        layout=Layout(tp=2, dp=4, pp=2), hosts=8, transfer=transfer, message_bytes=size
+    ).report()
+    assert [one.owner for one in report.findings if one.ranks == (1, 9)] == [owner]
+
+
 def _three_units(members, rates, crosses=False):
     """Units of a transfer each, that move so many bytes a ns."""
     transfers = Transfers(
