@@ -82,6 +82,17 @@ def test_domains_without_anchors_stay_as_they_are():
     assert lines.offset_ns[4:].tolist() == lines.drift[4:].tolist() == [0, 0]
 
 
+def test_offsets_alone_are_solved_as_drifts_of_zero_are():
+    """By half of the matrix, to the last digit: as if one clock without anchors drifted."""
+    anchors, _, _ = ring_anchors(4, 300, 1000)
+    problem = LineProblem.of(anchors, anchors.rank, 5)
+    weighed = problem.weighed(np.random.default_rng(1).uniform(0.5, 2.0, len(anchors.event)))
+    found = weighed.solve(np.zeros(5, dtype=np.bool_), np.zeros(10))
+    by_both = weighed.solve(np.arange(5) == 4, np.zeros(10))
+    assert found.tolist() == by_both.tolist()
+    assert found[:4].any() and not found[4:].any()
+
+
 def test_the_solver_agrees_with_a_dense_solution():
     random = np.random.default_rng(0)
     half = random.normal(size=(30, 30))

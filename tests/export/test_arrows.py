@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from megascan.export.arrows import bind, find_arrows
+from megascan.export.perfetto import _Ends
 from megascan.schema import Kind
 
 
@@ -62,3 +65,18 @@ def test_every_start_is_said_once_in_the_order_of_numbers(crowd):
     assert bound.start[first].tolist() == np.unique(bound.start).tolist()
     straight = ~bound.turned[first]
     assert straight.any() and not straight.all()
+
+
+@given(st.lists(st.integers(0, 24), max_size=40), st.integers(1, 9))
+def test_ends_of_a_shard_are_those_of_its_blocks(drawn: list[int], size: int) -> None:
+    """Each row's ids in their order, wherever blocks are cut."""
+    rows, ids = np.array(drawn, dtype=np.int32), np.arange(len(drawn), dtype=np.int32) + 1
+    blocks = [slice(low, min(low + size, 25)) for low in range(0, 25, size)]
+    found: list[list[int]] = []
+    for block, own in zip(blocks, _Ends(rows=rows, ids=ids).of_blocks(blocks), strict=True):
+        num_rows = block.stop - block.start
+        ends = own.by_row(num_rows)
+        for row in range(num_rows):
+            places = range(int(ends.num[row]))
+            found.append([int(ends.of_rows(np.array([row]), place)[0]) for place in places])
+    assert found == [ids[rows == row].tolist() for row in range(25)]
