@@ -714,13 +714,24 @@ def without_steps(
             break
         moved = shifted(spans, -step.excess_ns(domain, numbers(spans, "start_ns")))
         mended = align_clocks(moved, matches, headers)
-        before, after = (int(each.num_refused.sum()) for each in (clocks, mended))
-        if after > MENDED_SHARE * before:
+        if not _is_mended(step.domain, clocks.num_refused, mended.num_refused):
             break
         spans, clocks = moved, mended
         steps.append(step)
         notes.append(step_note(clocks.domain_names[step.domain], step))
     return tuple(steps), replace(clocks, notes=(*notes, *clocks.notes))
+
+
+def _is_mended(domain: int, before: Integers, after: Integers) -> bool:
+    """Return whether a fit without a jump of one domain refuses fewer ends of that domain, and
+    hardly more of all: other clocks, as those of all ranks of a host, may have jumped as well, and
+    which of their ends are refused is chance. Ends refused are (domain,).
+
+    Example: 12 of 32 clocks have jumped, and 672 ends are refused, 30 of them the first one's.
+    Without its jump it is 7 of 649.
+    """
+    is_better = after[domain] <= MENDED_SHARE * before[domain]
+    return bool(is_better and MENDED_SHARE * after.sum() <= before.sum())
 
 
 def _widened(alignment: Alignment, least_ns: Floats) -> Alignment:

@@ -10,8 +10,8 @@ of one clock, and follow each other in time:
 
 The jump is the largest difference between the medians of the ends shortly before and after a
 moment. Later times of that clock are moved back by the jump, and the fit is made anew; the new fit
-is kept if it refuses at least a fifth fewer ends. What cannot be mended widens the clock's error
-bar.
+is kept if it refuses at least a fifth fewer ends of that clock, and hardly more of all. What cannot
+be mended widens the clock's error bar.
 
 Where clocks are fitted to only some of the ends (`aggregate.anchors`), the moment is then looked
 for among all ends near the two drawn ends around it (`located`): a span on the wrong side of the
@@ -31,11 +31,19 @@ import numpy as np
 from aggregate.anchors import Members
 from aggregate.causality import Ties
 from aggregate.fitting import Lines
-from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts
+from megascan.arrays import (
+    Flags,
+    Floats,
+    Integers,
+    group_lengths,
+    group_starts,
+    lower_medians,
+)
 
-MOST_STEPS = 16
+MOST_STEPS = 64
 MENDED_SHARE = 0.8
-"""A jump is believed if the fit without it refuses at most this part of the ends refused before."""
+"""A jump is believed if the fit without it refuses at most this part of the clock's ends that were
+refused before."""
 _SUSPICIOUS_SHARE = 0.1
 _FAULTY_SHARE = 0.25
 """A clock is at fault if more than this part of its ends are refused: a rank that pauses for a
@@ -159,7 +167,9 @@ def _suspects(ties: Ties, lines: Lines, refused: Integers) -> Iterator[Suspect]:
 
 
 def _distances(ties: Ties, lines: Lines, rows: Integers) -> Floats:
-    """Return (row,) how far a domain's ends lie from the mean of other domains in their events."""
+    """Return (row,) how far a domain's ends lie from the median of other domains in their events:
+    the clocks of one host may all have jumped.
+    """
     anchors = ties.anchors
     domain = ties.domain[anchors.rank]
     common = lines.common(domain, anchors.end_ns)
@@ -168,10 +178,10 @@ def _distances(ties: Ties, lines: Lines, rows: Integers) -> Floats:
 
 
 def _from_others(event: Integers, common: Floats, rows: Integers, others: Integers) -> Floats:
-    num_events = int(event.max(initial=-1)) + 1
-    count = np.bincount(event[others], minlength=num_events)
-    mean = np.bincount(event[others], common[others], num_events) / np.maximum(count, 1)
-    return np.asarray(common[rows] - mean[event[rows]])
+    usual = np.zeros(int(event.max(initial=-1)) + 1)
+    events, medians = lower_medians(event[others], common[others])
+    usual[events] = medians
+    return np.asarray(common[rows] - usual[event[rows]])
 
 
 def around(step: ClockStep) -> tuple[int, int]:
