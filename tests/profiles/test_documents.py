@@ -119,6 +119,16 @@ def test_words_of_torch_1_8(document, expected, tmp_path):
         assert table.column(name).to_pylist() == expected.column(name).to_pylist()
 
 
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["compact", "spaced"])
+def test_times_as_text(document, expected, tmp_path, separators):
+    """As programs write them that keep decimals exact."""
+    for event in document["traceEvents"]:
+        event |= {name: str(event[name]) for name in ("ts", "dur") if name in event}
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(document, separators=separators))
+    assert spans(path).equals(expected)
+
+
 def test_times_relative_to_a_base_that_stands_behind(document, expected, tmp_path):
     path = tmp_path / "profile.json"
     base = document.pop("baseTimeNanoseconds")

@@ -37,6 +37,7 @@ from megascan.vocabulary import AXIS_OF_VARIABLE, MESH_AXES, group_id
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
 _TEXT_PLACE = re.compile(rb'"(pid|tid)"\s*:\s*"[^"]*"')
 _DIGITS = re.compile(r"[0-9]{1,19}")
+_TEXT_TIME = re.compile(rb'"(ts|dur)"(\s*:\s*)"([0-9.eE+-]+)"')
 _BARE_LIST = re.compile(rb'"Process Group Ranks"\s*:\s*(\[[^\]"]*\])')
 
 _ARGUMENTS = (
@@ -247,9 +248,13 @@ def _whole_number(path: Path, record: dict[str, Json], name: str, most: int) -> 
 
 
 def _plain(block: Block) -> Block:
-    """Give each key one JSON type: some versions write text for pid and tid, lists for ranks."""
+    """Give each key one JSON type: some versions write text for pid and tid, lists for ranks; times
+    are text in files that were rewritten with exact decimals.
+    """
     block = block.one_a_line()
     text = _TEXT_PLACE.sub(rb'"\1":-1', block.text)
+    if any(begin in text for begin in (b'"ts":"', b'"ts": "')):
+        text = _TEXT_TIME.sub(rb'"\1"\2\3', text)
     text = _BARE_LIST.sub(rb'"Process Group Ranks":"\1"', text)
     return Block(bytearray(text), block.first_line, block.torn)
 
