@@ -1206,7 +1206,8 @@ class _Power:
     )  # fmt: skip
     caveat_ratio: float = limit(
         1.1, "ratio", Origin.CONVENTION,
-        "of a step that a network which could not be seen would make longer: said beside health",
+        "of a step that a network which could not be seen would make longer, or of all time to "
+        "what it would be without its few long iterations: said beside health",
     )  # fmt: skip
     optimizer_share: float = limit(
         0.25, "share of the effect", Origin.PHYSICS,

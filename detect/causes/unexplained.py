@@ -59,6 +59,7 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
     is_costly,
+    ratio_without,
 )
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
@@ -66,7 +67,7 @@ from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course, episodes_of, interval_of_ratio
 from detect.text import counted, milliseconds, ranks_text, subject_of, times
-from detect.thresholds import CHANGES, HOSTS, OCCUPANCY, SEARCH, DetectorSettings
+from detect.thresholds import CHANGES, HOSTS, OCCUPANCY, POWER, SEARCH, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -412,9 +413,11 @@ class _LongIterations:
     @property
     def text(self) -> str:
         """Return how many iterations are long and what they cost, as part of a sentence."""
+        number = int(self.active.sum())
+        take, lose = ("takes", "loses") if number == 1 else ("take", "lose")
         return (
-            f"{int(self.active.sum())} of {counted(len(self.active), 'iteration')} take up to "
-            f"{times(self.ratio)} the usual step and lose {self.lost_share:.0%} of all time"
+            f"{number} of {counted(len(self.active), 'iteration')} {take} up to "
+            f"{times(self.ratio)} the usual step and {lose} {self.lost_share:.0%} of all time"
         )
 
 
@@ -591,6 +594,7 @@ def _search_long(seen: Observations) -> Answer:
             "the others wait where nothing is recorded; the timeline of one of them shows which",
         ),
         hides=long.text if hides else "",
+        caveat=long.text if ratio_without(long.lost_share) >= POWER.caveat_ratio else "",
     )
 
 

@@ -17,6 +17,7 @@ from detect.causes.unexplained import (
 )
 from detect.detector import judge
 from detect.observe.extract import observe
+from detect.text import render_text
 from megascan.topology import Layout
 
 SETTINGS = DetectorSettings()
@@ -159,8 +160,10 @@ def test_iterations_that_take_far_longer_are_a_note_and_no_finding(job, factor, 
     report = judge(spiky, SETTINGS)
     assert report.verdict == Verdict.HEALTHY
     said = [note for note in report.notes if "usual step" in note]
-    assert len(said) == is_said
+    assert len(said) == len(report.caveats) == is_said
     if is_said:
+        assert report.caveats[0] in said[0]
+        assert "; but 3 of 20 iterations take up to" in render_text(report).splitlines()[0]
         assert said[0].startswith("3 of 20 iterations take up to 2.0") and "13%" in said[0]
 
 
