@@ -36,7 +36,7 @@ from scipy import special
 
 from detect.causes.device import DATA_ADVICE, HOST_ADVICE, optimizer_residuals
 from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
-from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
+from detect.observe.observations import BACKWARD, FORWARD, Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import rank_correlation, t_tail
@@ -67,6 +67,10 @@ LONE_RANK = (
     "no other rank shares the stage, so a slow device would show the same: a benchmark of "
     "it and of another stage's, a second replica or granularity full decide"
 )
+OF_KERNELS = (
+    "all kernels of an iteration together, without the optimizer's: a profile does not tell "
+    "forward and backward passes"
+)
 UNKNOWN_HOST = (
     "the trace does not say on which hosts its ranks run: were it one that no other stage "
     "uses, a slow host would show the same"
@@ -82,6 +86,7 @@ class HeavyStage:
     interval: tuple[float, float]
     p_value: float
     excess_forward_ns: float
+    """Of a microbatch; NaN in profiles, as the three that follow."""
     excess_backward_ns: float
     ratio_forward: float
     ratio_backward: float
@@ -125,9 +130,9 @@ class HeavyStage:
 
     @property
     def is_multiplied(self) -> bool:
-        """Return whether forward and backward are longer by the same ratio."""
+        """Return whether forward and backward are longer by the same ratio, or nobody knows."""
         difference = abs(np.log(self.ratio_forward) - np.log(self.ratio_backward))
-        return bool(difference < IMBALANCE.multiplicative_log)
+        return not difference >= IMBALANCE.multiplicative_log
 
 
 def _search_stages(inquiry: Inquiry) -> Answer:
@@ -164,7 +169,7 @@ def _heavy_stages(seen: Observations, faulty: Flags, least: float) -> list[Heavy
     groups = stage_groups(seen.members)
     if len(groups) < 2:
         return []
-    times = [_stage_times(seen.work, rows, faulty) for rows in groups]
+    times = [_stage_times(seen, rows[~faulty[rows]]) for rows in groups]
     found = []
     for number, rows in enumerate(groups):
         if not np.isfinite(times[number]).any():
@@ -180,9 +185,15 @@ def _heavy_stages(seen: Observations, faulty: Flags, least: float) -> list[Heavy
     return sorted(found, key=lambda one: -one.ratio)
 
 
-def _stage_times(work: Work, rows: np.ndarray, faulty: Flags) -> Floats:
-    """Return a microbatch's time through all chunks of the stage, (phase, row, iteration), ns."""
-    sound = rows[~faulty[rows]]
+def _stage_times(seen: Observations, sound: Integers) -> Floats:
+    """Return what a stage's `sound` rows compute, (part, row, iteration) ns: the forward and the
+    backward of a microbatch through all of its chunks, or in a profile all kernels but the
+    optimizer's as one part.
+    """
+    if not seen.tells_passes:
+        work_ns = (seen.busy_ns - np.nan_to_num(seen.optimizer_ns))[sound]
+        return np.where(work_ns > 0, work_ns, np.nan)[None]
+    work = seen.work
     num_chunks = max(1, len(work.phase) // (2 * (int(work.microbatch.max()) + 1)))
     if not len(sound):
         return np.full((2, 1, work.log_ns.shape[1]), np.nan)
@@ -200,7 +211,7 @@ def _heavy_stage(
 ) -> HeavyStage | None:
     """Return the stage, if it takes longer than the others and its replicas agree; else None.
 
-    `own` are its times, (phase, row, iteration), `others` (stage, phase, iteration).
+    `own` are its times, (part, row, iteration), `others` (stage, part, iteration).
     """
     level = robust.median(own, axis=1)
     expected = robust.median(others, axis=0)
@@ -215,7 +226,10 @@ def _heavy_stage(
     if replica_spread > IMBALANCE.replicas_agree_share * effect and len(by_replica) > 1:
         return None
     error = float(np.nan_to_num(np.std(logs) / np.sqrt(len(logs)))) + IMBALANCE.error_floor_ratio
-    own_ns, expected_ns = robust.median(level, axis=1), robust.median(expected, axis=1)
+    own_ns, expected_ns = (
+        robust.median(one, axis=1) if seen.tells_passes else np.full(2, np.nan)
+        for one in (level, expected)
+    )
     return HeavyStage(
         stage=stage,
         ratio=float(np.exp(effect)),
@@ -302,7 +316,7 @@ def _saved_by_even_work(seen: Observations, total: Floats, others: Floats) -> Fl
     stage, once for each microbatch.
     """
     all_stages = np.concatenate([total[None], others.sum(axis=1)])
-    num_microbatches = int(seen.work.microbatch.max()) + 1
+    num_microbatches = int(seen.work.microbatch.max()) + 1 if seen.tells_passes else 1
     lost = np.maximum(total - all_stages.mean(axis=0), 0.0)
     return np.asarray(lost * num_microbatches)
 
@@ -553,20 +567,7 @@ def _stage_evidence(heavy: HeavyStage) -> tuple[str, ...]:
             f"{heavy.who_agrees} ranks of the stage agree within "
             f"{percent(float(np.exp(heavy.replica_spread)))}, so no single device is the reason"
         )
-    sentences.append(
-        f"forward {times(heavy.ratio_forward)} (+{milliseconds(heavy.excess_forward_ns)} a "
-        f"microbatch), backward {times(heavy.ratio_backward)} "
-        f"(+{milliseconds(heavy.excess_backward_ns)}): "
-        + (
-            "the same ratio, as slow hardware would show"
-            if heavy.doubt and heavy.is_multiplied
-            else "extra work of its own kind, on hardware slow or not"
-            if heavy.doubt
-            else "extra work, not a slow device, which would multiply both alike"
-            if not heavy.is_multiplied
-            else "extra work shared by the stage"
-        )
-    )
+    sentences.append(_by_pass(heavy) if np.isfinite(heavy.ratio_forward) else OF_KERNELS)
     if heavy.doubt:
         sentences.append(heavy.doubt)
     if np.isfinite(heavy.layer_ratio):
@@ -574,6 +575,27 @@ def _stage_evidence(heavy: HeavyStage) -> tuple[str, ...]:
             f"its transformer layers take {times(heavy.layer_ratio)} the time of the other stages'"
         )
     return tuple(sentences)
+
+
+def _by_pass(heavy: HeavyStage) -> str:
+    """Say how much longer forward and backward are, and what that means."""
+    if heavy.doubt:
+        means = (
+            "the same ratio, as slow hardware would show"
+            if heavy.is_multiplied
+            else "extra work of its own kind, on hardware slow or not"
+        )
+    else:
+        means = (
+            "extra work shared by the stage"
+            if heavy.is_multiplied
+            else "extra work, not a slow device, which would multiply both alike"
+        )
+    return (
+        f"forward {times(heavy.ratio_forward)} (+{milliseconds(heavy.excess_forward_ns)} a "
+        f"microbatch), backward {times(heavy.ratio_backward)} "
+        f"(+{milliseconds(heavy.excess_backward_ns)}): {means}"
+    )
 
 
 def _who_is_longest(skew: SequenceSkew) -> str:

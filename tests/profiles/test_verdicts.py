@@ -220,6 +220,25 @@ def test_slow_products_beside_quick_moves_of_memory_are_a_low_clock(
     assert ("only move memory hardly or not" in said) == is_named
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "factor", "owner"),
+    [(8, 30.0, Owner.JOB), (2, 30.0, Owner.UNDECIDED), (8, 1.0, None)],
+    ids=["heavy", "of one rank a stage", "even"],
+)
+def test_a_heavy_last_stage_is_the_jobs(verdict, num_ranks, factor, owner):
+    """Its head takes most of an iteration, and no kernel of the layers takes longer."""
+    program = pipeline
+    for rank in range(num_ranks // 2, num_ranks):
+        program = with_slow_kernels("ampere_gemm_head", rank=rank, factor=factor, of_all=program)
+    lone = {"groups": megatron(2, "PIPELINE_MODEL_PARALLEL_GROUP")} if num_ranks == 2 else {}
+    report = verdict("pp", num_ranks=num_ranks, program=program, **lone)
+    last = tuple(range(num_ranks // 2, num_ranks))
+    heavy = [] if owner is None else [(last, Cause.STAGE_IMBALANCE, owner)]
+    assert named(report) == heavy
+    if heavy:
+        assert any("does not tell forward" in one for one in report.findings[0].evidence)
+
+
 @pytest.mark.parametrize(("slow_ranks", "num_accused"), [((2,), 1), ((2, 6), 0)])
 def test_products_that_are_slow_on_both_stages_of_a_replica_may_have_longer_documents(
     verdict, slow_ranks, num_accused
