@@ -80,7 +80,7 @@ from detect.stats.host_tests import (
 from detect.stats.search import Course
 from detect.text import counted, milliseconds, times
 from detect.thresholds import COMPUTE as LIMITS
-from detect.thresholds import HOSTS, PERSISTENCE, SEARCH, STARVATION
+from detect.thresholds import HOSTS, PAIRS, PERSISTENCE, SEARCH, STARVATION
 from detect.thresholds import PACE as SLOW_PACE
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.errors import listed
@@ -411,7 +411,9 @@ def _since_it_began(inquiry: Inquiry, sides: Sides, reason: _Reason) -> _Reason:
     if name not in sides.over:
         return reason
     series = beside_others(sides, sides.over[name].value)
-    split = clearest_split(series, name, inquiry.settings.min_iterations)
+    split = clearest_split(
+        series, name, inquiry.settings.min_iterations, PAIRS.min_normal_iterations
+    )
     if split is None or not split[1] <= inquiry.settings.false_discovery_rate:
         return reason
     active = split[0].active

@@ -297,12 +297,15 @@ def beside_others(sides: Sides, over: Floats) -> Floats:
     return robust.median(over[sides.own], axis=0) - robust.median(over[sides.control], axis=0)
 
 
-def clearest_split(series: Floats, name: str, lasts: int) -> tuple[Course, float] | None:
+def clearest_split(
+    series: Floats, name: str, lasts: int, least: int = PERSISTENCE.min_normal
+) -> tuple[Course, float] | None:
     """Return the course of a rise inside the window, and its p-value; None for short windows.
 
-    `series`, (iteration,), is of the channel `name`; the later part lasts for `lasts` iterations.
+    `series`, (iteration,), is of the channel `name`; the later part lasts for `lasts` iterations at
+    least, the one before it for `least`: fewer will do to date what is known to be slow.
     """
-    least, length = PERSISTENCE.min_normal, len(series)
+    length = len(series)
     if length < least + lasts or not np.isfinite(series).all():
         return None
     parts = [(series[:first], series[first:]) for first in range(least, length - lasts + 1)]

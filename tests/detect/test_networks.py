@@ -35,6 +35,26 @@ def test_slow_network_of_a_host_is_one_finding(job):
     assert 1.9 < finding.slowdown < 2.1
 
 
+@pytest.mark.parametrize(
+    ("first", "found"), [(5, 5), (8, 8), (4, 3)], ids=["after two", "in the middle", "after one"]
+)
+def test_a_network_that_becomes_slow_is_dated(job, first, found):
+    """Of ten iterations, 3 to 12; before that it is as quick as the others. Since then it is four
+    times slower, on the mean of all less.
+    """
+    quick, slow = crossing({2}, 1.0), crossing({2}, 4.0)
+    report = job(
+        layout=Layout(pp=4, dp=4), hosts=4, message_bytes=MEGABYTE, iterations=10,
+        transfer=lambda one, other, at: (slow if at >= first else quick)(one, other, at),
+    ).report()  # fmt: skip
+    (finding,) = [one for one in report.findings if one.owner is Owner.NODE]
+    assert finding.ranks == (8, 9, 10, 11)
+    assert (finding.first_iteration, finding.onset_in_trace) == (found, found > 3)
+    if found > 3:
+        assert finding.slowdown == pytest.approx(4.0, rel=0.03)
+        assert f"since iteration {first}" in finding.headline
+
+
 def test_two_hosts_that_only_talk_to_each_other_stay_undecided(job):
     report = job(
         layout=Layout(pp=2, dp=8), hosts=4, message_bytes=MEGABYTE, transfer=crossing({0, 2}, 2.0)
