@@ -72,6 +72,7 @@ from detect.causes.searches import (
     OF_PLACE,
     averaged,
     load_as_long,
+    loading_of,
     loses_as_its_place,
     mates_that_load,
     others_load_as_long,
@@ -516,7 +517,7 @@ def _neighbours_load_as_long(seen: Observations, burst: Burst) -> bool:
     Example: a rank waits for its loader in 4 of 8 iterations; three others of its host load as
     long in one or two of them each.
     """
-    loading = seen.loading_ns if seen.loading_ns is not None else seen.lost(Cause.LOADER)
+    loading = loading_of(seen)
     hosts = np.array(seen.members.hosts)
     mates = hosts == hosts[burst.row]
     mates[burst.row] = False

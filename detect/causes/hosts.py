@@ -57,7 +57,7 @@ from detect.causes.finding import (
     rows_of_findings,
 )
 from detect.causes.launching import is_host_bound
-from detect.causes.searches import load_as_long
+from detect.causes.searches import load_as_long, loading_of
 from detect.observe.observations import BACKWARD, FORWARD, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -76,11 +76,12 @@ from detect.stats.host_tests import (
     passes_over,
     places_of,
     rise_in,
+    since_it_began,
 )
-from detect.stats.search import Course
+from detect.stats.search import Course, active_in
 from detect.text import counted, milliseconds, times
 from detect.thresholds import COMPUTE as LIMITS
-from detect.thresholds import HOSTS, PAIRS, PERSISTENCE, SEARCH, STARVATION
+from detect.thresholds import HOSTS, PERSISTENCE, SEARCH, STARVATION
 from detect.thresholds import PACE as SLOW_PACE
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.errors import listed
@@ -322,9 +323,8 @@ def _waits_for_others(sides: Sides, reason: _Reason) -> str:
     """
     if _shows_in_devices(sides, reason.test, reason.tests.get(OPTIMIZER)):
         return ""
-    course, seen = reason.course, sides.seen
-    active = np.ones(len(seen.iterations), dtype=bool) if course is None else course.active
-    return waits_beside(seen, sides.own, sides.control, active, reason.test.effect)
+    active = active_in(reason.course, len(sides.seen.iterations))
+    return waits_beside(sides.seen, sides.own, sides.control, active, reason.test.effect)
 
 
 def _are_named_one_by_one(inquiry: Inquiry, sides: Sides, cause: Cause) -> bool:
@@ -348,9 +348,7 @@ def _others_load_as_long(sides: Sides) -> bool:
 
     Then the storage that all load from is slow, and the other hosts' devices only wait less for it.
     """
-    loading = sides.seen.loading_ns
-    if loading is None:
-        loading = sides.seen.lost(Cause.LOADER)
+    loading = loading_of(sides.seen)
     own = float(np.nanmedian(loading[sides.own]))
     return load_as_long(own, loading[~sides.own])
 
@@ -411,21 +409,16 @@ def _since_it_began(inquiry: Inquiry, sides: Sides, reason: _Reason) -> _Reason:
     if name not in sides.over:
         return reason
     series = beside_others(sides, sides.over[name].value)
-    split = clearest_split(
-        series, name, inquiry.settings.min_iterations, PAIRS.min_normal_iterations
-    )
-    if split is None or not split[1] <= inquiry.settings.false_discovery_rate:
-        return reason
-    active = split[0].active
-    if not series[~active].mean() <= HOSTS.sound_before_share * series[active].mean():
+    course = since_it_began(series, name, inquiry.settings)
+    if course is None:
         return reason
     lost = Cause.HOST.value if name == PACE else name  # slow launching counts by what it costs
-    effect = float(np.nanmean(beside_others(sides, sides.over[lost].value)[active]))
+    effect = float(np.nanmean(beside_others(sides, sides.over[lost].value)[course.active]))
     if not effect > reason.test.effect:
-        return replace(reason, course=split[0])
+        return replace(reason, course=course)
     error = reason.test.error * effect / reason.test.effect
     test = HostTest(effect, error, reason.test.p_value)
-    return replace(reason, course=split[0], test=test, tests={**reason.tests, lost: test})
+    return replace(reason, course=course, test=test, tests={**reason.tests, lost: test})
 
 
 def _may_be_of_its_stage(sides: Sides, cause: Cause, test: HostTest) -> bool:
@@ -675,10 +668,7 @@ def _keeps_its_pace(sides: Sides) -> bool:
 
 def _pace_lead(sides: Sides) -> Floats:
     """Return the host's log time from launch to launch less that of the others, (iteration,)."""
-    pace = sides.over[PACE].value
-    return np.asarray(
-        robust.median(pace[sides.own], axis=0) - robust.median(pace[sides.control], axis=0)
-    )
+    return beside_others(sides, sides.over[PACE].value)
 
 
 def _is_steady(lead: Floats) -> bool:
@@ -740,7 +730,7 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
         float(np.exp(one)) if is_log else 1.0 + max(one, 0.0)
         for one in (test.effect, test.effect - reach, test.effect + reach)
     )
-    active = slice(None) if reason.course is None else reason.course.active
+    active = active_in(reason.course, len(seen.iterations))
     lost = milliseconds(float(np.mean(reason.excess_ns[active])))
     clocks = ""
     if reason.cause == Cause.COMPUTE and slow.is_shown:

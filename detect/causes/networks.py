@@ -64,15 +64,13 @@ from detect.observe.observations import Observations, Transfers
 from detect.observe.transfers import bus_factor
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.host_tests import clearest_split
-from detect.stats.search import Course, interval_of_ratio
+from detect.stats.host_tests import since_it_began
+from detect.stats.search import Course, active_in, interval_of_ratio
 from detect.text import counted, milliseconds, times
 from detect.thresholds import (
-    HOSTS,
     LINKS,
     NETWORKS,
     NVLINKS,
-    PAIRS,
     POWER,
     DetectorSettings,
 )
@@ -272,8 +270,7 @@ def _slowest(
     split = best[0][1]
     ranks = tuple(sorted(rank for port, _ in best for rank in port.ranks))
     since, course = _since_it_began(transfers, split, inquiry.settings)
-    active = slice(None) if course is None else course.active
-    excess_ns = _excess_ns(transfers, since, ranks, active)
+    excess_ns = _excess_ns(transfers, since, ranks, active_in(course, len(seen.iterations)))
     is_cheap = excess_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns))
     # a link between two ranks, there and back, is no rail
     is_link = len({frozenset(transfers.members[unit]) for unit in split.all_slow}) == 1
@@ -303,16 +300,10 @@ def _since_it_began(
     level = np.log(np.where(rate > 0, rate, np.nan))
     slow, quick = (robust.median(level[units], axis=0) for units in (split.slow, split.quick))
     series = slow - quick
-    found = clearest_split(
-        series, Cause.LINK.value, settings.min_iterations, PAIRS.min_normal_iterations
-    )
-    if found is None or not found[1] <= settings.false_discovery_rate:
+    course = since_it_began(series, Cause.LINK.value, settings)
+    if course is None:
         return split, None
-    course = found[0]
-    since = float(series[course.active].mean())
-    if not series[~course.active].mean() <= HOSTS.sound_before_share * since:
-        return split, None
-    return replace(split, effect=since), course
+    return replace(split, effect=float(series[course.active].mean())), course
 
 
 def _is_of_clocks(seen: Observations, transfers: Transfers, split: _Split) -> bool:
@@ -433,9 +424,7 @@ def _is_clear(level: Floats, split: _Split) -> bool:
     return apart and split.effect >= NETWORKS.sure_sigmas * split.error
 
 
-def _excess_ns(
-    transfers: Transfers, split: _Split, ranks: tuple[int, ...], active: Flags | slice
-) -> float:
+def _excess_ns(transfers: Transfers, split: _Split, ranks: tuple[int, ...], active: Flags) -> float:
     total_ns = transfers.sum_ns[:, active].mean(axis=1)
     share = 1.0 - float(np.exp(-split.effect))
     by_rank = dict.fromkeys(ranks, 0.0)
@@ -453,7 +442,7 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
     split, slowdown = slow.split, float(np.exp(slow.split.effect))
     rows = seen.members.rows_with(slow.ranks)
     doubt = RAILS_NOT_TOLD_APART if slow.is_rail else NOT_TOLD_APART
-    active = np.ones(len(seen.iterations), bool) if slow.course is None else slow.course.active
+    active = active_in(slow.course, len(seen.iterations))
     others = "on other rails" if slow.is_rail else "between other hosts"
     return build_finding(
         seen,

@@ -491,6 +491,13 @@ def stage_peers(seen: Observations) -> list[Integers]:
     return groups if smallest > 1 else [np.arange(len(seen.members))]
 
 
+def loading_of(seen: Observations) -> Floats:
+    """Return how long loading lasts, (row, iteration) ns, or what a row loses to it where only that
+    is known; NaN for rows that never load.
+    """
+    return seen.lost(Cause.LOADER) if seen.loading_ns is None else seen.loading_ns
+
+
 def load_as_long(own_ns: float, others_ns: Floats) -> bool:
     """Return whether loading of others, (row, iteration), takes about as long as `own_ns` now and
     then: then what all of them load from may be slow.

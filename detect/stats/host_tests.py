@@ -19,7 +19,7 @@ else. So every channel is compared once with all hosts in it, and then, for each
 the places where the host has ranks (`Channel`).
 
 Since when a host exceeds the others, `clearest_split` says: the split of the window at which it
-rises most, in errors of the rise.
+rises most, in errors of the rise. `since_it_began` dates by it what is known to be slow.
 
 Example: 4 hosts of 4 ranks, DP 16. The optimizer takes 2.12 ms on the ranks of one host and 0.92 ms
 on the 12 others (spread 0.4 %): log ratio 0.84 at s = 0.004, t above 300.
@@ -39,7 +39,7 @@ from detect.report import Cause
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course
-from detect.thresholds import HOSTS, PERSISTENCE
+from detect.thresholds import HOSTS, PAIRS, PERSISTENCE, DetectorSettings
 from detect.thresholds import PACE as SLOW_PACE
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
@@ -320,6 +320,20 @@ def clearest_split(
     p_value = float(special.stdtr(length - 2.0, -rise / error)) * len(parts)
     active = np.arange(length) >= first
     return Course(active, rise, error, 1.0, ((first, length - 1),)), p_value
+
+
+def since_it_began(series: Floats, name: str, settings: DetectorSettings) -> Course | None:
+    """Return the iterations in which something that is known to be slow is slow, from the one at
+    which that began; None where it is slow from the first on, or was not sound before.
+
+    `series` (iteration,) is what it exceeds others by, in the channel `name`.
+    """
+    split = clearest_split(series, name, settings.min_iterations, PAIRS.min_normal_iterations)
+    if split is None or not split[1] <= settings.false_discovery_rate:
+        return None
+    active = split[0].active
+    was_sound = series[~active].mean() <= HOSTS.sound_before_share * series[active].mean()
+    return split[0] if was_sound else None
 
 
 def rise_in(values: Floats, first: int) -> Floats:

@@ -198,6 +198,11 @@ class Course:
         return cls(active, effect, standard_error, share, episodes)
 
 
+def active_in(course: Course | None, num_iterations: int) -> Flags:
+    """Flag the iterations of a course, (iteration,); all where it is None, the whole window."""
+    return np.ones(num_iterations, dtype=bool) if course is None else course.active
+
+
 def best_stretches(
     value: Floats, noise: Noise, min_iterations: int, excluded: Flags, *, scattered: bool = True
 ) -> list[Stretch]:

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from benchmarks.grounds.ground import Planted
 from benchmarks.grounds.incidents.hardware import RESOURCES, Floats
 
-Rates = Mapping[str, Floats]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
