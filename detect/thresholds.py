@@ -619,6 +619,23 @@ class _Device:
     optimizer_error_log: float = limit(
         0.002, "log", Origin.PHYSICS, "by which optimizer steps of sound devices always vary"
     )
+    least_lookup_ns: float = limit(
+        50_000.0, "ns", Origin.PHYSICS,
+        "that an embedding or a loss takes at least: a shorter one is mostly launches, which no "
+        "number of tokens lengthens",
+    )  # fmt: skip
+    slow_parts_quantile: float = limit(
+        0.9, "share of the parts", Origin.CONVENTION,
+        "of a pass that are slow by less than its slow parts are; what sound ranks vary by",
+    )  # fmt: skip
+    quick_part_share: float = limit(
+        0.25, "share of the effect", Origin.CONVENTION,
+        "by which parts of a pass that nothing slows may differ from those of the peers",
+    )  # fmt: skip
+    least_parts_share: float = limit(
+        0.2, "share of the parts", Origin.CONVENTION,
+        "of a pass that are quick, and that are slow, where its device is shared",
+    )  # fmt: skip
     min_other_mates: int = limit(
         4, "ranks", Origin.CONVENTION,
         "of other TP groups, that show by how much optimizer steps of sound mates differ",

@@ -35,7 +35,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import special
 
-from detect.causes.device import attention_residuals, mates_of
+from detect.causes.device import attention_residuals, mates_of, spares_lookups
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -473,15 +473,38 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
     if cause == Cause.HOST:
         return _doubt_of_host(seen, burst, is_uneven)
     launches = may_wait_for_launches(seen) or waits_for_launches(seen, burst.row, burst.hits)
+    spares = _spares_lookups(seen, burst)
     reasons = {
         FEW_OTHERS: int(burst.others.sum()) < BURSTS.sure_others and not burst.is_one_speed,
         OTHERS_TOO: burst.is_noise,
-        LONGER: is_uneven,
+        LONGER: is_uneven and not spares and not _others_spare_the_data(seen, burst),
         launches: bool(launches),
         IDLE: _stands_idle(seen, burst),
-        EXPERTS: seen.members.layout.ep > 1 and not _shows_in_attention(seen, burst),
+        EXPERTS: seen.members.layout.ep > 1 and not spares and not _shows_in_attention(seen, burst),
     }
     return tuple(reason for reason, holds in reasons.items() if holds)[:1]
+
+
+def _spares_lookups(seen: Observations, burst: Burst) -> bool:
+    """Return whether the row's products of matrices are slow in its bursts, and what moves memory
+    for each token is not: no data look like this.
+    """
+    effect = float(np.log1p(burst.excess[burst.hits]).mean())
+    return bool(spares_lookups(seen, ~burst.others, burst.row, burst.hits, effect))
+
+
+def _others_spare_the_data(seen: Observations, burst: Burst) -> bool:
+    """Return whether ranks that compute the same microbatches (TP mates, or else the other stages
+    of the replica) are as quick as their peers in the bursts: longer data would slow these, too.
+    """
+    members = seen.members
+    mates = mates_of(members, burst.row)
+    same = mates if len(mates) else np.flatnonzero(members.other_stages(burst.row))
+    if not len(same):
+        return False
+    over = np.nan_to_num(_compute_excess(seen, ~burst.others), nan=np.inf)
+    level = float(robust.median(over[same][:, burst.hits].mean(axis=1)))
+    return level < PAIRS.elsewhere_share * float(burst.excess[burst.hits].mean())
 
 
 def _stands_idle(seen: Observations, burst: Burst) -> bool:

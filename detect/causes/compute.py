@@ -27,6 +27,7 @@ from detect.causes.device import (
     optimizer_shows,
     reading_evidence,
     slowest_optimizer,
+    spares_lookups,
     stages_alike,
     waits_beside,
 )
@@ -382,7 +383,11 @@ def _by_when(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision 
         effects = effects_beside(seen, found, slow).effects
         if stages_alike(seen.members, effects, slow.suspect.row):
             return Decision(False, OF_ITS_REPLICA)
-        return _by_what_it_moves(seen, slow) or Decision(False, ON_THE_MEAN)
+        return (
+            _by_what_it_moves(seen, slow)
+            or _by_its_lookups(seen, found, slow)
+            or Decision(False, ON_THE_MEAN)
+        )
     return Decision(False, WARMING_UP) if _warms_up(inquiry, slow) else None
 
 
@@ -520,6 +525,12 @@ def _by_what_it_moves(seen: Observations, slow: SlowRow) -> Decision | None:
     if not effect >= MEMORY.agrees_share * slow.suspect.course.effect:
         return None
     return Decision(True, MOVES.format(times=times(float(np.exp(effect)))))
+
+
+def _by_its_lookups(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Decision | None:
+    active, effect = slow.suspect.course.active, slow.suspect.course.effect
+    spares = spares_lookups(seen, found.slow_rows, slow.suspect.row, active, effect)
+    return Decision(True, spares) if spares else None
 
 
 def _evidence(seen: Observations, slow: SlowRow) -> list[str]:

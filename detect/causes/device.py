@@ -16,6 +16,9 @@ lower clock hardly touches). So:
 * passes slower, optimizer not, but other ranks on the same data are not slow: the device;
 * passes slower, optimizer not, but all passes got as many tokens (`Observations.rules_data_out`)
   and nobody shares the rank's data: the device;
+* passes slower, optimizer not, but parts whose time grows with the tokens differ: products of
+  matrices are slow, and what moves memory for each token is not. More tokens slow both, longer
+  documents and more tokens for the experts neither, a lower clock the first: the device;
 * where experts do part of the work, more tokens may be routed to one rank's experts: the rank's
   attention, which no routing lengthens, is then compared instead of its passes;
 * one rank of a TP group slower than all its mates in the forward or the backward pass, and in both
@@ -59,9 +62,9 @@ from detect.observe.observations import (
 from detect.report import Owner
 from detect.stats import robust
 from detect.stats.noise import Usual, estimate_noise
-from detect.stats.residuals import stage_groups
+from detect.stats.residuals import deviations, stage_groups
 from detect.text import milliseconds, times
-from detect.thresholds import COMPUTE, DEVICE, PAIRS, READINGS
+from detect.thresholds import COMPUTE, DEVICE, KERNELS, PAIRS, READINGS
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -134,7 +137,7 @@ def optimizer_shows(
     level = float(robust.centre(optimizer[row]))
     if not np.isfinite(level):
         return False
-    effect, error = float(passes.effects[row]), _optimizer_error(optimizer, passes.slow, row)
+    effect, error = float(passes.effects[row]), _level_error(optimizer, passes.slow, row)
     least = max(share * effect, DEVICE.sure_sigmas * error)
     return least <= level <= effect + DEVICE.most_optimizer_log
 
@@ -232,6 +235,71 @@ def over_others(time_ns: Floats, groups: list[Integers], excluded: Flags) -> Flo
     return residual
 
 
+def spares_lookups(
+    seen: Observations, excluded: Flags, row: int, active: Flags, effect: float
+) -> str:
+    """Say that products of matrices are slow by about `effect`, log, and what moves memory for each
+    token is not, so that data cannot be the reason; empty where that is not so, or not known.
+
+    `active` (iteration,) are the iterations in which the row is slow; `excluded` rows are nobody's
+    peers. A lookup that is short takes as long as its launch, whatever the number of tokens, and
+    says nothing.
+
+    Example: a clock that is 1.3 times lower. MLPs and the output layer take 1.29 times the time of
+    the peers', the embedding, 210 us, 1.08 times. A replica with 1.12 times the tokens shows 1.12
+    in both; one whose documents are longer, in as many tokens, 1.00 in both and 1.16 in attention.
+    """
+    parts, groups = seen.tokenwise, stage_groups(seen.members)
+    if parts is None:
+        return ""
+    dense = over_others(parts.dense_ns, groups, excluded)[:, active]
+    level = float(robust.centre(dense[row]))
+    if not level >= PAIRS.agrees_share * effect:
+        return ""
+    lengths = robust.median(parts.lookups_ns[row][active], axis=0)
+    most = []
+    for kind in np.flatnonzero(lengths >= DEVICE.least_lookup_ns):
+        over = over_others(parts.lookups_ns[:, :, kind], groups, excluded)[:, active]
+        error = DEVICE.sure_sigmas * _level_error(over, excluded, row)
+        most.append(float(robust.centre(over[row])) + error)
+    if not most or not max(most) < PAIRS.agrees_share * level:
+        return ""
+    slowest = float(np.exp(np.nanmax(most)))
+    return SPARES_LOOKUPS.format(dense=times(float(np.exp(level))), lookups=times(slowest))
+
+
+def shares_its_memory(seen: Observations, excluded: Flags, row: int, active: Flags) -> str:
+    """Say that kernels of a profile that only move memory are slow in some parts of a pass and as
+    quick as the peers' in others; empty where they are not, or were not recorded.
+
+    Longer data lengthen all layers of a pass alike. Another process on the device takes it for some
+    time and leaves it for some. `active` and `excluded` are those of `spares_lookups`.
+
+    Example: parts of three forward passes beside those of seven peers, log. The device is shared:
+
+        0.00  0.15  0.40  0.12  0.00  0.39  0.41        documents 1.17 times as long:
+        0.00  0.30  0.41  0.13  0.00  0.41  0.42        0.15  0.16  0.16  0.15  0.16  0.17
+        0.41  0.00 -0.01  0.30  0.00 -0.01  0.00        0.14  0.16  0.15  0.14  0.14  0.16
+    """
+    if seen.boundness is None:
+        return ""
+    over = deviations(seen.boundness.memory, stage_groups(seen.members), excluded)[:, active]
+    own = over[row]
+    known = np.isfinite(own)
+    if not known.any():
+        return ""
+    high = float(np.quantile(own[known], DEVICE.slow_parts_quantile))
+    sound = np.abs(over[~excluded])
+    noise = float(np.quantile(sound[np.isfinite(sound)], DEVICE.slow_parts_quantile))
+    quick, slow = own < DEVICE.quick_part_share * high, own > PAIRS.agrees_share * high
+    least = DEVICE.least_parts_share * known.sum(axis=1)
+    is_divided = (quick.sum(axis=1) >= least) & (slow.sum(axis=1) >= least)
+    is_clear = noise < DEVICE.quick_part_share * high and high >= KERNELS.least_log
+    if not is_clear or np.mean(is_divided) < PAIRS.agrees_share:
+        return ""
+    return SHARES_MEMORY.format(times=times(float(np.exp(high))))
+
+
 def is_isolated(members: Members, passes: Slowness, row: int) -> bool:
     """Return whether the row stands out among the ranks that share every microbatch with it (TP,
     CP).
@@ -253,13 +321,13 @@ def mates_of(members: Members, row: int) -> Integers:
     return np.flatnonzero(same)
 
 
-def _optimizer_error(residual: Floats, slow: Flags, row: int) -> float:
-    """Return the standard error of a row's optimizer level; slow rows set no scale.
+def _level_error(residual: Floats, slow: Flags, row: int) -> float:
+    """Return the standard error of a row's level in what no fault quickens: its optimizer step, or
+    lookups. Slow rows set no scale.
 
     Take the spread of the other rows' levels, or the noise of the iterations with what is usual,
     whichever is less: three levels may lie far apart by chance, and a starved row's own noise is
-    large. But no fault makes an optimizer quicker: slow rows with a quicker optimizer show how far
-    a level may be off.
+    large. But slow rows whose optimizer is quicker show how far a level may be off.
     """
     usual = Usual(floor=DEVICE.optimizer_error_log, spread=COMPUTE.gpu_spread_log)
     noise = estimate_noise(residual, slow, usual)
@@ -412,6 +480,14 @@ def _reading_beside_peers(name: str, own: float, peers: Sequence[float]) -> list
     return [f"counter {name} is {own:.0f} against its peers' {theirs:.0f}"] if notable else []
 
 
+SPARES_LOOKUPS = (
+    "its MLPs and output layer take {dense} the time of its peers', its embedding and loss at most "
+    "{lookups}: more tokens would lengthen both, longer documents neither, a lower clock the first"
+)
+SHARES_MEMORY = (
+    "its kernels that only move memory take {times} as long in some layers, and no longer than "
+    "those of its peers in others of the same passes: longer data would slow all layers alike"
+)
 UNKNOWN_ROLES = (
     "no communication was matched, so nobody knows what each rank has to do (stage, TP group, "
     "loading for others): what its place asks of it may be the reason as well"

@@ -42,7 +42,9 @@ from detect.causes.device import (
     attention_residuals,
     mates_of,
     optimizer_shows,
+    shares_its_memory,
     slow_clock,
+    spares_lookups,
 )
 from detect.causes.finding import Inquiry
 from detect.causes.searches import ComputeSearch, SlowRow
@@ -114,7 +116,12 @@ def even_data(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | 
     for same_data in (mates_of(members, row), np.flatnonzero(members.other_stages(row))):
         if len(same_data) and found.slow_rows[same_data].all():
             return None  # all ranks with the same documents are slow: hardly all their devices
-    return SPARES_MEMORY if _spares_memory(seen, found, slow) else None
+    active, effect = slow.suspect.course.active, slow.suspect.course.effect
+    return (
+        spares_lookups(seen, found.slow_rows, row, active, effect)
+        or shares_its_memory(seen, found.slow_rows, row, active)
+        or (SPARES_MEMORY if _spares_memory(seen, found, slow) else None)
+    )
 
 
 def longer_data(

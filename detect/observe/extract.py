@@ -22,6 +22,7 @@ from detect.observe.observations import (
     BACKWARD,
     Members,
     Observations,
+    Tokenwise,
     Transfers,
     Work,
     are_guessed,
@@ -129,6 +130,9 @@ def _observations(
         busy_ns=by_cell(passes.busy_ns) + np.nan_to_num(cells.optimizer_ns),
         optimizer_ns=cells.optimizer_ns,
         attention_ns=cells.attention_ns,
+        tokenwise=None
+        if frame.is_cpu
+        else Tokenwise(dense_ns=cells.dense_ns, lookups_ns=cells.lookups_ns),
         lost_ns=_recorded(lost, timeline, transfers, cells.num_spans == 0),
         host_gap_ns=cells.gap_ns + ending,
         ending_ns=None if frame.is_cpu else cells.ending_ns,

@@ -64,9 +64,19 @@ from detect.observe.work import (
 from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import codes, equals, numbers
-from megascan.vocabulary import ATTENTION, OPTIMIZER
+from megascan.vocabulary import (
+    ATTENTION,
+    EMBEDDING,
+    LOSS,
+    MLP,
+    OPTIMIZER,
+    OUTPUT_LAYER,
+    backward_of,
+)
 
 Record = TypeVar("Record")
+LOOKUPS = (EMBEDDING, backward_of(EMBEDDING), LOSS)
+"""Parts of a model that move memory for each token and hardly compute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +112,10 @@ class Cells:
     optimizer_ns: Floats
     attention_ns: Floats
     """Of forward passes; NaN where no attention was traced."""
+    dense_ns: Floats
+    """Products of matrices that tokens alone lengthen; see `Tokenwise`. NaN for ranks without."""
+    lookups_ns: Floats
+    """(rank, iteration, kind): a span of each of `LOOKUPS`; NaN where there is none."""
     gap_ns: Floats
     """In no span."""
     ending_ns: Floats
@@ -168,6 +182,8 @@ def facts_of(index: SpanIndex) -> Facts:
             saving_ns=index.sums(saves, index.duration[saves].astype(np.float64)),
             optimizer_ns=index.sums_or_nan(optimizer, index.self_time(optimizer)),
             attention_ns=index.sums_or_nan(attention, index.self_time(attention)),
+            dense_ns=_dense(index),
+            lookups_ns=_lookups(index),
             gap_ns=uncovered_time(index, iterations),
             ending_ns=ending_time(index, iterations),
             waiting_ns=waiting_time(index),
@@ -182,6 +198,30 @@ def facts_of(index: SpanIndex) -> Facts:
         begin_ns=begin_ns,
         end_ns=end_ns,
     )
+
+
+def _dense(index: SpanIndex) -> Floats:
+    """Return the time of MLPs without experts and of the output layer, (rank, iteration).
+
+    Of layers that are recorded by turns there are other ones in each iteration: only the output
+    layer counts then.
+    """
+    rows = index.named((OUTPUT_LAYER, backward_of(OUTPUT_LAYER)))
+    if not index.is_sampled:
+        rows |= layer_modules(index) & index.named((MLP, backward_of(MLP)))
+    return index.sums_or_nan(rows, index.self_time(rows))
+
+
+def _lookups(index: SpanIndex) -> Floats:
+    """Return how long a span of each of `LOOKUPS` takes on the mean, (rank, iteration, kind)."""
+    means = np.full((*index.shape, len(LOOKUPS)), np.nan)
+    for place, name in enumerate(LOOKUPS):
+        rows = index.named((name,))
+        number = index.sums(rows, np.ones(int(rows.sum())))
+        np.divide(
+            index.sums(rows, index.self_time(rows)), number, means[:, :, place], where=number > 0
+        )
+    return means
 
 
 def _passes(
@@ -284,6 +324,8 @@ def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
             saving_ns=cells.joined([part.cells.saving_ns for part in parts], 0.0),
             optimizer_ns=cells.joined([part.cells.optimizer_ns for part in parts], np.nan),
             attention_ns=cells.joined([part.cells.attention_ns for part in parts], np.nan),
+            dense_ns=cells.joined([part.cells.dense_ns for part in parts], np.nan),
+            lookups_ns=cells.joined([part.cells.lookups_ns for part in parts], np.nan),
             gap_ns=cells.joined([part.cells.gap_ns for part in parts], 0.0),
             ending_ns=cells.joined([part.cells.ending_ns for part in parts], 0.0),
             waiting_ns=cells.joined([part.cells.waiting_ns for part in parts], 0.0),
@@ -442,7 +484,7 @@ def _joined_collections(parts: Sequence[Collections], order: _Order, passes: _Or
 
 
 class _Cells:
-    """Matrices (rank, iteration) of parts, each with the ranks of its part only."""
+    """Matrices (rank, iteration, …) of parts, each with the ranks of its part only."""
 
     def __init__(self, rows: Sequence[Integers], num_ranks: int) -> None:
         self._rows = rows
@@ -451,7 +493,7 @@ class _Cells:
     def joined(self, matrices: Sequence[Any], missing: float) -> Any:
         """Return the matrix of all ranks; rows of ranks that no part has are `missing`."""
         first = matrices[0]
-        whole = np.full((self._num_ranks, first.shape[1]), missing, dtype=first.dtype)
+        whole = np.full((self._num_ranks, *first.shape[1:]), missing, dtype=first.dtype)
         for rows, matrix in zip(self._rows, matrices, strict=True):
             whole[rows] = matrix
         return whole

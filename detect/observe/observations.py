@@ -305,6 +305,19 @@ class Boundness:
     """Time in kernels that move more than they compute, those of the optimizer included."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tokenwise:
+    """Rank files: parts of a model that take time in proportion to the number of tokens, whatever
+    the length of documents and whatever a router sends to experts. NaN where none was traced.
+    """
+
+    dense_ns: Floats = field(metadata=along("row", "iteration"))
+    """Products of matrices: MLPs without experts and the output layer, forward and backward."""
+    lookups_ns: Floats = field(metadata=along("row", "iteration"))
+    """(row, iteration, kind): what moves memory, a span of the embedding, of its backward, and of
+    the loss."""
+
+
 @dataclass(frozen=True)
 class LateIn:
     """A rank's lateness in the operations of one edge or group, ns an iteration."""
@@ -416,6 +429,8 @@ class Observations:
     attention_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Attention in forward passes, which no routing of tokens to experts lengthens; NaN where no
     attention was traced, None where only that of some layers was."""
+    tokenwise: Tokenwise | None = None
+    """None on CPUs."""
     workers: EachRank | None = None
     """All ranks, where rows stand for several of them."""
     lost_ns: Mapping[Cause, Floats] = field(

@@ -10,6 +10,7 @@ import pytest
 from detect import Cause, DetectorSettings, Owner
 from detect.detector import judge
 from detect.observe.extract import observe
+from detect.observe.observations import Tokenwise
 from megascan.topology import Layout
 
 
@@ -113,6 +114,49 @@ def test_attention_tells_a_slow_device_from_a_busy_expert(job, slow, owner):
     attention[list(slow)] *= 1.25
     found = owners(judge(replace(seen, attention_ns=attention), DetectorSettings()))
     assert found == {(2,): (Cause.COMPUTE, owner)}
+
+
+def tokenwise(seen, *, dense, lookups, lookup_us=200.0):
+    """Rank 3's products of matrices and lookups over those of the others."""
+    dense_ns = np.full(seen.busy_ns.shape, 2e7)
+    lookups_ns = np.full((*seen.busy_ns.shape, 3), np.nan)
+    lookups_ns[:, :, 0] = 1e3 * lookup_us
+    dense_ns[3] *= dense
+    lookups_ns[3] *= lookups
+    return replace(seen, tokenwise=Tokenwise(dense_ns=dense_ns, lookups_ns=lookups_ns))
+
+
+@pytest.mark.parametrize(
+    ("dense", "lookups", "lookup_us", "owner"),
+    [
+        (1.29, 1.08, 200.0, Owner.NODE),
+        (1.29, 1.29, 200.0, Owner.UNDECIDED),
+        (1.01, 1.0, 200.0, Owner.UNDECIDED),
+        (1.29, 1.08, 20.0, Owner.UNDECIDED),
+    ],
+    ids=["a low clock", "more tokens", "longer documents", "lookups as short as launches"],
+)
+@pytest.mark.parametrize("ep", [1, 2])
+def test_lookups_tell_a_slow_device_from_longer_data(job, ep, dense, lookups, lookup_us, owner):
+    seen = observe(job(layout=Layout(dp=8, ep=ep), work=passes_of({3}, 1.3)).timeline())
+    told = tokenwise(seen, dense=dense, lookups=lookups, lookup_us=lookup_us)
+    found = owners(judge(told, DetectorSettings()))
+    assert found == {(3,): (Cause.COMPUTE, owner)}
+
+
+def test_lookups_tell_nothing_where_a_whole_replica_is_slow(job):
+    """A mate that waits in its passes shows the same, and which of the two waits nobody knows."""
+    seen = observe(job(layout=Layout(tp=2, dp=4), work=passes_of({2, 3}, 1.3)).timeline())
+    told = tokenwise(seen, dense=1.29, lookups=1.0)
+    found = owners(judge(told, DetectorSettings()))
+    assert {owner for _, owner in found.values()} == {Owner.UNDECIDED}
+
+
+def test_what_takes_time_by_tokens_is_observed(job, slow):
+    """Of two ranks the second one's device is 1.5 times slower, in lookups as in products."""
+    fed = job(layout=Layout(dp=2), iterations=3, work=slow(1, 1.5), launch_lead_ns=lambda _: 10**9)
+    parts = observe(fed.timeline()).tokenwise
+    assert parts.dense_ns[1] / parts.dense_ns[0] == pytest.approx(1.5 * np.ones(3), rel=0.02)
 
 
 def test_attention_of_forward_passes_is_observed(job, slow):
