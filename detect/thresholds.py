@@ -690,6 +690,14 @@ class _Hosts:
         "the same where stages are compared with each other, there is one other host only, or "
         "another rank is named",
     )  # fmt: skip
+    usual_loads_share: float = limit(
+        0.9, "share of the loads", Origin.CONVENTION,
+        "of other hosts that are shorter than what loading takes there at most, but for outliers",
+    )  # fmt: skip
+    loading_ratio: float = limit(
+        3.0, "ratio", Origin.BENCHMARK,
+        "to these, from which on a load is long: with the documents loading differs by less",
+    )  # fmt: skip
     unlike_share: float = limit(
         0.15, "share of an iteration", Origin.BENCHMARK,
         "by which gaps differ between stages of a sound job: a host that is a stage and loses more",

@@ -73,6 +73,7 @@ from detect.causes.searches import (
     averaged,
     load_as_long,
     loading_of,
+    loading_places,
     loses_as_its_place,
     mates_that_load,
     others_load_as_long,
@@ -369,12 +370,10 @@ def _off_quiet(value: Floats) -> tuple[Floats, float]:
 
 
 def _places(seen: Observations) -> Integers:
-    """Return a number for each row's stage and TP rank, (row,): equal if rows load the same.
-
-    All ranks of the job's only TP group get one number if each of them loads for itself.
+    """Return `loading_places`, with one number for all ranks of the job's only TP group if each of
+    them loads for itself.
     """
-    place = np.stack([seen.members.stage, seen.members.place["tp"]])
-    number = np.unique(place, axis=1, return_inverse=True)[1].reshape(-1)
+    number = loading_places(seen.members)
     mates = mates_that_load(seen)
     if mates is not None:
         number[mates] = number[mates[0]]

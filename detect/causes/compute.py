@@ -29,6 +29,7 @@ from detect.causes.device import (
     slowest_optimizer,
     spares_lookups,
     stages_alike,
+    stands_out_by_lookups,
     waits_beside,
 )
 from detect.causes.finding import (
@@ -411,10 +412,17 @@ def _by_its_peers(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Deci
     doubt = not_shown(seen, optimizer, effects_beside(seen, found, slow), row)
     if doubt is None:
         return Decision(True, "")
+    if alone := _alone_of_its_group(seen, found, slow):
+        return Decision(True, alone)
     if _changed_on_even_data(seen, found, slow):
         return Decision(True, CHANGED)
     even = even_data(seen, found, slow)
     return Decision(False, doubt) if even is None else Decision(True, even)
+
+
+def _alone_of_its_group(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str:
+    active, effect = slow.suspect.course.active, slow.suspect.course.effect
+    return stands_out_by_lookups(seen, found.slow_rows, slow.suspect.row, active, effect)
 
 
 def _one_of_group(seen: Observations, slow: SlowRow) -> Decision:
@@ -472,16 +480,27 @@ def _victims(seen: Observations, found: ComputeSearch) -> set[int]:
     slow = {one.suspect.row: one for one in found.slow}
     for row, one in slow.items():
         effects = effects_beside(seen, found, one)
-        if one.across_stages or not is_isolated(seen.members, effects, row):
+        by_lookups = bool(_alone_of_its_group(seen, found, one))
+        by_passes = is_isolated(seen.members, effects, row)
+        if one.across_stages or not (by_lookups or by_passes):
             continue
         optimizer = found.optimizer[:, one.suspect.course.active]
         victims |= {
             mate for mate in mates_of(seen.members, row).tolist()
             if mate in slow
-            and slow[mate].suspect.course.effect < one.suspect.course.effect
+            and (
+                (by_passes and slow[mate].suspect.course.effect < one.suspect.course.effect)
+                or (by_lookups and _as_slow(slow[mate], one))
+            )
             and (_in_one_pass(slow[mate]) or not optimizer_shows(optimizer, effects, mate))
         }  # fmt: skip
     return victims
+
+
+def _as_slow(slow: SlowRow, other: SlowRow) -> bool:
+    """Return whether a row is as slow as another one, for which it may wait inside its passes."""
+    effect = other.suspect.course.effect
+    return abs(slow.suspect.course.effect - effect) <= DEVICE.alike_log_share * effect
 
 
 def _alone_on_its_stage(seen: Observations, slow: SlowRow) -> Decision:

@@ -256,16 +256,60 @@ def spares_lookups(
     level = float(robust.centre(dense[row]))
     if not level >= PAIRS.agrees_share * effect:
         return ""
-    lengths = robust.median(parts.lookups_ns[row][active], axis=0)
-    most = []
-    for kind in np.flatnonzero(lengths >= DEVICE.least_lookup_ns):
-        over = over_others(parts.lookups_ns[:, :, kind], groups, excluded)[:, active]
-        error = DEVICE.sure_sigmas * _level_error(over, excluded, row)
-        most.append(float(robust.centre(over[row])) + error)
+    most = [
+        float(robust.centre(over[row])) + DEVICE.sure_sigmas * _level_error(over, excluded, row)
+        for over in _lookups_over(seen, groups, excluded, row, active)
+    ]
     if not most or not max(most) < PAIRS.agrees_share * level:
         return ""
-    slowest = float(np.exp(np.nanmax(most)))
+    slowest = float(np.exp(max(most)))
     return SPARES_LOOKUPS.format(dense=times(float(np.exp(level))), lookups=times(slowest))
+
+
+def stands_out_by_lookups(
+    seen: Observations, excluded: Flags, row: int, active: Flags, effect: float
+) -> str:
+    """Say that of a TP group one rank alone is slow where it moves memory for each token, which all
+    of the group do alike, and in which nobody waits for it as in its layers; empty where that is
+    not so, or no other group shows how long it takes. For the arguments see `spares_lookups`.
+
+    Example: both ranks of a group take 1.25 times the time of other groups' in their layers, with
+    whatever all-reduces nobody recorded. The embedding of one takes 1.09 times as long as at its
+    place in other groups, that of the other 1.002 times.
+    """
+    members = seen.members
+    mates = mates_of(members, row)
+    place = np.stack([members.stage, members.place["tp"], members.place["cp"]])
+    number = np.unique(place, axis=1, return_inverse=True)[1].reshape(-1)
+    groups = [np.flatnonzero(number == one) for one in np.unique(number)]
+    if seen.tokenwise is None or not len(mates):
+        return ""
+    levels = []
+    for over in _lookups_over(seen, groups, excluded, row, active):
+        level = np.nan_to_num(robust.centre(over), nan=np.inf)
+        own, others = float(level[row]), float(np.abs(level[mates]).max())
+        error = _level_error(over, excluded, row)
+        least = max(DEVICE.optimizer_share * effect, DEVICE.sure_sigmas * error)
+        if not (least <= own < np.inf and others < PAIRS.agrees_share * own):
+            return ""
+        levels.append(own)
+    return OF_GROUP_BY_LOOKUPS.format(times=times(float(np.exp(min(levels))))) if levels else ""
+
+
+def _lookups_over(
+    seen: Observations, groups: list[Integers], excluded: Flags, row: int, active: Flags
+) -> list[Floats]:
+    """Return log time of each kind of lookup that is long enough to tell less that of the others of
+    each row's group, (row, active iteration) each.
+    """
+    if seen.tokenwise is None:
+        return []
+    lookups_ns = seen.tokenwise.lookups_ns
+    lengths = robust.median(lookups_ns[row][active], axis=0)
+    return [
+        over_others(lookups_ns[:, :, kind], groups, excluded)[:, active]
+        for kind in np.flatnonzero(lengths >= DEVICE.least_lookup_ns)
+    ]
 
 
 def shares_its_memory(seen: Observations, excluded: Flags, row: int, active: Flags) -> str:
@@ -483,6 +527,10 @@ def _reading_beside_peers(name: str, own: float, peers: Sequence[float]) -> list
 SPARES_LOOKUPS = (
     "its MLPs and output layer take {dense} the time of its peers', its embedding and loss at most "
     "{lookups}: more tokens would lengthen both, longer documents neither, a lower clock the first"
+)
+OF_GROUP_BY_LOOKUPS = (
+    "of its TP group, whose ranks wait for each other inside their layers, it alone takes {times} "
+    "the time where it only moves memory for each token (embedding, loss), as all of them do alike"
 )
 SHARES_MEMORY = (
     "its kernels that only move memory take {times} as long in some layers, and no longer than "

@@ -294,7 +294,8 @@ def cost_ratio(seen: Observations, saved_ns: Floats, within: tuple[int, int]) ->
     Iterations from `within[0]` to `within[1]` count; `saved_ns`, (iteration,), is what each gains.
     """
     holds = (seen.iterations >= within[0]) & (seen.iterations <= within[1])
-    holds = ordinary(seen.iteration_ns - saved_ns, holds)
+    left_ns = np.maximum(seen.iteration_ns - saved_ns, 0.0)  # an estimate may exceed the iteration
+    holds = ordinary(left_ns, holds)
     total = float(np.mean(seen.iteration_ns[holds]))
     if total <= 0:
         return 1.0

@@ -212,7 +212,7 @@ def _judge(inquiry: Inquiry, sides: Sides, num_hosts: int) -> SlowHost | None:
     if not is_sure or int(sides.control.sum()) < HOSTS.min_control:
         reason = _by_change(inquiry, sides, num_tests) or reason
     reason = reason or _by_its_ranks(inquiry, sides, tests, sure)
-    if reason is None:
+    if reason is None or (reason.doubt and _waits_for_a_named_mate(inquiry, sides)):
         return None
     if reason.course is None:
         reason = _since_it_began(inquiry, sides, reason)
@@ -222,6 +222,13 @@ def _judge(inquiry: Inquiry, sides: Sides, num_hosts: int) -> SlowHost | None:
         num_peers=int((~sides.own).sum()),
         reason=replace(reason, doubt=reason.doubt or _doubt(inquiry, sides, reason)),
     )
+
+
+def _waits_for_a_named_mate(inquiry: Inquiry, sides: Sides) -> bool:
+    """Return whether the host is one TP group of which a rank is named as slow: all wait for it."""
+    slow = [one for one in inquiry.found if one.cause is Cause.COMPUTE and one.owner is Owner.NODE]
+    named = rows_of_findings(sides.seen.members, slow)
+    return sides.is_one_group() and bool(named[sides.own].any())
 
 
 def _by_launching(

@@ -1,4 +1,4 @@
-"""Find hosts that stall now one of their ranks and now another.
+"""Find hosts that stop their ranks: now one of them and now another, or all that load.
 
 Problem: a host that is short of memory, or shared with another job, stops whichever process it
 meets. Each rank has too few pauses for a proof, and where no modules were recorded, the pauses lie
@@ -22,6 +22,14 @@ a proof as well: more than half of the ranks have some, so they are no single ra
 Example: 4 hosts of 4 ranks, 10 iterations. On host 2 passes of every rank take up to 1.6 times as
 long, in 6 iterations, others elsewhere never more than 1.02 times: p = 1e-5.
 
+**Loading.** What a rank loses to its loader says little of its host: the longest loader of all is
+waited for, and the others lose nothing while they wait. So how long loading lasts is compared, of
+ranks at the same place (stage and TP rank), and a load is long that takes three times as long as
+nine in ten on other hosts. A host all of whose loaders have long loads, in half of all or more, has
+slow loaders, or slow storage of its own, if that costs a twentieth of the step. Not where loading
+takes others as long now and then: storage that all share is slow for all. Example: 8 loaders of one
+host take 100 to 1,300 ms an iteration, 8 of the other one 1 ms; the slowest costs 17 % of the step.
+
 Limits: the first stage alone loads, the last one computes the loss. A host that holds one is named
 for pauses in backward passes, in which neither happens; for others where loading was recorded and
 is no pause, no router sends tokens to experts, and no other host pauses as long.
@@ -29,12 +37,19 @@ is no pause, no router sends tokens to experts, and no other host pauses as long
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
+from detect.causes.finding import (
+    Answer,
+    CauseSpec,
+    Claim,
+    Inquiry,
+    build_finding,
+    rows_of_findings,
+)
 from detect.causes.hits import (
     FEW,
     Burst,
@@ -45,12 +60,13 @@ from detect.causes.hits import (
     lost_share,
     over_own_level,
 )
-from detect.causes.searches import ADVICE
+from detect.causes.searches import ADVICE, load_as_long, loading_of, loading_places
 from detect.observe.observations import BACKWARD, Members, Observations, Work, cut
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
+from detect.stats.search import Course
 from detect.text import counted, milliseconds
-from detect.thresholds import BURSTS, HOSTS, PACE
+from detect.thresholds import BURSTS, HOSTS, PACE, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -335,6 +351,120 @@ def _holds_an_end_alone(members: Members, rows: Integers) -> bool:
     return bool(np.isin(alone, (int(members.stage.min()), int(members.stage.max()))).any())
 
 
+@dataclass(frozen=True, kw_only=True)
+class _LoadingHost:
+    """A host whose ranks load for far longer than those of other hosts."""
+
+    name: str
+    rows: Integers
+    """All rows of the host."""
+    loaders: Integers
+    others: Integers
+    """Rows of other hosts at the places of these loaders."""
+    long: Flags
+    """(loader, iteration)"""
+    lost: Floats
+    """(iteration,): share of the step that its slowest loader costs."""
+    q_value: float
+
+
+def _loading_hosts(seen: Observations, rate: float) -> Iterator[_LoadingHost]:
+    """Yield the hosts all of whose loaders take far longer than those of other hosts."""
+    loading, members = loading_of(seen), seen.members
+    hosts, place = np.array(members.hosts), loading_places(members)
+    step_ns = float(np.median(seen.iteration_ns))
+    least_ns = BURSTS.margin_share * step_ns
+    long_there = np.unique(place[(np.nan_to_num(loading) > least_ns).any(axis=1)])
+    loads = np.isfinite(loading).any(axis=1) & np.isin(place, long_there)
+    names = np.unique(hosts)
+    for name in names:
+        others = loads & (hosts != name)
+        loaders = loads & (hosts == name) & np.isin(place, place[others])
+        others &= np.isin(place, place[loaders])
+        if min(int(loaders.sum()), int(others.sum())) < HOSTS.min_ranks:
+            continue
+        own_ns, others_ns = np.nan_to_num(loading[loaders]), np.nan_to_num(loading[others])
+        usual_ns = float(np.quantile(others_ns, HOSTS.usual_loads_share))
+        most_ns = max(HOSTS.loading_ratio * usual_ns, least_ns)
+        long, others_long = own_ns > most_ns, others_ns > most_ns
+        are_all = long.mean() >= HOSTS.most_of_host_share
+        are_all &= long.mean(axis=1).min() >= BURSTS.others_share
+        by_chance = chance(int(long.sum()), long.size, int(others_long.sum()), others_long.size)
+        q_value = min(1.0, by_chance * len(names))
+        if not are_all or q_value > rate or load_as_long(float(np.median(own_ns[long])), others_ns):
+            continue
+        lost_ns = np.nan_to_num(seen.lost(Cause.LOADER))
+        usually_lost_ns = robust.median(lost_ns[others], axis=0)
+        lost = (lost_ns[loaders].max(axis=0) - usually_lost_ns) / step_ns
+        if lost.mean() >= BURSTS.sure_host_share:
+            yield _LoadingHost(
+                name=str(name),
+                rows=np.flatnonzero(hosts == name),
+                loaders=np.flatnonzero(loaders),
+                others=np.flatnonzero(others),
+                long=long,
+                lost=np.maximum(lost, 0.0),
+                q_value=q_value,
+            )
+
+
+def _finding_of_loading(seen: Observations, slow: _LoadingHost) -> Finding:
+    members, loading = seen.members, loading_of(seen)
+    ranks, share = members.ranks_of(slow.rows), float(slow.lost.mean())
+    own_ns, others_ns = (float(np.nanmedian(loading[rows])) for rows in (slow.loaders, slow.others))
+    every = np.ones(len(slow.lost), dtype=bool)
+    error = float(np.std(slow.lost, ddof=1)) / float(np.sqrt(len(slow.lost)))
+    reach = SEARCH.interval_sigmas * error
+    return build_finding(
+        seen,
+        Claim(
+            ranks=ranks,
+            rows=tuple(slow.rows.tolist()),
+            cause=Cause.LOADER,
+            owner=Owner.NODE,
+            slowdown=1.0 + share,
+            interval=(1.0 + max(0.0, share - reach), 1.0 + share + reach),
+            course=Course(every, share, error, 1.0, ((0, len(every) - 1),)),
+            q_value=slow.q_value,
+            num_peers=len(slow.others),
+            saved_ns=slow.lost * float(np.median(seen.iteration_ns)),
+            subject=f"host {slow.name} (ranks {listed(ranks)})",
+            predicate=f"keeps its ranks waiting for data: loading takes {milliseconds(own_ns)} "
+            f"there, {milliseconds(others_ns)} on other hosts,",
+            evidence=(
+                f"{counted(int(slow.long.sum()), 'load')} of {slow.long.size} of its "
+                f"{counted(len(slow.loaders), 'loader')} take {HOSTS.loading_ratio:.0f} times as "
+                f"long as nine in ten of the {counted(len(slow.others), 'loader')} at their places "
+                "on other hosts, and none there takes as long",
+            ),
+            advice=ADVICE[Cause.LOADER],
+            is_replayed=False,
+        ),
+    )
+
+
+def _search_loading(inquiry: Inquiry) -> Answer:
+    seen = inquiry.seen
+    if seen.members.device_kind == "cpu" or Cause.LOADER not in seen.lost_ns:
+        return Answer()
+    if not len(seen.iterations):
+        return Answer()
+    of_loaders = [one for one in inquiry.found if one.cause is Cause.LOADER]
+    known = rows_of_findings(seen.members, (one for one in of_loaders if one.owner is Owner.NODE))
+    found = _loading_hosts(seen, inquiry.settings.false_discovery_rate)
+    slow = [one for one in found if not known[one.loaders].all()]
+    named = {rank for one in slow for rank in seen.members.ranks_of(one.rows)}
+    return Answer(
+        findings=tuple(_finding_of_loading(seen, one) for one in slow),
+        explains=lambda other: (
+            bool(slow)
+            and other.cause is Cause.LOADER
+            and other.owner is not Owner.NODE
+            and set(other.ranks) <= named
+        ),
+    )
+
+
 def _search(inquiry: Inquiry) -> Answer:
     """Count on GPUs only, as for single ranks."""
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
@@ -352,3 +482,4 @@ def _search(inquiry: Inquiry) -> Answer:
 
 
 PAUSED_HOSTS = CauseSpec(cause=Cause.HOST, search=_search)
+LOADING_HOSTS = CauseSpec(cause=Cause.LOADER, search=_search_loading)

@@ -39,6 +39,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     changed_links.CHANGED_LINKS,
     hosts.WHOLE_HOSTS,
     paused_hosts.PAUSED_HOSTS,
+    paused_hosts.LOADING_HOSTS,
     spells.SPELLS_OF_DEVICES,
     bursts.BURST,
     compute.SLOW_ON_THE_MEAN,

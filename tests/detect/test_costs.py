@@ -8,7 +8,7 @@ import pytest
 
 from aggregate import build_timeline
 from detect import detect
-from detect.causes.finding import counted_window, gain
+from detect.causes.finding import cost_ratio, counted_window, gain
 from detect.observe.extract import observe
 from detect.observe.observations import steady
 from detect.text import render_text
@@ -33,6 +33,13 @@ def reported(layout, ranks, **changes):
         for one in (slow, sound)
     ]
     return detect(build_timeline(slow)), float(steps[0].mean() / steps[1].mean())
+
+
+def test_a_cost_is_a_number_where_the_estimate_exceeds_the_iteration():
+    job = JobModel(layout=Layout(dp=2), costs=compute_bound(Layout(dp=2)), iterations=5)
+    seen = steady(observe(build_timeline(simulate_trace(job, (), 1))), DetectorSettings())
+    saved_ns = 2.0 * seen.iteration_ns
+    assert cost_ratio(seen, saved_ns, (0, 99)) == pytest.approx(20.0)
 
 
 def test_two_ranks_that_hide_behind_each_other_cost_what_both_cost():

@@ -152,6 +152,24 @@ def test_lookups_tell_nothing_where_a_whole_replica_is_slow(job):
     assert {owner for _, owner in found.values()} == {Owner.UNDECIDED}
 
 
+@pytest.mark.parametrize(
+    ("of_mate", "named"),
+    [(1.0, {(3,): (Cause.COMPUTE, Owner.NODE)}), (1.08, None)],
+    ids=["one is slow", "both got more tokens"],
+)
+def test_lookups_tell_who_is_waited_for_in_a_tp_group(job, of_mate, named):
+    """Ranks 2 and 3 wait for each other in their layers, but not in the embedding."""
+    seen = observe(job(layout=Layout(tp=2, dp=4), work=passes_of({2, 3}, 1.25)).timeline())
+    told = tokenwise(seen, dense=1.25, lookups=1.08)
+    told.tokenwise.lookups_ns[2] *= of_mate
+    report = judge(told, DetectorSettings())
+    if named is None:
+        assert {one.owner for one in report.findings} == {Owner.UNDECIDED}
+    else:
+        assert owners(report) == named
+        assert any("of its TP group" in one for one in report.findings[0].evidence)
+
+
 def test_what_takes_time_by_tokens_is_observed(job, slow):
     """Of two ranks the second one's device is 1.5 times slower, in lookups as in products."""
     fed = job(layout=Layout(dp=2), iterations=3, work=slow(1, 1.5), launch_lead_ns=lambda _: 10**9)

@@ -311,6 +311,46 @@ def test_two_loaders_of_one_host_against_two_of_the_other(job):
     assert not [one for one in apart.findings if len(one.ranks) > 1]
 
 
+LOADING = np.random.default_rng(11).lognormal(0.0, 0.9, (64, 16))
+"""Of iterations and ranks: loaders differ from batch to batch and from each other."""
+
+
+@pytest.mark.parametrize(
+    ("slow_ms", "layout", "named"),
+    [
+        (dict.fromkeys(range(4, 8), 50.0), Layout(dp=16), {(4, 5, 6, 7)}),
+        (dict.fromkeys(range(4, 8), 50.0), Layout(tp=2, dp=8), {(4, 5, 6, 7)}),
+        (dict.fromkeys(range(4, 8), 0.5), Layout(dp=16), set()),
+        (dict.fromkeys((4, 6), 50.0), Layout(dp=16), set()),
+        (dict.fromkeys(range(16), 50.0), Layout(dp=16), set()),
+        (dict.fromkeys((4, 5, 6, 7, 9, 12), 50.0), Layout(dp=16), set()),
+    ],
+    ids=[
+        "all loaders",
+        "one of each TP group",
+        "too little",
+        "half of them",
+        "all hosts",
+        "others",
+    ],
+)
+def test_a_host_all_of_whose_loaders_are_slow_is_named(job, slow_ms, layout, named):
+    """The device waits for the slowest of them; what the others lose tells nothing of them."""
+
+    def loading(slot):
+        if slot.rank % layout.tp or slot.microbatch:
+            return 0.02
+        return slow_ms.get(slot.rank, 0.5) * LOADING[slot.iteration, slot.rank]
+
+    findings = job(layout=layout, hosts=4, iterations=12, loading_ms=loading).report().findings
+    whole = {
+        one.ranks
+        for one in findings
+        if one.cause == Cause.LOADER and one.owner == Owner.NODE and len(one.ranks) > 1
+    }
+    assert whole == named
+
+
 @pytest.mark.parametrize(("late_ms", "owner"), [((1.5,) * 4, Owner.NODE), ((1.5, 0, 0, 0), None)])
 def test_loaders_of_a_host_that_are_named_one_by_one_are_the_hosts(job, late_ms, owner):
     """12 ms of 255 each, which two hosts may differ by: but each is late beside its peers."""
