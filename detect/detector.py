@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from detect.causes.compute import COMPUTE
-from detect.causes.corruption import CORRUPTION
 from detect.causes.finding import (
     Answer,
     Inquiry,
@@ -27,7 +26,7 @@ from detect.causes.finding import (
     undecided_if_no_gain,
     undecided_if_small_and_free,
 )
-from detect.causes.registry import CAUSES
+from detect.causes.registry import CAUSES, CORRUPTION
 from detect.causes.together import (
     folded,
     gathered,

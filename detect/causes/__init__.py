@@ -1,7 +1,8 @@
 """What can be wrong with a job, one file a cause: search, whose fault it is, words, advice.
 
-registry.py lists them in the order of search; `detect.detector.judge` walks over it. Fed by
-`detect.observe` (what was measured) and `detect.stats` (which rows stand out). Nothing here draws.
+registry.py lists them in the order of search, and loads what only profiles or probes show where
+there are any; `detect.detector.judge` walks over it. Fed by `detect.observe` (what was measured)
+and `detect.stats` (which rows stand out). Nothing here draws.
 
 Causes:                                             What they share, and what follows them:
 
@@ -12,7 +13,7 @@ Causes:                                             What they share, and what fo
     spells.py        slow in few iterations (profiles)  searches.py  slow rows, and time lost
     optimizer.py     an optimizer step alone is slow    hits.py      slow iterations and passes,
     memory.py        slow device memory (profiles)                   counted
-    corruption.py    devices that compute wrongly       device.py    slow, or on long data; what a
+    corruption.py    who computes wrongly (probes)      device.py    slow, or on long data; what a
     hosts.py         whole hosts, launching late                     device's clock says
     paused_hosts.py  hosts that stall now one rank,     launching.py a device that waits for its
                      now another                                     host, and whose fault that is

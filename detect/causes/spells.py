@@ -28,7 +28,6 @@ import numpy as np
 from detect.causes.device import waits_beside
 from detect.causes.finding import (
     Answer,
-    CauseSpec,
     Claim,
     Inquiry,
     build_finding,
@@ -186,7 +185,8 @@ def _evidence(spell: _Spell, num_iterations: int, num_slow: int) -> tuple[str, .
     )
 
 
-def _search(inquiry: Inquiry) -> Answer:
+def search_spells(inquiry: Inquiry) -> Answer:
+    """Compare each rank of a profile with itself, kernel by kernel."""
     seen = inquiry.seen
     if seen.history is None or seen.members.device_kind == "cpu" or len(seen.members) < 2:
         return Answer()
@@ -197,10 +197,3 @@ def _search(inquiry: Inquiry) -> Answer:
     ]  # fmt: skip
     slow = mask_of([one.row for one in found], len(known))
     return Answer(findings=tuple(_finding(seen, one) for one in found), slow=slow)
-
-
-SPELLS_OF_DEVICES = CauseSpec(
-    cause=Cause.COMPUTE,
-    search=_search,
-    tests_rows=lambda seen: seen.history is not None,
-)
