@@ -8,7 +8,7 @@ Causes:                                             What they share, and what fo
 
     compute.py       a rank computes slowly: its        finding.py   what a cause is; a claim as a
                      device, its host, or one pass                   finding: place, cost, words
-    losses.py        loader, collector, host            together.py  what findings mean for each
+    losses.py        loader, collector, host, exits     together.py  what findings mean for each
     bursts.py        who loses time now and then                     other: one fault, one finding
     spells.py        slow in few iterations (profiles)  searches.py  slow rows, and time lost
     optimizer.py     an optimizer step alone is slow    hits.py      slow iterations and passes,
@@ -19,9 +19,8 @@ Causes:                                             What they share, and what fo
                      now another                                     host, and whose fault that is
     links.py         slow connections                   ordinary.py  what else explains slow
     changed_links.py links that become slower, or flap               computing: chips, place, pair
-    late_exits.py    ranks that leave transfers late    power.py     what would be found, and what
-    networks.py      NICs of a host, rails, NVLinks                  never could be
-    imbalance.py     heavy stages, uneven sequences
+    networks.py      NICs of a host, rails, NVLinks     power.py     what would be found, and what
+    imbalance.py     heavy stages, uneven sequences                  never could be
     everywhere.py    all wait for data, collect or
                      get uneven work, by turns
     unexplained.py   all wait for one rank; the step
