@@ -18,11 +18,11 @@ Causes:                                             What they share, and what fo
     paused_hosts.py  hosts that stall now one rank,     launching.py a device that waits for its
                      now another                                     host, and whose fault that is
     links.py         slow connections                   ordinary.py  what else explains slow
-    changed_links.py links that become slower, or flap               computing: chips, place, pair
-    networks.py      NICs of a host, rails, NVLinks     power.py     what would be found, and what
-    imbalance.py     heavy stages, uneven sequences                  never could be
-    everywhere.py    all wait for data, collect or
-                     get uneven work, by turns
+    networks.py      NICs of a host, rails, NVLinks                  computing: chips, place, pair
+    imbalance.py     heavy stages, uneven sequences     power.py     what would be found, and what
+    everywhere.py    all wait for data, collect or                   never could be
+                     get uneven work, by turns; all
+                     links of a kind become slower
     unexplained.py   all wait for one rank; the step
                      became longer, nobody says why
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from detect.causes import (
     bursts,
-    changed_links,
     compute,
     everywhere,
     hosts,
@@ -77,7 +76,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     losses.LATE_EXITS,
     links.LINK,
     networks.NETWORK,
-    changed_links.CHANGED_LINKS,
+    everywhere.CHANGED_LINKS,
     hosts.WHOLE_HOSTS,
     paused_hosts.PAUSED_HOSTS,
     SPELLS_OF_DEVICES,
