@@ -1,8 +1,8 @@
 """What a cause is, and how a claim of its search becomes a finding: place, time, cost, advice.
 
-The detector walks over `detect.causes.registry.CAUSES`. Each search gets an `Inquiry` and returns
-an `Answer`; rows that an earlier search found slow are handed to the later searches, because a rank
-that waits for a slow rank is not at fault. A cause in one file:
+The detector walks over its `CAUSES`. Each search gets an `Inquiry` and returns an `Answer`; rows
+that an earlier search found slow are handed to the later searches, because a rank that waits for a
+slow rank is not at fault. A cause in one file:
 
     def _search(inquiry: Inquiry) -> Answer: ...
 
