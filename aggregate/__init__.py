@@ -11,7 +11,8 @@ and `detect`).
                     ends are drawn where there are many
     fitting.py      the robust least-squares problem: an offset and a drift for each clock
     causality.py    what no clock may contradict: nothing is received before it was sent
-    clocks.py       the fit that causality allows, and its error bars; jumps.py clocks that jump
+    clocks.py       the fit that causality allows, and its error bars
+    jumps.py        clocks that jump; loaded where ends are refused in numbers
     decompose.py    what each span was made of: wait, transfer, self time
     summary.py      shares of time by rank and iteration, as a table and as text
     cluster.py      all these steps with the workers of a Dask cluster

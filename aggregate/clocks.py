@@ -25,12 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import pyarrow as pa
 
-from aggregate.anchors import Anchors, Members, joining_members
+from aggregate.anchors import Anchors
 from aggregate.causality import (
     BELIEVED_VIOLATION,
     Causality,
@@ -46,17 +46,6 @@ from aggregate.causality import (
     tie,
 )
 from aggregate.fitting import LineProblem, Lines, estimate_noise, fit_lines, unmoved_lines
-from aggregate.jumps import (
-    MENDED_SHARE,
-    MOST_STEPS,
-    ClockStep,
-    around,
-    find_step,
-    located,
-    num_refused,
-    suspicious,
-    unmended_ns,
-)
 from aggregate.match import Matches, most_frequent_ranks
 from megascan.arrays import (
     Flags,
@@ -69,12 +58,21 @@ from megascan.arrays import (
     linked_sets,
 )
 from megascan.header import RankHeader
-from megascan.timeline import ClockFit, narrow, numbers, shifted
+from megascan.timeline import ClockFit, numbers, shifted
+
+if TYPE_CHECKING:
+    from aggregate.jumps import ClockStep
 
 LARGEST_DRIFT_ERROR = 10e-6
 """A drift whose standard error is larger is not claimed but set to 0 (a ratio)."""
 _QUANTILE = 0.99
 _WORTH_A_NOTE_NS = 1e3
+_MANY_REFUSED = 4
+"""A clock with fewer refused ends is not taken for one that jumps (a tenth of 40 ends)."""
+_MOST_STEPS = 64
+_MENDED_SHARE = 0.8
+"""A jump is believed if the fit without it refuses at most this part of the clock's ends that were
+refused before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,15 +359,6 @@ def fit_notes(lines: Lines, component: Integers, rank: Integers) -> tuple[str, .
     return tuple(notes)
 
 
-def step_note(name: str, step: ClockStep) -> str:
-    """Say what was done about a clock that jumped."""
-    when = np.datetime64(step.at_ns, "ns").astype("datetime64[ms]")
-    return (
-        f"clock {name} jumped by {step.jump_ns / 1e3:+,.1f} µs while it was traced (at {when} by "
-        "itself); its later times were put back by as much"
-    )
-
-
 def order_notes(shift_ns: Floats, remaining: Contradictions) -> tuple[str, ...]:
     """Say what was done for causality, and what was left."""
     notes: list[str] = []
@@ -625,12 +614,12 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
     lines = fit_clocks(ties)
     offset, drift = relative_lines(lines, references(domain, component), component)
     accuracy = accuracy_of(ties, lines, component)
-    refused = num_refused(ties, lines)
-    suspects = suspicious(ties, lines, refused)
-    step = find_step(suspects)
-    if step is not None and ties.num_left_out:
-        members = members_around(step, spans, matches, ranks, domain)
-        step = located(step, members, domain[members.rank], lines)
+    refused = _num_refused(ties, lines)
+    step, least_ns = None, np.zeros(ties.num_domains)
+    if ties.num_domains > 1 and (refused >= _MANY_REFUSED).any():
+        from aggregate.jumps import jump_of  # few clocks jump
+
+        step, least_ns = jump_of(ties, lines, refused, spans=spans, matches=matches, ranks=ranks)
     alignment = Alignment(
         ranks=ranks,
         domain=domain,
@@ -646,7 +635,7 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
         step=step,
     )
     alignment, shifted_notes = _in_order(alignment, causality_of(ties, lines), component)
-    alignment = _widened(alignment, unmended_ns(suspects, ties.num_domains))
+    alignment = _widened(alignment, least_ns)
     return replace(
         alignment,
         method=fit_method(ties, lines, component),
@@ -654,18 +643,11 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
     )
 
 
-def members_around(
-    step: ClockStep, spans: pa.Table, matches: Matches, ranks: Integers, domain: Integers
-) -> Members:
-    """Return all members of collectives that, by the clock that jumped, end near the jump."""
-    rows = joining_members(spans, matches)
-    low, high = around(step)
-    start_ns = numbers(spans, "start_ns")[rows]
-    end_ns = start_ns + numbers(spans, "duration_ns")[rows]
-    own = domain[np.searchsorted(ranks, narrow(spans, "rank")[rows])] == step.domain
-    near = matches.match[rows[own & (low <= end_ns) & (end_ns <= high)]]
-    chosen = rows[np.isin(matches.match[rows], near)]
-    return Members.of(spans, matches.match, chosen, ranks)
+def _num_refused(ties: Ties, lines: Lines) -> Integers:
+    """Return (domain,) how many ends of collectives were not believed."""
+    refused = np.flatnonzero(lines.weights[: ties.num_collective] == 0)
+    domain = ties.domain[ties.anchors.rank[refused]]
+    return np.bincount(domain, minlength=ties.num_domains).astype(np.int64)
 
 
 def _residuals(ties: Ties, lines: Lines, accuracy: Accuracy) -> _Residuals:
@@ -708,7 +690,7 @@ def without_steps(
     domain = clocks.domain[np.searchsorted(clocks.ranks, numbers(spans, "rank"))]
     notes: list[str] = []
     steps: list[ClockStep] = []
-    for _ in range(MOST_STEPS):
+    for _ in range(_MOST_STEPS):
         step = clocks.step
         if step is None:
             break
@@ -718,7 +700,7 @@ def without_steps(
             break
         spans, clocks = moved, mended
         steps.append(step)
-        notes.append(step_note(clocks.domain_names[step.domain], step))
+        notes.append(step.note(clocks.domain_names[step.domain]))
     return tuple(steps), replace(clocks, notes=(*notes, *clocks.notes))
 
 
@@ -730,8 +712,8 @@ def _is_mended(domain: int, before: Integers, after: Integers) -> bool:
     Example: 12 of 32 clocks have jumped, and 672 ends are refused, 30 of them the first one's.
     Without its jump it is 7 of 649.
     """
-    is_better = after[domain] <= MENDED_SHARE * before[domain]
-    return bool(is_better and MENDED_SHARE * after.sum() <= before.sum())
+    is_better = after[domain] <= _MENDED_SHARE * before[domain]
+    return bool(is_better and _MENDED_SHARE * after.sum() <= before.sum())
 
 
 def _widened(alignment: Alignment, least_ns: Floats) -> Alignment:

@@ -27,10 +27,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 
-from aggregate.anchors import Members
+from aggregate.anchors import Members, joining_members
 from aggregate.causality import Ties
 from aggregate.fitting import Lines
+from aggregate.match import Matches
 from megascan.arrays import (
     Flags,
     Floats,
@@ -39,11 +41,8 @@ from megascan.arrays import (
     group_starts,
     lower_medians,
 )
+from megascan.timeline import narrow, numbers
 
-MOST_STEPS = 64
-MENDED_SHARE = 0.8
-"""A jump is believed if the fit without it refuses at most this part of the clock's ends that were
-refused before."""
 _SUSPICIOUS_SHARE = 0.1
 _FAULTY_SHARE = 0.25
 """A clock is at fault if more than this part of its ends are refused: a rank that pauses for a
@@ -75,6 +74,14 @@ class ClockStep:
         is_later = (domain == self.domain) & (start_ns > self.at_ns)
         return np.where(is_later, self.jump_ns, 0)
 
+    def note(self, name: str) -> str:
+        """Say what was done about the clock of this name."""
+        when = np.datetime64(self.at_ns, "ns").astype("datetime64[ms]")
+        return (
+            f"clock {name} jumped by {self.jump_ns / 1e3:+,.1f} µs while it was traced (at {when} "
+            "by itself); its later times were put back by as much"
+        )
+
 
 @dataclass(frozen=True)
 class Suspect:
@@ -104,11 +111,25 @@ class Suspect:
         return float(np.median(self.distance_ns - slope * age))
 
 
-def num_refused(ties: Ties, lines: Lines) -> Integers:
-    """Return (domain,) how many ends of collectives were not believed."""
-    refused = np.flatnonzero(lines.weights[: ties.num_collective] == 0)
-    domain = ties.domain[ties.anchors.rank[refused]]
-    return np.bincount(domain, minlength=ties.num_domains).astype(np.int64)
+def jump_of(
+    ties: Ties,
+    lines: Lines,
+    refused: Integers,
+    *,
+    spans: pa.Table,
+    matches: Matches,
+    ranks: Integers,
+) -> tuple[ClockStep | None, Floats]:
+    """Return the largest jump of a clock, if there is one, and (domain,) the least error bars, ns.
+
+    `refused` is (domain,), how many ends of collectives were not believed.
+    """
+    suspects = tuple(_suspects(ties, lines, refused))
+    step = find_step(suspects)
+    if step is not None and ties.num_left_out:
+        members = members_around(step, spans, matches, ranks, ties.domain)
+        step = located(step, members, ties.domain[members.rank], lines)
+    return step, unmended_ns(suspects, ties.num_domains)
 
 
 def find_step(suspects: Sequence[Suspect]) -> ClockStep | None:
@@ -136,15 +157,8 @@ def unmended_ns(suspects: Sequence[Suspect], num_domains: int) -> Floats:
     return error
 
 
-def suspicious(ties: Ties, lines: Lines, refused: Integers) -> tuple[Suspect, ...]:
-    """Return domains with many refused ends, which `num_refused` counts; ends of events that no
-    other domain shares are left out."""
-    return tuple(_suspects(ties, lines, refused))
-
-
 def _suspects(ties: Ties, lines: Lines, refused: Integers) -> Iterator[Suspect]:
-    if ties.num_domains < 2 or not (refused >= _SUSPICIOUS_SHARE * _FEWEST_ENDS).any():
-        return
+    """Yield domains with many refused ends, ends of events that no other domain shares left out."""
     anchors, num_ends = ties.anchors, ties.num_collective
     domain, event = ties.domain[anchors.rank[:num_ends]], anchors.event[:num_ends]
     starts = group_starts(event)
@@ -188,6 +202,20 @@ def around(step: ClockStep) -> tuple[int, int]:
     """Return (begin, end), by the clock that jumped, of the ends that help to find the moment."""
     reach = step.gap_ns // 2 + _GAPS_AROUND * step.gap_ns
     return step.at_ns - reach, step.at_ns + reach
+
+
+def members_around(
+    step: ClockStep, spans: pa.Table, matches: Matches, ranks: Integers, domain: Integers
+) -> Members:
+    """Return all members of collectives that, by the clock that jumped, end near the jump."""
+    rows = joining_members(spans, matches)
+    low, high = around(step)
+    start_ns = numbers(spans, "start_ns")[rows]
+    end_ns = start_ns + numbers(spans, "duration_ns")[rows]
+    own = domain[np.searchsorted(ranks, narrow(spans, "rank")[rows])] == step.domain
+    near = matches.match[rows[own & (low <= end_ns) & (end_ns <= high)]]
+    chosen = rows[np.isin(matches.match[rows], near)]
+    return Members.of(spans, matches.match, chosen, ranks)
 
 
 def located(step: ClockStep, members: Members, domain: Integers, lines: Lines) -> ClockStep:

@@ -39,6 +39,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -54,7 +55,6 @@ from aggregate.clocks import (
     without_steps,
 )
 from aggregate.decompose import Parts, decompose, split_waits, transfers
-from aggregate.jumps import ClockStep
 from aggregate.match import Matches, match_spans
 from aggregate.summary import Sums, ranks_on_cpu, sums_of
 from megascan.arrays import (
@@ -90,6 +90,9 @@ from megascan.timeline import (
     with_column,
     without,
 )
+
+if TYPE_CHECKING:
+    from aggregate.jumps import ClockStep
 
 BLOCK_ROWS = 1 << 16
 """About how many spans a shard has, in whole ranks, if this process holds the whole trace."""

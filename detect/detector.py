@@ -5,6 +5,11 @@
 
 A report says what stands out. A page also shows how everybody else did, and a comparison of two
 traces needs the values of every rank in both: page and comparison take an `Examination`.
+
+`CAUSES` are in the order of search and of the report's power line. The first search finds who
+computes slowly and hands that to the others, because a rank that waits for a slow rank is not at
+fault. What only profiles or probes show is declared here; the file that searches it is loaded where
+there are any. docs/architecture.md says how to add a cause, step by step.
 """
 
 from __future__ import annotations
@@ -17,24 +22,34 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from detect.causes.compute import COMPUTE
-from detect.causes.corruption import CORRUPTION
+from detect.causes import (
+    bursts,
+    compute,
+    everywhere,
+    hosts,
+    imbalance,
+    links,
+    losses,
+    networks,
+    optimizer,
+    paused_hosts,
+    unexplained,
+)
 from detect.causes.finding import (
     Answer,
+    CauseSpec,
     Inquiry,
     rows_of_findings,
     undecided,
     undecided_if_no_gain,
     undecided_if_small_and_free,
 )
-from detect.causes.registry import CAUSES
 from detect.causes.together import (
     folded,
     gathered,
     undecided_beside_larger,
     with_joint_costs,
 )
-from detect.causes.unexplained import AWAITED
 from detect.observe.extract import observe
 from detect.observe.observations import (
     Observations,
@@ -52,6 +67,81 @@ from megascan.timeline import ShardedTimeline, Timeline
 
 if TYPE_CHECKING:
     from megascan.probes import Probes
+
+
+def _search_memory(inquiry: Inquiry) -> Answer:
+    """Search slow device memory in a profile of GPUs: only there kernels tell what bounds them."""
+    if inquiry.seen.boundness is None:
+        return Answer()
+    from detect.causes.memory import search_memory
+
+    return search_memory(inquiry)
+
+
+def _search_spells(inquiry: Inquiry) -> Answer:
+    """Search devices that are slow in few iterations of a profile, kernel by kernel."""
+    if inquiry.seen.history is None:
+        return Answer()
+    from detect.causes.spells import search_spells
+
+    return search_spells(inquiry)
+
+
+def _search_corruption(inquiry: Inquiry) -> Answer:
+    """Judge the probes that were stored with the trace, if there are any."""
+    if inquiry.seen.probes is None:
+        return Answer()
+    from detect.causes.corruption import findings_of
+
+    findings, notes = findings_of(inquiry.seen.probes)
+    return Answer(findings=findings, notes=notes)
+
+
+SLOW_MEMORY = CauseSpec(
+    cause=Cause.COMPUTE,
+    search=_search_memory,
+    tests_rows=lambda seen: seen.boundness is not None,
+)
+SPELLS_OF_DEVICES = CauseSpec(
+    cause=Cause.COMPUTE,
+    search=_search_spells,
+    tests_rows=lambda seen: seen.history is not None,
+)
+CORRUPTION = CauseSpec(cause=Cause.CORRUPTION, search=_search_corruption)
+
+CAUSES: tuple[CauseSpec, ...] = (
+    compute.COMPUTE,
+    SLOW_MEMORY,
+    optimizer.SLOW_OPTIMIZER,
+    losses.LOADER,
+    losses.COLLECTOR,
+    losses.HOST,
+    losses.LATE_EXITS,
+    links.LINK,
+    networks.NETWORK,
+    everywhere.CHANGED_LINKS,
+    hosts.WHOLE_HOSTS,
+    paused_hosts.PAUSED_HOSTS,
+    paused_hosts.LOADING_HOSTS,
+    SPELLS_OF_DEVICES,
+    bursts.BURST,
+    compute.SLOW_ON_THE_MEAN,
+    networks.PACE_OF_PCIE,
+    everywhere.LATE_DATA,
+    everywhere.PAUSES,
+    unexplained.STEP_CHANGE,
+    imbalance.STAGES,
+    imbalance.SEQUENCES,
+    CORRUPTION,
+    unexplained.AWAITED,
+    everywhere.STOPS,
+    everywhere.UNEVEN,
+)
+
+POWER_WORDS = {spec.cause: spec.power_words for spec in CAUSES if spec.power_words}
+"""What would have been found, by cause."""
+QUANTITIES = {spec.cause: spec.quantity for spec in CAUSES if spec.quantity}
+"""What the lost time of a cause is called, by cause."""
 
 ONE_ITERATION = (
     "that is one iteration only, the last of so few that nothing else can be judged by them: trace "
@@ -158,7 +248,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         inquiry = _inquiry(seen, settings)
         wrong = CORRUPTION.search(inquiry)
         # a slow clock or a starved device may name a node here; all else is undecided
-        found = COMPUTE.search(inquiry).findings if is_warming else ()
+        found = compute.COMPUTE.search(inquiry).findings if is_warming else ()
         found = found or _slow_in_the_last(seen, settings)
         least = settings.min_slowdown
         found = tuple(undecided_if_small_and_free(seen, one, found, least) for one in found)
@@ -168,7 +258,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         )  # fmt: skip
     if not _is_comparable(seen):
         inquiry = _inquiry(seen, settings)
-        wrong, awaited = CORRUPTION.search(inquiry), AWAITED.search(inquiry)
+        wrong, awaited = CORRUPTION.search(inquiry), unexplained.AWAITED.search(inquiry)
         found = (*wrong.findings, *awaited.findings)
         return _report(seen, settings, window=observations, findings=found, notes=wrong.notes)
     answers = _answers(seen, settings)
@@ -219,7 +309,7 @@ def _slow_in_the_last(seen: Observations, settings: DetectorSettings) -> tuple[F
     if not len(seen.iterations) or seen.members.device_kind == "cpu":
         return ()
     last = cut(seen, "iteration", np.arange(len(seen.iterations)) == len(seen.iterations) - 1)
-    found = COMPUTE.search(_inquiry(last, settings)).findings
+    found = compute.COMPUTE.search(_inquiry(last, settings)).findings
     return tuple(
         undecided(one, ONE_ITERATION)
         for one in found

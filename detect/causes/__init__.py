@@ -1,28 +1,28 @@
 """What can be wrong with a job, one file a cause: search, whose fault it is, words, advice.
 
-registry.py lists them in the order of search; `detect.detector.judge` walks over it. Fed by
-`detect.observe` (what was measured) and `detect.stats` (which rows stand out). Nothing here draws.
+`detect.detector` lists them in the order of search, loads what only profiles or probes show where
+there are any, and asks one after the other. Fed by `detect.observe` (what was measured) and
+`detect.stats` (which rows stand out). Nothing here draws.
 
 Causes:                                             What they share, and what follows them:
 
     compute.py       a rank computes slowly: its        finding.py   what a cause is; a claim as a
                      device, its host, or one pass                   finding: place, cost, words
-    losses.py        loader, collector, host            together.py  what findings mean for each
+    losses.py        loader, collector, host, exits     together.py  what findings mean for each
     bursts.py        who loses time now and then                     other: one fault, one finding
     spells.py        slow in few iterations (profiles)  searches.py  slow rows, and time lost
     optimizer.py     an optimizer step alone is slow    hits.py      slow iterations and passes,
     memory.py        slow device memory (profiles)                   counted
-    corruption.py    devices that compute wrongly       device.py    slow, or on long data; what a
+    corruption.py    who computes wrongly (probes)      device.py    slow, or on long data; what a
     hosts.py         whole hosts, launching late                     device's clock says
     paused_hosts.py  hosts that stall now one rank,     launching.py a device that waits for its
                      now another                                     host, and whose fault that is
     links.py         slow connections                   ordinary.py  what else explains slow
-    changed_links.py links that become slower, or flap               computing: chips, place, pair
-    late_exits.py    ranks that leave transfers late    power.py     what would be found, and what
-    networks.py      NICs of a host, rails, NVLinks                  never could be
-    imbalance.py     heavy stages, uneven sequences
-    everywhere.py    all wait for data, collect or
-                     get uneven work, by turns
+    networks.py      NICs of a host, rails, NVLinks                  computing: chips, place, pair
+    imbalance.py     heavy stages, uneven sequences     power.py     what would be found, and what
+    everywhere.py    all wait for data, collect or                   never could be
+                     get uneven work, by turns; all
+                     links of a kind become slower
     unexplained.py   all wait for one rank; the step
                      became longer, nobody says why
 

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from detect.causes.finding import Answer, CauseSpec, Inquiry
 from detect.report import Cause, Finding, Owner
 from detect.text import counted, ranks_text
 from megascan.errors import listed
@@ -284,14 +283,3 @@ def _advice(first: Deviation, *, lasting: bool) -> tuple[str, ...]:
 def _coordinates(prober: Prober) -> dict[str, int]:
     axes = [axis for axis in ("dp", "pp", "cp", "ep", "tp") if getattr(prober.layout, axis) > 1]
     return {axis: getattr(prober.coordinates, axis) for axis in axes}
-
-
-def _search(inquiry: Inquiry) -> Answer:
-    """Judge the probes that were stored with the trace, if there are any."""
-    if inquiry.seen.probes is None:
-        return Answer()
-    findings, notes = findings_of(inquiry.seen.probes)
-    return Answer(findings=findings, notes=notes)
-
-
-CORRUPTION = CauseSpec(cause=Cause.CORRUPTION, search=_search)

@@ -61,8 +61,8 @@ from detect.observe.observations import (
 )
 from detect.report import Owner
 from detect.stats import robust
-from detect.stats.noise import Usual, estimate_noise
 from detect.stats.residuals import deviations, stage_groups
+from detect.stats.robust import Usual, estimate_noise
 from detect.text import milliseconds, times
 from detect.thresholds import COMPUTE, DEVICE, KERNELS, PAIRS, READINGS
 from megascan.arrays import Flags, Floats, Integers

@@ -1,8 +1,8 @@
 """What a cause is, and how a claim of its search becomes a finding: place, time, cost, advice.
 
-The detector walks over `detect.causes.registry.CAUSES`. Each search gets an `Inquiry` and returns
-an `Answer`; rows that an earlier search found slow are handed to the later searches, because a rank
-that waits for a slow rank is not at fault. A cause in one file:
+The detector walks over its `CAUSES`. Each search gets an `Inquiry` and returns an `Answer`; rows
+that an earlier search found slow are handed to the later searches, because a rank that waits for a
+slow rank is not at fault. A cause in one file:
 
     def _search(inquiry: Inquiry) -> Answer: ...
 
@@ -35,8 +35,7 @@ import numpy as np
 
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
-from detect.stats.noise import Noise
-from detect.stats.robust import ordinary
+from detect.stats.robust import Noise, ordinary
 from detect.stats.search import Course, least_beyond_bursts
 from detect.text import HIDES, NOT_SHOWN, confidence, percent
 from detect.thresholds import COSTS, ORDINARY, PAIRS, POWER, DetectorSettings

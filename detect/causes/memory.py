@@ -25,7 +25,6 @@ import numpy as np
 from detect.causes.device import optimizer_residuals
 from detect.causes.finding import (
     Answer,
-    CauseSpec,
     Claim,
     Inquiry,
     build_finding,
@@ -34,8 +33,8 @@ from detect.causes.finding import (
 from detect.observe.observations import Boundness, Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.noise import Usual
 from detect.stats.residuals import compare_within, stage_groups
+from detect.stats.robust import Usual
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, place, ranks_of, times
 from detect.thresholds import COMPUTE, MEMORY
@@ -173,7 +172,8 @@ def _evidence(seen: Observations, kinds: Boundness, slow: _SlowMemory) -> tuple[
     return (*facts, OTHER_STAGES if alone else UNCONFIRMED)
 
 
-def _search(inquiry: Inquiry) -> Answer:
+def search_memory(inquiry: Inquiry) -> Answer:
+    """Compare what kernels bound by memory take, where a profile tells them from the others."""
     seen, kinds = inquiry.seen, inquiry.seen.boundness
     if kinds is None or len(seen.members) < 2:
         return Answer()
@@ -190,10 +190,3 @@ def _search(inquiry: Inquiry) -> Answer:
 
     rows = mask_of([one.suspect.row for one in slow], len(seen.members))
     return Answer(findings=found, slow=rows, explains=explains)
-
-
-SLOW_MEMORY = CauseSpec(
-    cause=Cause.COMPUTE,
-    search=_search,
-    tests_rows=lambda seen: seen.boundness is not None,
-)

@@ -28,7 +28,6 @@ from detect.causes.finding import Answer, Claim, Inquiry, build_finding
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.noise import Noise, Usual
 from detect.stats.residuals import (
     Residuals,
     compare_within,
@@ -37,6 +36,7 @@ from detect.stats.residuals import (
     peer_groups,
     stage_groups,
 )
+from detect.stats.robust import Noise, Usual
 from detect.stats.search import Course, SearchTask, Suspect, episodes_of, search
 from detect.text import counted, milliseconds, percent, subject_of
 from detect.thresholds import BURSTS, LOSSES, POWER, SEARCH, DetectorSettings

@@ -28,7 +28,6 @@ import numpy as np
 from detect.causes.device import waits_beside
 from detect.causes.finding import (
     Answer,
-    CauseSpec,
     Claim,
     Inquiry,
     build_finding,
@@ -39,7 +38,7 @@ from detect.causes.searches import ADVICE
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.noise import t_tail
+from detect.stats.robust import t_tail
 from detect.stats.search import Course, episodes_of, interval_of_ratio
 from detect.text import counted, subject_of, times
 from detect.thresholds import COMPUTE, SPELLS
@@ -186,7 +185,8 @@ def _evidence(spell: _Spell, num_iterations: int, num_slow: int) -> tuple[str, .
     )
 
 
-def _search(inquiry: Inquiry) -> Answer:
+def search_spells(inquiry: Inquiry) -> Answer:
+    """Compare each rank of a profile with itself, kernel by kernel."""
     seen = inquiry.seen
     if seen.history is None or seen.members.device_kind == "cpu" or len(seen.members) < 2:
         return Answer()
@@ -197,10 +197,3 @@ def _search(inquiry: Inquiry) -> Answer:
     ]  # fmt: skip
     slow = mask_of([one.row for one in found], len(known))
     return Answer(findings=tuple(_finding(seen, one) for one in found), slow=slow)
-
-
-SPELLS_OF_DEVICES = CauseSpec(
-    cause=Cause.COMPUTE,
-    search=_search,
-    tests_rows=lambda seen: seen.history is not None,
-)

@@ -79,14 +79,16 @@ def observe(timeline: Timeline | ShardedTimeline) -> Observations:
 
 
 def _observe_whole(timeline: Timeline) -> Observations:
-    from detect.observe.kernels import is_profile, with_kernels  # of profiles only
-
     index = SpanIndex.of(timeline)
     transfers = transfers_of(index, timeline)
     facts = joined([facts_of(index)], index.ranks)
     costs = ReplayedCosts(partial(replay_of_timeline, timeline))
     seen = _observations(timeline, index.frame, facts, transfers, costs)
-    if not index.frame.has_passes and not is_profile(index):
+    if index.frame.has_passes:
+        return seen
+    from detect.observe.kernels import is_profile, with_kernels  # where no passes are marked
+
+    if not is_profile(index):
         return _of_layers(seen, index, timeline)
     return with_kernels(seen, index)
 

@@ -67,9 +67,7 @@ from megascan.vocabulary import is_bound_by_memory, is_copy, multiplies_matrices
 
 
 def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
-    """Return the observations of a profile with its kernels as work; others as they are."""
-    if not is_profile(index):
-        return seen
+    """Return the observations of a profile with its kernels as work."""
     compute = _kernels(index, Kind.COMPUTE)
     optimizer = _kernels(index, Kind.OPTIMIZER)
     both = compute | optimizer

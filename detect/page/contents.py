@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from detect.causes.registry import POWER_WORDS
-from detect.detector import Examination
+from detect.detector import POWER_WORDS, Examination
 from detect.observe.observations import Observations
 from detect.page.figures import (
     ALIKE,

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from detect.causes.registry import QUANTITIES
-from detect.detector import RANK_CAUSES, Examination
+from detect.detector import QUANTITIES, RANK_CAUSES, Examination
 from detect.observe.observations import Members, Observations, Transfers
 from detect.report import Cause, Finding
 from detect.stats import robust

@@ -113,8 +113,7 @@ def test_causes_do_not_import_each_other():
         others = {
             module.split(".")[2] for module in imported(path) if module.startswith("detect.causes.")
         }
-        if path.stem != "registry":
-            wrong += [f"{path.stem} imports {one}" for one in others - SHARED_BY_CAUSES]
+        wrong += [f"{path.stem} imports {one}" for one in others - SHARED_BY_CAUSES]
     assert wrong == [], (
         "move what causes share to finding.py, searches.py or hits.py; what one found reaches the "
         "others by `Inquiry`"
