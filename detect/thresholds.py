@@ -619,10 +619,15 @@ class _Device:
     optimizer_error_log: float = limit(
         0.002, "log", Origin.PHYSICS, "by which optimizer steps of sound devices always vary"
     )
+    least_lookups_share: float = limit(
+        0.25, "share of the effect", Origin.PHYSICS,
+        "that the lookups of the slow one of a TP group show at least: chips that differ by 2 % "
+        "show as much where their group is slow by 8 %",
+    )  # fmt: skip
     least_lookup_ns: float = limit(
-        50_000.0, "ns", Origin.PHYSICS,
-        "that an embedding or a loss takes at least: a shorter one is mostly launches, which no "
-        "number of tokens lengthens",
+        30_000.0, "ns", Origin.PHYSICS,
+        "that an embedding or a loss takes at least: some 8 us of it no number of tokens lengthens "
+        "(benchmarks/results/lookups_h100.md), so it follows them by three quarters or more",
     )  # fmt: skip
     slow_parts_quantile: float = limit(
         0.9, "share of the parts", Origin.CONVENTION,
@@ -1290,6 +1295,10 @@ class _Occupancy:
 class _Costs:
     """What a finding costs the step."""
 
+    least_held_share: float = limit(
+        0.25, "share of what is lost", Origin.CONVENTION,
+        "that a replay's gaps hold of it, for its answer to be about what is lost",
+    )  # fmt: skip
     max_saved_share: float = limit(
         0.95, "share of an iteration", Origin.CONVENTION, "that a finding can be said to cost"
     )

@@ -35,7 +35,12 @@ from dataclasses import replace
 import numpy as np
 from scipy import special
 
-from detect.causes.device import attention_residuals, mates_of, spares_lookups
+from detect.causes.device import (
+    attention_residuals,
+    mates_of,
+    spares_lookups,
+    waits_beside,
+)
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -472,16 +477,28 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
     if cause == Cause.HOST:
         return _doubt_of_host(seen, burst, is_uneven)
     launches = may_wait_for_launches(seen) or waits_for_launches(seen, burst.row, burst.hits)
-    spares = _spares_lookups(seen, burst)
+    spares, waits = _spares_lookups(seen, burst), _waits_beside(seen, burst)
     reasons = {
         FEW_OTHERS: int(burst.others.sum()) < BURSTS.sure_others and not burst.is_one_speed,
         OTHERS_TOO: burst.is_noise,
         LONGER: is_uneven and not spares and not _others_spare_the_data(seen, burst),
         launches: bool(launches),
         IDLE: _stands_idle(seen, burst),
+        waits: bool(waits),
         EXPERTS: seen.members.layout.ep > 1 and not spares and not _shows_in_attention(seen, burst),
     }
     return tuple(reason for reason, holds in reasons.items() if holds)[:1]
+
+
+def _waits_beside(seen: Observations, burst: Burst) -> str:
+    """Say that the row's passes may be slow in its bursts because collectives beside them wait for
+    others; empty where they do not wait as long.
+    """
+    stage = seen.members.stage
+    own = mask_of([burst.row], len(stage))
+    others = burst.others & (stage == stage[burst.row])
+    effect = float(np.log1p(burst.excess[burst.hits]).mean())
+    return waits_beside(seen, own, others, burst.hits, effect)
 
 
 def _spares_lookups(seen: Observations, burst: Burst) -> bool:

@@ -289,7 +289,7 @@ def stands_out_by_lookups(
         level = np.nan_to_num(robust.centre(over), nan=np.inf)
         own, others = float(level[row]), float(np.abs(level[mates]).max())
         error = _level_error(over, excluded, row)
-        least = max(DEVICE.optimizer_share * effect, DEVICE.sure_sigmas * error)
+        least = max(DEVICE.least_lookups_share * effect, DEVICE.sure_sigmas * error)
         if not (least <= own < np.inf and others < PAIRS.agrees_share * own):
             return ""
         levels.append(own)

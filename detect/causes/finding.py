@@ -323,7 +323,9 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
         replayed = (
             seen.costs.ratio_of_border(claim.ranks, claim.slowdown, within)
             if claim.is_border
-            else seen.costs.ratio(claim.ranks, (claim.cause,), within)
+            else seen.costs.ratio(
+                claim.ranks, (claim.cause,), within, float(np.mean(claim.saved_ns))
+            )
         )
     cost = estimate = cost_ratio(seen, claim.saved_ns, within)
     if replayed is not None:

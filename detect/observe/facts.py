@@ -43,6 +43,7 @@ from detect.observe.stalls import (
     collecting_time,
     contents_of,
     launched_in_turn,
+    launched_just_in_time,
     launched_late,
     launches_of,
     loading_time,
@@ -75,8 +76,11 @@ from megascan.vocabulary import (
 )
 
 Record = TypeVar("Record")
-LOOKUPS = (EMBEDDING, backward_of(EMBEDDING), LOSS)
-"""Parts of a model that move memory for each token and hardly compute."""
+LOOKUPS = (EMBEDDING, LOSS)
+"""Parts of a model that move memory for each token and hardly compute. The backward of the
+embedding is none: most of it fills the gradient of the whole vocabulary
+(benchmarks/results/lookups_h100.md).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,14 +217,16 @@ def _dense(index: SpanIndex) -> Floats:
 
 
 def _lookups(index: SpanIndex) -> Floats:
-    """Return how long a span of each of `LOOKUPS` takes on the mean, (rank, iteration, kind)."""
+    """Return how long a span of each of `LOOKUPS` takes on the mean, (rank, iteration, kind).
+
+    Not of those that began when they were launched: these last as long as their launches do.
+    """
     means = np.full((*index.shape, len(LOOKUPS)), np.nan)
     for place, name in enumerate(LOOKUPS):
         rows = index.named((name,))
-        number = index.sums(rows, np.ones(int(rows.sum())))
-        np.divide(
-            index.sums(rows, index.self_time(rows)), number, means[:, :, place], where=number > 0
-        )
+        rows[rows] = ~launched_just_in_time(index, rows)
+        number, time_ns = index.sums(rows, np.ones(int(rows.sum()))), index.self_time(rows)
+        np.divide(index.sums(rows, time_ns), number, out=means[:, :, place], where=number > 0)
     return means
 
 

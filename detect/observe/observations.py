@@ -314,8 +314,7 @@ class Tokenwise:
     dense_ns: Floats = field(metadata=along("row", "iteration"))
     """Products of matrices: MLPs without experts and the output layer, forward and backward."""
     lookups_ns: Floats = field(metadata=along("row", "iteration"))
-    """(row, iteration, kind): what moves memory, a span of the embedding, of its backward, and of
-    the loss."""
+    """(row, iteration, kind): what moves memory, a span of the embedding and of the loss."""
 
 
 @dataclass(frozen=True)
@@ -377,11 +376,16 @@ class Costs(Protocol):
     """Knows what findings cost the step."""
 
     def ratio(
-        self, ranks: tuple[int, ...], causes: Collection[Cause], within: tuple[int, int]
+        self,
+        ranks: tuple[int, ...],
+        causes: Collection[Cause],
+        within: tuple[int, int],
+        lost_ns: float = 0.0,
     ) -> float | None:
         """Return iteration time divided by iteration time without the finding; None if unknown.
 
-        `within` are the first and last iteration in which the ranks are slow, of these `causes`.
+        `within` are the first and last iteration in which the ranks are slow, of these `causes`, by
+        `lost_ns` an iteration.
         """
 
     def ratio_of_border(

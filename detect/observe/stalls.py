@@ -415,13 +415,20 @@ class Starved:
 
 def starved(index: SpanIndex, rows: Flags) -> Starved:
     """Count the operations that the host launched only just in time."""
-    launch = numbers(index.table, "launch_ns")[rows]
-    known = launch != NOT_APPLICABLE
-    cell = index.cell[rows][known]
-    enough = np.maximum(STARVATION.lead_ns, STARVATION.lead_share * index.self_time(rows)[known])
-    late = np.bincount(cell, weights=(-launch[known] < enough), minlength=index.num_cells)
+    known = numbers(index.table, "launch_ns")[rows] != NOT_APPLICABLE
+    cell, just_in_time = index.cell[rows][known], launched_just_in_time(index, rows)[known]
+    late = np.bincount(cell, weights=just_in_time, minlength=index.num_cells)
     count = np.bincount(cell, minlength=index.num_cells)
     return Starved(np.asarray(late.reshape(index.shape), np.float64), count.reshape(index.shape))
+
+
+def launched_just_in_time(index: SpanIndex, rows: Flags) -> Flags:
+    """Return which of the spans began as soon as they were launched, (span of `rows`,); False where
+    the launch was not recorded.
+    """
+    launch = numbers(index.table, "launch_ns")[rows]
+    enough = np.maximum(STARVATION.lead_ns, STARVATION.lead_share * index.self_time(rows))
+    return np.asarray((launch != NOT_APPLICABLE) & (-launch < enough))
 
 
 def launched_in_turn(index: SpanIndex) -> Flags:

@@ -17,7 +17,16 @@ from detect.observe.observations import Unevenness
 from detect.report import Cause, Finding
 from detect.stats.robust import ordinary
 from detect.thresholds import COSTS, NETWORKS
-from detect.whatif.graph import BACKWARD, FORWARD, HOST, OPTIMIZER, Replay, keep_nodes, sweep
+from detect.whatif.graph import (
+    BACKWARD,
+    FORWARD,
+    HOST,
+    NS_PER_S,
+    OPTIMIZER,
+    Replay,
+    keep_nodes,
+    sweep,
+)
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import InputError, MegaScanError
 from megascan.header import Json
@@ -305,12 +314,18 @@ class ReplayedCosts:
         self._fails = False
 
     def ratio(
-        self, ranks: tuple[int, ...], causes: Collection[Cause], within: tuple[int, int]
+        self,
+        ranks: tuple[int, ...],
+        causes: Collection[Cause],
+        within: tuple[int, int],
+        lost_ns: float = 0.0,
     ) -> float | None:
         """Return iteration time divided by iteration time without the finding, at least 1; None if
         unknown.
 
-        `within` are the first and last iteration in which the ranks are slow, of these `causes`.
+        `within` are the first and last iteration in which the ranks are slow, of these `causes`, by
+        `lost_ns` an iteration. Where passes are not in the graph, transfers beside computing hide
+        the gaps between spans: it tells nothing if the ranks' gaps do not hold what they lose.
         Example: 1.22 where the step takes 110 ms and would take 90 ms if they ran like their peers.
         """
         known = self._replayable(ranks, within)
@@ -320,6 +335,8 @@ class ReplayedCosts:
         if Cause.COMPUTE in causes and not _holds_compute(replay):
             return None
         links, hosts = Cause.LINK in causes, Cause.HOST in causes
+        if hosts and not (_holds_compute(replay) or _gaps_hold(replay, ranks, during, lost_ns)):
+            return None
         gaps = not set(causes) <= {Cause.COMPUTE, Cause.LINK}
         try:
             saving = saved_by_fixing(
@@ -385,6 +402,22 @@ class ReplayedCosts:
 def _holds_compute(replay: Replay) -> bool:
     """Return whether passes are in the graph. Without, computing is in the gaps between spans."""
     return any(node.is_local and node.optype not in UNSEEN_WAITS for node in replay.graph.nodes)
+
+
+def _gaps_hold(replay: Replay, ranks: tuple[int, ...], during: Flags, lost_ns: float) -> bool:
+    """Return whether the time of `ranks` between spans exceeds that of the others by a good part of
+    `lost_ns`, which they are known to lose there in an iteration.
+
+    Example: a profile of DDP. Rank 0 loses 370 ms to its host, beside an all-reduce that is under
+    way for 390; in the graph all ranks have 40 ms between spans.
+    """
+    gaps = np.array([node.optype == HOST for node in replay.graph.nodes])
+    sums_s = _time_by_rank(replay, gaps)[:, :, during].mean(axis=-1)  # (stage, lane)
+    own = replay.mask(ranks)
+    if not own.any() or own.all():
+        return True
+    excess_s = float(sums_s[own].mean()) - float(np.median(sums_s[~own]))
+    return excess_s >= COSTS.least_held_share * lost_ns / NS_PER_S
 
 
 def _hidden_wait(replay: Replay, ranks: tuple[int, ...], during: Flags) -> float:

@@ -92,7 +92,7 @@ class _Cost:
     """A replay that always says the same."""
 
     def __init__(self, ratio):
-        self.ratio = lambda ranks, causes, within: ratio
+        self.ratio = lambda *_: ratio
 
 
 @pytest.mark.parametrize(("ratio", "owner"), [(1.0, Owner.UNDECIDED), (1.02, Owner.NODE)])

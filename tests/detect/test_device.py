@@ -119,7 +119,7 @@ def test_attention_tells_a_slow_device_from_a_busy_expert(job, slow, owner):
 def tokenwise(seen, *, dense, lookups, lookup_us=200.0):
     """Rank 3's products of matrices and lookups over those of the others."""
     dense_ns = np.full(seen.busy_ns.shape, 2e7)
-    lookups_ns = np.full((*seen.busy_ns.shape, 3), np.nan)
+    lookups_ns = np.full((*seen.busy_ns.shape, 2), np.nan)
     lookups_ns[:, :, 0] = 1e3 * lookup_us
     dense_ns[3] *= dense
     lookups_ns[3] *= lookups

@@ -364,7 +364,7 @@ class _Cost:
     """Every finding costs the same."""
 
     def __init__(self, ratio):
-        self.ratio = lambda ranks, causes, within: ratio
+        self.ratio = lambda *_: ratio
         self.ratio_of_border = lambda ranks, slowdown, within: ratio
 
 

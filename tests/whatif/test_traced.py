@@ -9,8 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from detect.report import Cause
 from detect.whatif import replay_of_timeline, saved_by_fixing
 from detect.whatif.graph import sweep
+from detect.whatif.savings import ReplayedCosts
 from detect.whatif.slowness import analyze, keep_each_rank, keep_places
 from megascan.errors import InputError
 from megascan.schema import Granularity, Track
@@ -312,3 +314,25 @@ def test_ranks_without_peers_are_judged_by_other_stages() -> None:
     alone = saved_by_fixing(replay_of_timeline(simulated(Layout(), fault)), [0])
     assert alone.compared_with == "nobody"
     assert alone.saved_s == 0
+
+
+def test_gaps_that_do_not_hold_what_a_host_loses_tell_no_cost(
+    timeline: Callable[..., Timeline],
+) -> None:
+    """No passes were marked; rank 0 arrives 88 ms later than rank 1 at an all-reduce.
+
+    Of the gaps of rank 0 the replay knows 88 ms, and tells what they cost. What is lost beside
+    transfers that are under way is in no gap.
+    """
+    spans = [
+        *(span(rank, "iteration", "iteration", 0, 101) for rank in (0, 1)),
+        collective(0, 90, 100, 0),
+        collective(1, 2, 100, 88),
+    ]
+    costs = ReplayedCosts(
+        lambda: replay_of_timeline(timeline(Layout(dp=2), spans, {"dp@0": (0, 1)}))
+    )
+    host, lost_ns = (Cause.HOST,), 88e6
+    assert costs.ratio((0,), host, (1, 1), lost_ns) == pytest.approx(101 / 13, rel=0.02)
+    assert costs.ratio((0,), host, (1, 1), 5 * lost_ns) is None
+    assert costs.ratio((0,), (Cause.LINK,), (1, 1), 5 * lost_ns) is not None
