@@ -639,7 +639,8 @@ class _Device:
     )  # fmt: skip
     least_parts_share: float = limit(
         0.2, "share of the parts", Origin.CONVENTION,
-        "of a pass that are quick, and that are slow, where its device is shared",
+        "of a pass that are quick, and that are slow, where its device is shared; of the slow ones "
+        "that are quick in some iteration",
     )  # fmt: skip
     min_other_mates: int = limit(
         4, "ranks", Origin.CONVENTION,

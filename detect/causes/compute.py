@@ -526,13 +526,14 @@ def _alone_on_its_stage(seen: Observations, slow: SlowRow) -> Decision:
 
 def _by_what_it_moves(seen: Observations, slow: SlowRow) -> Decision | None:
     """Blame the node of a profile's row whose kernels that only move memory are slow as well; None
-    where they are not, or were not recorded.
+    where they are not, or were not recorded, and where a router may send one rank's experts more to
+    move.
 
     Example: another process has a stage's GPU for half of the time. Its products of matrices take
     2.3 times as long as those of the other stages, and so would heavier layers, whose products sum
     over more at an equal launch; but its additions of as many elements take 2.2 times as long, too.
     """
-    if seen.boundness is None:
+    if seen.boundness is None or seen.members.layout.ep > 1:
         return None
     active = slow.suspect.course.active
     time = np.exp(seen.boundness.memory.log_ns[:, active])

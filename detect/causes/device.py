@@ -317,7 +317,8 @@ def shares_its_memory(seen: Observations, excluded: Flags, row: int, active: Fla
     quick as the peers' in others; empty where they are not, or were not recorded.
 
     Longer data lengthen all layers of a pass alike. Another process on the device takes it for some
-    time and leaves it for some. `active` and `excluded` are those of `spares_lookups`.
+    time and leaves it for some, in each iteration for others. A busy expert is slow in the same
+    parts of all iterations. `active` and `excluded` are those of `spares_lookups`.
 
     Example: parts of three forward passes beside those of seven peers, log. The device is shared:
 
@@ -325,7 +326,7 @@ def shares_its_memory(seen: Observations, excluded: Flags, row: int, active: Fla
         0.00  0.30  0.41  0.13  0.00  0.41  0.42        0.15  0.16  0.16  0.15  0.16  0.17
         0.41  0.00 -0.01  0.30  0.00 -0.01  0.00        0.14  0.16  0.15  0.14  0.14  0.16
     """
-    if seen.boundness is None:
+    if seen.boundness is None or seen.members.layout.ep > 1:
         return ""
     over = deviations(seen.boundness.memory, stage_groups(seen.members), excluded)[:, active]
     own = over[row]
@@ -338,7 +339,10 @@ def shares_its_memory(seen: Observations, excluded: Flags, row: int, active: Fla
     quick, slow = own < DEVICE.quick_part_share * high, own > PAIRS.agrees_share * high
     least = DEVICE.least_parts_share * known.sum(axis=1)
     is_divided = (quick.sum(axis=1) >= least) & (slow.sum(axis=1) >= least)
+    ever_slow = slow.any(axis=0)
+    changes = float(np.mean(quick.any(axis=0)[ever_slow])) if ever_slow.any() else 0.0
     is_clear = noise < DEVICE.quick_part_share * high and high >= KERNELS.least_log
+    is_clear &= changes >= DEVICE.least_parts_share
     if not is_clear or np.mean(is_divided) < PAIRS.agrees_share:
         return ""
     return SHARES_MEMORY.format(times=times(float(np.exp(high))))

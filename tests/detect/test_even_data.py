@@ -193,18 +193,20 @@ def test_devices_of_a_tp_group_do_not_slow_down_together(job, layout, slow, owne
 
 
 @pytest.mark.parametrize(
-    ("layout", "slow", "is_divided", "owner"),
+    ("layout", "slow", "hits", "owner"),
     [
-        (Layout(dp=8), {3}, True, Owner.NODE),
-        (Layout(dp=8), {3}, False, Owner.UNDECIDED),
-        (Layout(tp=2, dp=4), {2, 3}, True, Owner.UNDECIDED),
+        (Layout(dp=8), {3}, "some", Owner.NODE),
+        (Layout(dp=8), {3}, "all", Owner.UNDECIDED),
+        (Layout(dp=8), {3}, "the same", Owner.UNDECIDED),
+        (Layout(dp=8, ep=2), {3}, "some", Owner.UNDECIDED),
+        (Layout(tp=2, dp=4), {2, 3}, "some", Owner.UNDECIDED),
     ],
-    ids=["shared", "longer data", "a TP group"],
+    ids=["shared", "longer data", "a busy expert", "experts", "a TP group"],
 )
-def test_a_device_that_is_shared_slows_some_layers_and_not_others(
-    job, layout, slow, is_divided, owner
-):
-    """Kernels that only move memory: 1.5 times as long in four parts of ten, or 1.2 in all."""
+def test_a_device_that_is_shared_slows_some_layers_and_not_others(job, layout, slow, hits, owner):
+    """Kernels that only move memory: 1.5 times as long in six parts of ten, other ones in each
+    iteration or the same ones in all; or 1.2 in all parts.
+    """
 
     def of_some(slot):
         return 1.2 if slot.rank in slow and slot.name != "optimizer" else 1.0
@@ -212,9 +214,10 @@ def test_a_device_that_is_shared_slows_some_layers_and_not_others(
     made = job(layout=layout, work=of_some)
     seen, sound = observe(made.timeline()), observe(made.but(work=None).timeline())
     log_ns = sound.work.log_ns.copy()
-    hits = np.random.default_rng(7).random(log_ns[0].shape) < 0.4
+    taken = np.random.default_rng(7).random(log_ns[0].shape) < 0.6
+    longer = {"some": taken, "the same": np.broadcast_to(taken[0], taken.shape)}.get(hits)
     for rank in slow:
-        log_ns[rank] += np.log(np.where(hits, 1.5, 1.0)) if is_divided else np.log(1.2)
+        log_ns[rank] += np.log(1.2) if longer is None else np.log(np.where(longer, 1.5, 1.0))
     memory = replace(sound.work, log_ns=log_ns)
     kinds = Boundness(memory=memory, matrix=seen.work, memory_ns=np.zeros_like(seen.busy_ns))
     report = judge(replace(seen, boundness=kinds), DetectorSettings())
