@@ -28,6 +28,8 @@ Then each kind of time is checked: did it rise at the same iteration, by enough 
 
     gaps of a host   on all its ranks, on none elsewhere     the host: nothing else holds back its
                                                              launches since then
+    passes           of one stage, on one rank               its node: all stages have the same
+                                                             data, and work as much as before
     passes           of most ranks                           their data, or a device that all wait
                                                              for inside their passes: undecided
     nothing                                                  undecided, too
@@ -61,6 +63,8 @@ from detect.causes.finding import (
     is_costly,
     ratio_without,
 )
+from detect.causes.launching import starvation
+from detect.causes.searches import ADVICE
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -257,6 +261,8 @@ class _Explanation:
     predicate: str
     evidence: tuple[str, ...]
     advice: tuple[str, ...]
+    slower_log: float | None = None
+    """Log slowdown of these rows themselves; None where only that of the step is known."""
 
 
 def step_change(iteration_ns: Floats, settings: DetectorSettings) -> StepChange | None:
@@ -330,6 +336,43 @@ def _host_that_lags(seen: Observations, change: StepChange, rate: float) -> _Exp
     return None
 
 
+def _longer_on_one_stage(seen: Observations, change: StepChange) -> _Explanation | None:
+    """Return the row whose passes alone rose at the change, if other stages compute the same
+    microbatches as quickly as before; None where there is none, or a router sends tokens to
+    experts.
+
+    Example: a pipeline of four ranks. Since iteration 21 the passes of the last one take 1.50 times
+    as long, those of the others 1.00 times, and the step 1.29 times.
+    """
+    members = seen.members
+    rise = np.nan_to_num(change.rise(robust.median(seen.work.log_ns, axis=2)))
+    row = int(np.argmax(rise))
+    same_data = members.other_stages(row)
+    elsewhere = float(np.delete(rise, row).max(initial=0.0))
+    is_alone = (
+        rise[row] >= change.course.effect and elsewhere <= CHANGES.elsewhere_share * rise[row]
+    )
+    if members.layout.ep > 1 or not same_data.any() or not is_alone:
+        return None
+    starved = starvation(seen, row, change.course.active, float(rise[row]))
+    ratio, others = times(float(np.exp(rise[row]))), times(float(np.exp(elsewhere)))
+    return _Explanation(
+        cause=Cause.COMPUTE if starved is None else Cause.HOST,
+        owner=Owner.NODE if len(members.workers[row]) == 1 else Owner.UNDECIDED,
+        rows=np.array([row]),
+        q_value=min(1.0, change.p_value),
+        subject=subject_of(members, row),
+        predicate=f"takes {ratio} as long for its passes as before, and all wait for it,",
+        evidence=(
+            f"the passes of the other stages, with the same microbatches, take {others} as long as "
+            "before at most: neither are data longer, nor does a stage get more to do",
+            *(starved[1:] if starved else ()),
+        ),
+        advice=ADVICE[Cause.COMPUTE] if starved is None else HOST_ADVICE,
+        slower_log=float(rise[row]),
+    )
+
+
 def _longer_passes(seen: Observations, change: StepChange) -> _Explanation | None:
     """Return the ranks whose passes rose by half of the step's rise or more at the change."""
     rise = np.nan_to_num(change.rise(robust.median(seen.work.log_ns, axis=2)))
@@ -365,7 +408,8 @@ def _nothing_else(change: StepChange) -> _Explanation:
 
 
 def _change_finding(seen: Observations, change: StepChange, one: _Explanation) -> Finding:
-    course, effect = change.course, change.course.effect
+    course = change.course
+    effect = course.effect if one.slower_log is None else one.slower_log
     before, since = (
         float(np.median(seen.iteration_ns[part])) for part in (~course.active, course.active)
     )
@@ -575,7 +619,11 @@ def _search_changes(inquiry: Inquiry) -> Answer:
         return _search_long(seen)
     rate = inquiry.settings.false_discovery_rate
     # ask for the host first: ranks that wait for it have longer passes
-    why = _host_that_lags(seen, change, rate) or _longer_passes(seen, change)
+    why = (
+        _host_that_lags(seen, change, rate)
+        or _longer_on_one_stage(seen, change)
+        or _longer_passes(seen, change)
+    )
     return Answer(findings=(_change_finding(seen, change, why or _nothing_else(change)),))
 
 

@@ -249,3 +249,30 @@ def test_what_else_than_passes_grew_is_not_said_to_be_compute(job):
     report = judge(replace(long, busy_ns=seen.busy_ns), SETTINGS)
     assert told(report) == [(Cause.UNKNOWN, Owner.UNDECIDED, (2,))]
     assert any("neither passes nor gaps" in one for one in report.findings[0].evidence)
+
+
+@pytest.mark.parametrize(
+    ("since", "expected"),
+    [
+        ({3: 1.5}, [(Cause.COMPUTE, Owner.NODE, (3,))]),
+        ({3: 1.5, 1: 1.4}, [(Cause.COMPUTE, Owner.UNDECIDED, (1, 3))]),
+        (dict.fromkeys(range(4), 1.5), [(Cause.COMPUTE, Owner.UNDECIDED, (0, 1, 2, 3))]),
+    ],
+    ids=["one stage", "two stages", "all stages"],
+)
+def test_a_lone_stage_that_becomes_slower_is_its_node(job, since, expected):
+    """No layers were recorded, so stages cannot be compared; but one takes longer than before,
+    while the others take as long for the same microbatches.
+    """
+
+    def later(slot):
+        return since.get(slot.rank, 1.0) if slot.iteration >= 15 else 1.0
+
+    report = job(layout=Layout(pp=4), work=later, iterations=24).report()
+    changed = [one for one in report.findings if one.cause != Cause.STAGE_IMBALANCE]
+    assert [(one.cause, one.owner, one.ranks) for one in changed] == expected
+    (finding,) = changed
+    assert finding.first_iteration == 15 and finding.onset_in_trace
+    if finding.owner is Owner.NODE:
+        assert finding.slowdown == pytest.approx(1.5, rel=0.02)
+        assert any("with the same microbatches" in one for one in finding.evidence)
