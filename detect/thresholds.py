@@ -1327,6 +1327,9 @@ class _Costs:
         Origin.BENCHMARK,
         "of a step to the one without what a rank loses to its host",
     )
+    least_estimated_ratio: float = limit(
+        1.005, "ratio", Origin.CONVENTION, "the same where no replay tells, only an estimate"
+    )
     least_of_network_ratio: float = limit(
         1.002, "ratio", Origin.BENCHMARK,
         "the same with a quicker network: replays make it too cheap where others use it as well",

@@ -463,7 +463,10 @@ def _changed_on_even_data(seen: Observations, found: ComputeSearch, slow: SlowRo
     members, row = seen.members, slow.suspect.row
     num_normal = int((~slow.suspect.course.active).sum())
     alone = int((members.replica == members.replica[row]).sum()) == 1
-    if not alone or members.layout.ep > 1 or num_normal < PERSISTENCE.min_normal:
+    others_vary = any(
+        not one.suspect.course.active.all() for one in found.slow if one.suspect.row != row
+    )
+    if not alone or members.layout.ep > 1 or num_normal < PERSISTENCE.min_normal or others_vary:
         return False
     deviation = deviations(seen.work, stage_groups(members), found.slow_rows)
     spread = float(robust.spread(deviation[~found.slow_rows]))

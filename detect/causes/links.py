@@ -412,14 +412,11 @@ def _are_at_one_place(seen: Observations, link: _SlowLink, links: list[_SlowLink
         return sorted(tuple(int(one[row]) for one in axes) for row in members.rows_with(pair))
 
     pairs = {
-        one.units[0]
-        for one in links
-        if len(one.units) == 1 and len(one.units[0]) == 2
-        if members.are_inside_a_host(one.units[0])
+        one.ranks for one in links if len(one.ranks) == 2 and members.are_inside_a_host(one.ranks)
     }
-    if link.units[0] not in pairs:
+    if link.ranks not in pairs:
         return False
-    own = place_of(link.units[0])
+    own = place_of(link.ranks)
     num_alike = sum(place_of(pair) == own for pair in pairs)
     return num_alike == len(np.unique(members.replica)) > 1
 

@@ -34,6 +34,7 @@ from detect.causes.finding import (
     build_finding,
     connection_advice,
     is_costly,
+    rows_of_findings,
     undecided_if_free,
 )
 from detect.causes.launching import (
@@ -329,11 +330,23 @@ def _doubt_of_host(inquiry: Inquiry, suspect: Suspect) -> str:
         return OF_ITS_STAGE
     if _is_hardly_more(seen, suspect):
         return HARDLY_MORE
+    if _waits_for_its_replica(inquiry, row):
+        return OF_ITS_REPLICA
     share = suspect.course.effect
     many = LOSSES.many_gaps_share if seen.tells_passes else share / LOSSES.pause_ratio
     return half_starved(seen, row, active) or launches_as_quickly(
         seen, row, active, share, least_starved=many
     )
+
+
+def _waits_for_its_replica(inquiry: Inquiry, row: int) -> bool:
+    """Return whether another stage of the row's replica is named as a slow device: the row waits
+    for it, and its gaps may hold what the trace does not show of that.
+    """
+    slow = [one for one in inquiry.found if one.cause is Cause.COMPUTE and one.owner is Owner.NODE]
+    members = inquiry.seen.members
+    named = rows_of_findings(members, slow)
+    return bool((named & members.other_stages(row)).any())
 
 
 def _refills_its_queue(seen: Observations, suspect: Suspect) -> bool:
@@ -398,6 +411,10 @@ FEW_OF_TWO = (
 OF_ITS_STAGE = (
     "it is compared with other stages, whose devices have gaps of their own: how quickly its host "
     "launches (a trace with launch times), or a second replica, decides"
+)
+OF_ITS_REPLICA = (
+    "another stage of its replica computes slowly: waiting for that one, where the trace does not "
+    "show it, may be the reason as well as its host"
 )
 HARDLY_MORE = (
     "its peers' devices have nothing to do for nearly as long: what all hosts do in that time "

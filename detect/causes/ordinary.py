@@ -289,7 +289,8 @@ def _of_position(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str
     not.
 
     It may if all ranks of the place, in the job or in the stage, are slow alike, by a little or
-    without a slow optimizer. If the place occurs only once, it must be the first.
+    without a slow optimizer; or it by a little, and all others by any amount. If the place occurs
+    only once, it must be the first.
     """
     members = seen.members
     coordinates, row = members.place, slow.suspect.row
@@ -309,6 +310,10 @@ def _of_position(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str
         first = is_little and all(int(coordinates[axis][row]) == 0 for axis in ("tp", "cp", "ep"))
         words = "it is the first rank of the job's only TP group, which loads and logs"
         return words if first else None
+    if is_little and found.slow_rows[same].all():
+        return (
+            "the other ranks at its place are slow as well, and show no more what the place takes"
+        )
     of_stage = same & (members.stage == members.stage[row])
     alike = any(
         int(rows.sum()) > 1

@@ -477,6 +477,19 @@ def test_what_late_launches_explain_is_no_links_fault(job, exchanging, slow_ms, 
     assert (link.ranks, link.owner) == ((0, 1), owner)
 
 
+def test_pairs_at_one_place_are_the_place_whatever_else_is_slow_with_them(job, exchanging):
+    """Broadcasts within the TP groups of the last stage take longer than those of the first; a
+    larger group that holds one of the two pairs is slow as well.
+    """
+    timeline = job(layout=Layout(tp=2, dp=2, pp=2), hosts=8).timeline()
+    slow = {(4, 5): 64.0, (6, 7): 58.0}
+    pairs = [((rank, rank + 1), 10**8, slow.get((rank, rank + 1), 13.0)) for rank in (0, 2, 4, 6)]
+    seen = exchanging(timeline, pairs)
+    links = [one for one in judge(seen, DetectorSettings()).findings if one.cause is Cause.LINK]
+    assert links
+    assert all(one.owner is Owner.UNDECIDED for one in links)
+
+
 def _messages_of_stages(slow_ms):
     """Messages between four stages of four ranks (TP2, DP2) of one host, 10 ms each; those of the
     first TP ranks from the first stage to the second take `slow_ms`, by replica.

@@ -191,18 +191,34 @@ def test_a_host_or_a_network_that_costs_next_to_nothing_has_no_name(job):
     cheap = replace(finding, cost_is_replayed=True, step_time_cost_ratio=1.0015)
     assert cheap.cause == Cause.HOST and cheap.owner == Owner.NODE
     network = replace(cheap, cause=Cause.LINK, ranks=(0, 1, 2, 3))
-    for one in (cheap, network):
+    for one in (cheap, network, replace(cheap, cost_is_replayed=False)):
         assert undecided_if_no_gain(one).owner == Owner.UNDECIDED
     for other in (
         replace(cheap, step_time_cost_ratio=1.03),
         replace(cheap, joint_cost_ratio=1.03),  # it hides behind others that lose as much
-        replace(cheap, cost_is_replayed=False),
+        replace(cheap, cost_is_replayed=False, step_time_cost_ratio=1.01),
+        replace(network, cost_is_replayed=False),
         replace(cheap, ranks=(2, 3)),  # a host of two, which both lose it
         replace(cheap, cause=Cause.LOADER),
         replace(network, step_time_cost_ratio=1.004),
         replace(network, ranks=(0, 1)),  # a pair is isolated by others
     ):
         assert undecided_if_no_gain(other) is other
+
+
+@pytest.mark.parametrize(("factor", "owner"), [(2.0, Owner.UNDECIDED), (1.0, Owner.NODE)])
+def test_gaps_of_a_stage_whose_replica_has_a_slow_device_name_no_host(job, slow, factor, owner):
+    """Rank 2 of the first stage waits for rank 6 of the second, in part where nobody sees it."""
+    made = job(
+        layout=Layout(pp=2, dp=4),
+        work=slow(6, factor),
+        gap_ms=lambda slot: 30.0 if slot.rank == 2 else 1.0,
+    )
+    found = {one.ranks: one for one in made.report().findings if one.cause is Cause.HOST}
+    assert found[(2,)].owner is owner
+    assert any("another stage of its replica" in one for one in found[(2,)].evidence) == (
+        owner is Owner.UNDECIDED
+    )
 
 
 @pytest.mark.parametrize(("iterations", "owner"), [(3, Owner.UNDECIDED), (8, Owner.NODE)])

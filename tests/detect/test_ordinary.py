@@ -93,6 +93,15 @@ def test_two_slow_ranks_at_one_place_that_are_not_alike_are_nodes(job):
     assert sorted(owners(report)) == [((0,), Owner.NODE), ((4,), Owner.NODE)]
 
 
+@pytest.mark.parametrize(("other", "owner"), [(1.3, Owner.UNDECIDED), (1.0, Owner.NODE)])
+def test_where_all_others_at_its_place_are_slow_nobody_shows_what_the_place_takes(
+    job, other, owner
+):
+    """The first TP rank of one group is 7 % slower; that of the other one is a slow device."""
+    report = job(layout=Layout(tp=2, dp=2), work=chips((1.07, 1, other, 1))).report()
+    assert dict(owners(report))[(0,)] is owner
+
+
 def test_a_window_of_three_iterations_shows_a_large_fault(job):
     report = job(layout=Layout(dp=4), iterations=3, work=chips((1, 1, 1.2, 1))).report()
     assert owners(report) == [((2,), Owner.NODE)]

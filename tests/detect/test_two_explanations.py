@@ -174,3 +174,19 @@ def test_a_change_on_even_data_is_the_devices_and_on_uneven_ones_undecided(job):
     assert any("data are not the reason" in one for one in even.evidence)
     found = job(layout=Layout(dp=8), work=uneven).report().findings
     assert not [one for one in found if one.owner == Owner.NODE]
+
+
+@pytest.mark.parametrize("others", [(), (5,)], ids=["alone", "another comes and goes, too"])
+def test_a_change_on_even_data_is_the_devices_where_no_other_rank_changes(job, others):
+    """What several ranks show by turns is rather exchanged between them where nobody records it:
+    tokens for experts, waiting for one of them.
+    """
+
+    def later(slot):
+        hit = slot.iteration >= 14 if slot.rank == 3 else slot.iteration % 3 > 0
+        return 1.4 if slot.rank in (3, *others) and hit and slot.name != "optimizer" else 1.0
+
+    report = job(layout=Layout(dp=8), work=later).report()
+    found = {one.ranks: one.owner for one in report.findings}
+    assert found[(3,)] is (Owner.UNDECIDED if others else Owner.NODE)
+    assert Owner.NODE not in [found.get((rank,)) for rank in others]
