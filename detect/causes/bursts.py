@@ -29,7 +29,7 @@ in none of 150: p = 2.2e-6.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -48,6 +48,7 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
     saved_by_compute,
+    undecided,
     undecided_if_free,
 )
 from detect.causes.hits import (
@@ -768,12 +769,22 @@ def _search(inquiry: Inquiry) -> Answer:
     if not known.any() and not throttled and len(seen.iterations) <= BURSTS.short_window:
         doubtful = _too_few(inquiry)
         return Answer(findings=(doubtful,) if doubtful else ())
+    of_pauses = [_finding(seen, one, _main_cause(seen.lost_ns, one)) for one in paused]
     return Answer(
         findings=(
-            *(_finding(seen, one, _main_cause(seen.lost_ns, one)) for one in paused),
+            *_loaders_on_several_hosts(of_pauses),
             *(_finding(seen, one, Cause.COMPUTE) for one in throttled),
         )
     )
+
+
+def _loaders_on_several_hosts(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings, undecided where loaders of several hosts pause now and then: that is
+    rather what all of them load from.
+    """
+    named = [one for one in findings if one.cause is Cause.LOADER and one.owner is Owner.NODE]
+    are_several = len({one.host for one in named}) > 1
+    return [undecided(one, STORAGE) if are_several and one in named else one for one in findings]
 
 
 BURST = CauseSpec(cause=Cause.HOST, search=_search)

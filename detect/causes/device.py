@@ -167,7 +167,9 @@ def _waits(seen: Observations, optimizer: Floats, passes: Slowness, row: int) ->
     That rank is slow alike, and its optimizer is slower, relative to its passes, by more than twice
     as much as that of `row`. Ranks of an EP group exchange tokens inside passes (and do not count
     where attention is as slow as the passes); ranks of a TP group exchange whatever was not
-    recorded, and a rank that waits for a mate is as slow as the mate.
+    recorded, and a rank that waits for a mate is as slow as the mate. Where two mates and more are
+    as slow, one of them at most is the reason: then `row` may wait for any whose optimizer is
+    slower by half as much as its own, or more.
     """
     members, effects = seen.members, passes.effects
     rivals = np.zeros(len(members), dtype=bool)
@@ -176,12 +178,16 @@ def _waits(seen: Observations, optimizer: Floats, passes: Slowness, row: int) ->
         rivals = np.isin(members.ranks, group)
         rivals &= effects >= PAIRS.agrees_share * effects[row]
     mates = mates_of(members, row)
-    rivals[mates] |= np.abs(effects[mates] - effects[row]) <= DEVICE.alike_log_share * effects[row]
-    rivals &= passes.slow
+    alike = np.zeros(len(members), dtype=bool)
+    alike[mates] = np.abs(effects[mates] - effects[row]) <= DEVICE.alike_log_share * effects[row]
+    alike &= passes.slow
+    rivals = (rivals & passes.slow) | alike
     rivals[row] = False
     share = robust.centre(optimizer) / np.maximum(effects, DEVICE.least_isolated_log)
     most = float(np.nanmax(share[rivals], initial=-np.inf))
-    return bool(share[row] < PAIRS.agrees_share * most)
+    of_mates = float(np.nanmax(share[alike], initial=-np.inf))
+    is_one_of_them = int(alike.sum()) > 1 and of_mates > PAIRS.agrees_share * share[row]
+    return bool(share[row] < PAIRS.agrees_share * most or is_one_of_them)
 
 
 def slowest_optimizer(seen: Observations, row: int, active: Flags) -> tuple[int, float] | None:

@@ -611,3 +611,19 @@ def test_loaders_of_neighbours_that_take_as_long_speak_for_their_host(job, neigh
     assert any("other ranks of its host" in one for one in found.evidence) == (
         owner is Owner.UNDECIDED
     )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "named"), [((4,), {4}), ((4, 9), set())], ids=["one host", "two hosts"]
+)
+def test_loaders_of_several_hosts_that_pause_are_rather_their_storage(job, ranks, named):
+    pauses = ((4, 8, 10, 15, 19), (5, 9, 12, 16, 20))
+    hits = dict(zip(ranks, pauses, strict=False))
+
+    def loading(slot):
+        is_hit = slot.iteration in hits.get(slot.rank, ()) and slot.microbatch == 0
+        return 60.0 if is_hit else 0.5
+
+    report = job(layout=Layout(dp=16), hosts=8, loading_ms=loading).report()
+    blamed = {rank for one in report.findings if one.owner is Owner.NODE for rank in one.ranks}
+    assert blamed & set(ranks) == named

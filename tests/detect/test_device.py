@@ -227,3 +227,18 @@ def test_an_optimizer_that_is_slower_by_far_more_waits_inside(job, optimizer, ow
     assert [(one.ranks, one.owner) for one in report.findings if one.cause == Cause.COMPUTE] == [
         ((3,), owner)
     ]
+
+
+@pytest.mark.parametrize(
+    ("of_mate", "named"), [(1.04, set()), (1.005, {(6,)})], ids=["alike", "one alone"]
+)
+def test_of_a_group_that_is_slow_alike_one_rank_at_most_is_the_reason(job, of_mate, named):
+    """All ranks of a TP group wait for each other, unseen; the optimizers of two are slower."""
+
+    def waits(slot):
+        if slot.name == "optimizer":
+            return {6: 1.045, 5: of_mate}.get(slot.rank, 1.0)
+        return 1.3 if slot.rank in range(4, 8) else 1.0
+
+    found = owners(job(layout=Layout(tp=4, dp=4), work=waits).report())
+    assert {ranks for ranks, (_, owner) in found.items() if owner == Owner.NODE} == named
