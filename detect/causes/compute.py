@@ -22,6 +22,7 @@ from detect.causes.device import (
     GPU_ADVICE,
     host_advice,
     is_isolated,
+    lookups_follow,
     mates_of,
     not_shown,
     optimizer_shows,
@@ -408,8 +409,10 @@ def _by_one_peer(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decis
 def _by_its_peers(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision:
     """Blame the node where the other ranks show it, or where longer data are not the reason."""
     seen, row = inquiry.seen, slow.suspect.row
-    optimizer = found.optimizer[:, slow.suspect.course.active]
-    doubt = not_shown(seen, optimizer, effects_beside(seen, found, slow), row)
+    active = slow.suspect.course.active
+    more_tokens = lookups_follow(seen, found.slow_rows, row, active)
+    effects = effects_beside(seen, found, slow)
+    doubt = not_shown(seen, found.optimizer[:, active], effects, row, more_tokens=more_tokens)
     if doubt is None:
         return Decision(True, "")
     if alone := _alone_of_its_group(seen, found, slow):

@@ -91,17 +91,21 @@ class Slowness:
         return bool(self.attention[row] >= PAIRS.agrees_share * self.effects[row])
 
 
-def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> str | None:
+def not_shown(
+    seen: Observations, optimizer: Floats, passes: Slowness, row: int, *, more_tokens: bool
+) -> str | None:
     """Return why the slowness of `row` is not shown to be its device's, None where it is.
 
     `optimizer` (row, iteration) is the optimizer step's log time less that of the row's peers, in
-    the iterations in which the row is slow.
+    the iterations in which the row is slow. `more_tokens` says that its lookups follow
+    (`lookups_follow`): then a slow device slows its optimizer by as much as them.
     """
     effect, no_experts = float(passes.effects[row]), passes.is_beyond_experts(row)
     has_experts = seen.members.layout.ep > 1 and not no_experts
     # tokens routed to its experts may explain the passes, and an ordinary difference of chips a
     # small share in the optimizer: so a larger share must show
     share = DEVICE.optimizer_share_of_experts if has_experts else DEVICE.optimizer_share
+    share = PAIRS.agrees_share if more_tokens else share
     shows = optimizer_shows(optimizer, passes, row, share)
     shows &= not _waits(seen, optimizer, passes, row)
     shows &= not _is_replicas(seen, optimizer, passes, row)
@@ -270,6 +274,20 @@ def spares_lookups(
         return ""
     slowest = float(np.exp(max(most)))
     return SPARES_LOOKUPS.format(dense=times(float(np.exp(level))), lookups=times(slowest))
+
+
+def lookups_follow(seen: Observations, excluded: Flags, row: int, active: Flags) -> bool:
+    """Return whether the row's lookups are slower by about as much as its products of matrices, as
+    more tokens would make them. For the arguments see `spares_lookups`.
+    """
+    groups = stage_groups(seen.members)
+    if seen.tokenwise is None:
+        return False
+    dense = over_others(seen.tokenwise.dense_ns, groups, excluded)[:, active]
+    level = float(robust.centre(dense[row]))
+    lookups = _lookups_over(seen, groups, excluded, row, active)
+    least = min((float(robust.centre(over[row])) for over in lookups), default=-np.inf)
+    return level > 0.0 and least >= DEVICE.alike_share * level
 
 
 def stands_out_by_lookups(

@@ -242,3 +242,23 @@ def test_of_a_group_that_is_slow_alike_one_rank_at_most_is_the_reason(job, of_ma
 
     found = owners(job(layout=Layout(tp=4, dp=4), work=waits).report())
     assert {ranks for ranks, (_, owner) in found.items() if owner == Owner.NODE} == named
+
+
+@pytest.mark.parametrize(
+    ("lookups", "optimizer", "owner"),
+    [(1.3, 1.06, Owner.UNDECIDED), (1.3, 1.3, Owner.NODE), (1.1, 1.06, Owner.NODE)],
+    ids=["more tokens", "slow in everything", "a low clock"],
+)
+def test_where_lookups_follow_an_optimizer_has_to_be_slower_by_as_much(
+    job, lookups, optimizer, owner
+):
+    """A replica with 1.3 times the tokens, whose optimizer is slower by chance."""
+
+    def work(slot):
+        if slot.rank != 3:
+            return 1.0
+        return optimizer if slot.name == "optimizer" else 1.3
+
+    seen = observe(job(layout=Layout(dp=8), work=work).timeline())
+    found = owners(judge(tokenwise(seen, dense=1.3, lookups=lookups), DetectorSettings()))
+    assert found == {(3,): (Cause.COMPUTE, owner)}
