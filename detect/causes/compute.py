@@ -410,7 +410,8 @@ def _by_its_peers(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Deci
     """Blame the node where the other ranks show it, or where longer data are not the reason."""
     seen, row = inquiry.seen, slow.suspect.row
     active = slow.suspect.course.active
-    more_tokens = lookups_follow(seen, found.slow_rows, row, active)
+    effect = slow.suspect.course.effect
+    more_tokens = lookups_follow(seen, found.slow_rows, row, active, effect)
     effects = effects_beside(seen, found, slow)
     doubt = not_shown(seen, found.optimizer[:, active], effects, row, more_tokens=more_tokens)
     if doubt is None:

@@ -276,9 +276,11 @@ def spares_lookups(
     return SPARES_LOOKUPS.format(dense=times(float(np.exp(level))), lookups=times(slowest))
 
 
-def lookups_follow(seen: Observations, excluded: Flags, row: int, active: Flags) -> bool:
-    """Return whether the row's lookups are slower by about as much as its products of matrices, as
-    more tokens would make them. For the arguments see `spares_lookups`.
+def lookups_follow(
+    seen: Observations, excluded: Flags, row: int, active: Flags, effect: float
+) -> bool:
+    """Return whether the row's products of matrices are slow by about `effect`, and its lookups by
+    about as much, as more tokens would make them. For the arguments see `spares_lookups`.
     """
     groups = stage_groups(seen.members)
     if seen.tokenwise is None:
@@ -287,7 +289,7 @@ def lookups_follow(seen: Observations, excluded: Flags, row: int, active: Flags)
     level = float(robust.centre(dense[row]))
     lookups = _lookups_over(seen, groups, excluded, row, active)
     least = min((float(robust.centre(over[row])) for over in lookups), default=-np.inf)
-    return level > 0.0 and least >= DEVICE.alike_share * level
+    return level >= PAIRS.agrees_share * effect and least >= DEVICE.alike_share * level
 
 
 def stands_out_by_lookups(
