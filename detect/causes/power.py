@@ -13,11 +13,11 @@ ranks that were tried are found; a second factor says from where on all of them 
     rank 5          undecided  named           so 1.041 is found, and 1.055 named
 
 A device that computes slower by a factor takes that much longer in its passes, and a quarter of it
-in the optimizer, which is bound by memory (`POWER.optimizer_share`). Where the communication of the
-device's TP or EP group is not in the trace, its mates wait for it inside their passes: the mates'
-passes become longer by as much as it becomes slower than the slowest of them. Where the
-communication of TP groups is in the trace in only one phase, the times themselves tell: mates that
-wait for each other differ by next to nothing.
+in the optimizer and in lookups, which are bound by memory (`POWER.optimizer_share`). Where the
+communication of the device's TP or EP group is not in the trace, its mates wait for it inside their
+passes: the mates' passes become longer by as much as it becomes slower than the slowest of them.
+Where the communication of TP groups is in the trace in only one phase, the times themselves tell:
+mates that wait for each other differ by next to nothing.
 
     forward    mates differ by 0.5 %      backward    by 0.05 %: they wait in it
 
@@ -45,7 +45,14 @@ from functools import partial
 import numpy as np
 
 from detect.causes.finding import Inquiry
-from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
+from detect.observe.observations import (
+    BACKWARD,
+    FORWARD,
+    Members,
+    Observations,
+    Tokenwise,
+    Work,
+)
 from detect.report import Owner
 from detect.stats import robust
 from detect.stats.residuals import Residuals, deviations, stage_groups
@@ -188,7 +195,16 @@ def _slowed(seen: Observations, together: _Together, row: int, effect: float) ->
         layers=layers,
         optimizer_ns=optimizer,
         beside_ns=beside_ns,
+        tokenwise=None if seen.tokenwise is None else _slowed_parts(seen.tokenwise, row, effect),
     )
+
+
+def _slowed_parts(parts: Tokenwise, row: int, effect: float) -> Tokenwise:
+    """Return what takes time by tokens with one row's products slower, and by less its lookups."""
+    dense_ns, lookups_ns = parts.dense_ns.copy(), parts.lookups_ns.copy()
+    dense_ns[row] *= np.exp(effect)
+    lookups_ns[row] *= np.exp(POWER.optimizer_share * effect)
+    return Tokenwise(dense_ns=dense_ns, lookups_ns=lookups_ns)
 
 
 @dataclass(frozen=True)
