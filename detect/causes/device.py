@@ -259,16 +259,12 @@ def spares_lookups(
     the peers', the embedding, 210 us, 1.08 times. A replica with 1.12 times the tokens shows 1.12
     in both; one whose documents are longer, in as many tokens, 1.00 in both and 1.16 in attention.
     """
-    parts, groups = seen.tokenwise, stage_groups(seen.members)
-    if parts is None:
-        return ""
-    dense = over_others(parts.dense_ns, groups, excluded)[:, active]
-    level = float(robust.centre(dense[row]))
+    level = _slower_products(seen, excluded, row, active)
     if not level >= PAIRS.agrees_share * effect:
         return ""
     most = [
         float(robust.centre(over[row])) + DEVICE.sure_sigmas * _level_error(over, excluded, row)
-        for over in _lookups_over(seen, groups, excluded, row, active)
+        for over in _lookups_over(seen, stage_groups(seen.members), excluded, row, active)
     ]
     if not most or not max(most) < PAIRS.agrees_share * level:
         return ""
@@ -282,12 +278,8 @@ def lookups_follow(
     """Return whether the row's products of matrices are slow by about `effect`, and its lookups by
     about as much, as more tokens would make them. For the arguments see `spares_lookups`.
     """
-    groups = stage_groups(seen.members)
-    if seen.tokenwise is None:
-        return False
-    dense = over_others(seen.tokenwise.dense_ns, groups, excluded)[:, active]
-    level = float(robust.centre(dense[row]))
-    lookups = _lookups_over(seen, groups, excluded, row, active)
+    level = _slower_products(seen, excluded, row, active)
+    lookups = _lookups_over(seen, stage_groups(seen.members), excluded, row, active)
     least = min((float(robust.centre(over[row])) for over in lookups), default=-np.inf)
     return level >= PAIRS.agrees_share * effect and least >= DEVICE.alike_share * level
 
@@ -320,6 +312,16 @@ def stands_out_by_lookups(
             return ""
         levels.append(own)
     return OF_GROUP_BY_LOOKUPS.format(times=times(float(np.exp(min(levels))))) if levels else ""
+
+
+def _slower_products(seen: Observations, excluded: Flags, row: int, active: Flags) -> float:
+    """Return by how much the row's products of matrices are slower than those of the others of its
+    stage, log; NaN where none were recorded.
+    """
+    if seen.tokenwise is None:
+        return np.nan
+    over = over_others(seen.tokenwise.dense_ns, stage_groups(seen.members), excluded)[:, active]
+    return float(robust.centre(over[row]))
 
 
 def _lookups_over(
@@ -355,13 +357,12 @@ def shares_its_memory(seen: Observations, excluded: Flags, row: int, active: Fla
     if seen.boundness is None or seen.members.layout.ep > 1:
         return ""
     over = deviations(seen.boundness.memory, stage_groups(seen.members), excluded)[:, active]
-    own = over[row]
-    known = np.isfinite(own)
-    if not known.any():
+    own, sound = over[row], np.abs(over[~excluded])
+    known, known_sound = np.isfinite(own), np.isfinite(sound)
+    if not known.any() or not known_sound.any():
         return ""
     high = float(np.quantile(own[known], DEVICE.slow_parts_quantile))
-    sound = np.abs(over[~excluded])
-    noise = float(np.quantile(sound[np.isfinite(sound)], DEVICE.slow_parts_quantile))
+    noise = float(np.quantile(sound[known_sound], DEVICE.slow_parts_quantile))
     quick, slow = own < DEVICE.quick_part_share * high, own > PAIRS.agrees_share * high
     least = DEVICE.least_parts_share * known.sum(axis=1)
     is_divided = (quick.sum(axis=1) >= least) & (slow.sum(axis=1) >= least)
