@@ -61,8 +61,7 @@ from detect.observe.observations import (
 )
 from detect.report import Owner
 from detect.stats import robust
-from detect.stats.residuals import deviations, stage_groups
-from detect.stats.robust import Usual, estimate_noise
+from detect.stats.residuals import Usual, deviations, estimate_noise, stage_groups
 from detect.text import milliseconds, times
 from detect.thresholds import COMPUTE, DEVICE, KERNELS, PAIRS, READINGS
 from megascan.arrays import Flags, Floats, Integers

@@ -69,7 +69,7 @@ from detect.causes.finding import (
 from detect.observe.observations import Members, Observations, Transfers
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.robust import t_tail
+from detect.stats.residuals import t_tail
 from detect.stats.search import Course, interval_of_ratio
 from detect.text import counted, milliseconds, percent, ranks_of, times
 from detect.thresholds import BURSTS, CHANGES, EVERYWHERE, LINKS, NETWORKS, POWER, SEARCH

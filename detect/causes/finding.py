@@ -35,7 +35,8 @@ import numpy as np
 
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
-from detect.stats.robust import Noise, ordinary
+from detect.stats.residuals import Noise
+from detect.stats.robust import ordinary
 from detect.stats.search import Course, least_beyond_bursts
 from detect.text import HIDES, NOT_SHOWN, confidence, percent
 from detect.thresholds import COSTS, ORDINARY, PAIRS, POWER, DetectorSettings

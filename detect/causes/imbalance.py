@@ -39,8 +39,7 @@ from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_findi
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import data_effects, deviations, stage_groups
-from detect.stats.robust import rank_correlation, t_tail
+from detect.stats.residuals import data_effects, deviations, rank_correlation, stage_groups, t_tail
 from detect.stats.search import interval_of_ratio
 from detect.text import counted, milliseconds, percent, times
 from detect.thresholds import COMPUTE, IMBALANCE, SEARCH

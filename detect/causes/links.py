@@ -30,7 +30,7 @@ from detect.observe.observations import Members, Observations, Transfers
 from detect.observe.transfers import bus_factor, log_residuals, usual_total
 from detect.report import Cause, ClockAgreement, Finding, Owner
 from detect.stats import robust
-from detect.stats.robust import Usual
+from detect.stats.residuals import Usual
 from detect.stats.search import Course, SearchTask, Suspect, interval_of_ratio, search
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds import LINKS, NETWORKS, ORDINARY, STARVATION

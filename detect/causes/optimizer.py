@@ -45,8 +45,7 @@ from detect.causes.launching import stands_still, waits_for_launches
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import compare_within, stage_groups
-from detect.stats.robust import Usual
+from detect.stats.residuals import Usual, compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds import COMPUTE, OCCUPANCY, OPTIMIZER

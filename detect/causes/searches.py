@@ -29,14 +29,15 @@ from detect.observe.observations import BACKWARD, FORWARD, Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import (
+    Noise,
     Residuals,
+    Usual,
     compare_within,
     data_of,
     deviations,
     peer_groups,
     stage_groups,
 )
-from detect.stats.robust import Noise, Usual
 from detect.stats.search import Course, SearchTask, Suspect, episodes_of, search
 from detect.text import counted, milliseconds, percent, subject_of
 from detect.thresholds import BURSTS, LOSSES, POWER, SEARCH, DetectorSettings

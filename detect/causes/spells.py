@@ -38,7 +38,7 @@ from detect.causes.searches import ADVICE
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.robust import t_tail
+from detect.stats.residuals import t_tail
 from detect.stats.search import Course, episodes_of, interval_of_ratio
 from detect.text import counted, subject_of, times
 from detect.thresholds import COMPUTE, SPELLS

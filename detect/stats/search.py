@@ -54,7 +54,7 @@ import numpy as np
 from scipy import special
 
 from detect.stats import robust
-from detect.stats.robust import Noise, Usual, estimate_noise
+from detect.stats.residuals import Noise, Usual, estimate_noise
 from detect.thresholds import PERSISTENCE, ROBUST, SEARCH, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers, mask_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detect import Owner
-from detect.stats.robust import Usual, estimate_noise
+from detect.stats.residuals import Usual, estimate_noise
 from detect.stats.search import scattered_stretches
 from megascan.topology import Layout
 

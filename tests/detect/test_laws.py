@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from detect.stats.robust import rank_correlation, t_tail
+from detect.stats.residuals import rank_correlation, t_tail
 
 
 def test_tail_of_students_law():

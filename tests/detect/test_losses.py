@@ -22,7 +22,7 @@ from detect.causes.searches import OF_PLACE, Loss, _Lost, _without_overlap, load
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import cut
-from detect.stats.robust import Usual
+from detect.stats.residuals import Usual
 from detect.stats.search import SearchTask
 from detect.text import render_text
 from megascan.topology import Layout
