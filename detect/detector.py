@@ -71,20 +71,22 @@ if TYPE_CHECKING:
 
 def _search_memory(inquiry: Inquiry) -> Answer:
     """Search slow device memory in a profile of GPUs: only there kernels tell what bounds them."""
-    if inquiry.seen.boundness is None:
+    kinds = inquiry.seen.boundness
+    if kinds is None:
         return Answer()
     from detect.causes.memory import search_memory
 
-    return search_memory(inquiry)
+    return search_memory(inquiry, kinds)
 
 
 def _search_spells(inquiry: Inquiry) -> Answer:
     """Search devices that are slow in few iterations of a profile, kernel by kernel."""
-    if inquiry.seen.history is None:
+    history = inquiry.seen.history
+    if history is None:
         return Answer()
     from detect.causes.spells import search_spells
 
-    return search_spells(inquiry)
+    return search_spells(inquiry, history)
 
 
 def _search_corruption(inquiry: Inquiry) -> Answer:

@@ -73,13 +73,13 @@ from detect.causes.launching import (
 )
 from detect.causes.searches import (
     ADVICE,
+    LOADING_AXES,
     OF_FIRST,
     OF_GROUP,
     OF_PLACE,
     averaged,
     load_as_long,
     loading_of,
-    loading_places,
     loses_as_its_place,
     mates_that_load,
     others_load_as_long,
@@ -376,10 +376,11 @@ def _off_quiet(value: Floats) -> tuple[Floats, float]:
 
 
 def _places(seen: Observations) -> Integers:
-    """Return `loading_places`, with one number for all ranks of the job's only TP group if each of
-    them loads for itself.
+    """Return a number for each row, (row,): equal if rows load the same (`LOADING_AXES`).
+
+    All ranks of the job's only TP group get one number if each of them loads for itself.
     """
-    number = loading_places(seen.members)
+    number = seen.members.numbered(*LOADING_AXES)
     mates = mates_that_load(seen)
     if mates is not None:
         number[mates] = number[mates[0]]
@@ -498,16 +499,14 @@ def _waits_beside(seen: Observations, burst: Burst) -> str:
     stage = seen.members.stage
     own = mask_of([burst.row], len(stage))
     others = burst.others & (stage == stage[burst.row])
-    effect = float(np.log1p(burst.excess[burst.hits]).mean())
-    return waits_beside(seen, own, others, burst.hits, effect)
+    return waits_beside(seen, own, others, burst.hits, burst.effect)
 
 
 def _spares_lookups(seen: Observations, burst: Burst) -> bool:
     """Return whether the row's products of matrices are slow in its bursts, and what moves memory
     for each token is not: no data look like this.
     """
-    effect = float(np.log1p(burst.excess[burst.hits]).mean())
-    return bool(spares_lookups(seen, ~burst.others, burst.row, burst.hits, effect))
+    return bool(spares_lookups(seen, ~burst.others, burst.row, burst.hits, burst.effect))
 
 
 def _others_spare_the_data(seen: Observations, burst: Burst) -> bool:
@@ -583,8 +582,7 @@ def _shows_in_attention(seen: Observations, burst: Burst) -> bool:
     if over is None or burst.hits.all():
         return False
     change = robust.mean(over[burst.row][burst.hits]) - robust.median(over[burst.row][~burst.hits])
-    size = float(np.log1p(burst.excess[burst.hits]).mean())
-    return bool(change >= PAIRS.agrees_share * size)
+    return bool(change >= PAIRS.agrees_share * burst.effect)
 
 
 def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> tuple[str, ...]:

@@ -296,8 +296,7 @@ def stands_out_by_lookups(
     """
     members = seen.members
     mates = mates_of(members, row)
-    place = np.stack([members.stage, members.place["tp"], members.place["cp"]])
-    number = np.unique(place, axis=1, return_inverse=True)[1].reshape(-1)
+    number = members.numbered("pp", "tp", "cp")
     groups = [np.flatnonzero(number == one) for one in np.unique(number)]
     if seen.tokenwise is None or not len(mates):
         return ""

@@ -72,6 +72,11 @@ class Burst:
     is_noise: bool = False
     """Whether other rows, of the stage or of all, have hits so often that this may be noise."""
 
+    @property
+    def effect(self) -> float:
+        """Return the mean slowdown of its hits, log."""
+        return float(np.log1p(self.excess[self.hits]).mean())
+
 
 def half_width(values: Floats) -> tuple[float, float]:
     """Return how far the densest half of the values reaches, and its mean."""

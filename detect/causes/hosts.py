@@ -54,7 +54,6 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
-    rows_of_findings,
 )
 from detect.causes.launching import is_host_bound
 from detect.causes.searches import load_as_long, loading_of
@@ -226,9 +225,7 @@ def _judge(inquiry: Inquiry, sides: Sides, num_hosts: int) -> SlowHost | None:
 
 def _waits_for_a_named_mate(inquiry: Inquiry, sides: Sides) -> bool:
     """Return whether the host is one TP group of which a rank is named as slow: all wait for it."""
-    slow = [one for one in inquiry.found if one.cause is Cause.COMPUTE and one.owner is Owner.NODE]
-    named = rows_of_findings(sides.seen.members, slow)
-    return sides.is_one_group() and bool(named[sides.own].any())
+    return sides.is_one_group() and bool(inquiry.named_for(Cause.COMPUTE)[sides.own].any())
 
 
 def _by_launching(
@@ -338,9 +335,8 @@ def _are_named_one_by_one(inquiry: Inquiry, sides: Sides, cause: Cause) -> bool:
     """Return whether most of the host's ranks are named for the same cause, each beside its own
     peers: then no noise of two hosts, and no storage of both, is the reason.
     """
-    of_cause = [one for one in inquiry.found if one.owner is Owner.NODE and one.cause is cause]
-    named = rows_of_findings(sides.seen.members, of_cause)
-    return float(np.mean(named[sides.own])) >= HOSTS.most_of_host_share
+    named = inquiry.named_for(cause)[sides.own]
+    return float(np.mean(named)) >= HOSTS.most_of_host_share
 
 
 def _is_noisier_of_two(sides: Sides, tests: Mapping[str, HostTest], test: HostTest) -> bool:

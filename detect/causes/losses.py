@@ -34,7 +34,6 @@ from detect.causes.finding import (
     build_finding,
     connection_advice,
     is_costly,
-    rows_of_findings,
     undecided_if_free,
 )
 from detect.causes.launching import (
@@ -343,10 +342,8 @@ def _waits_for_its_replica(inquiry: Inquiry, row: int) -> bool:
     """Return whether another stage of the row's replica is named as a slow device: the row waits
     for it, and its gaps may hold what the trace does not show of that.
     """
-    slow = [one for one in inquiry.found if one.cause is Cause.COMPUTE and one.owner is Owner.NODE]
-    members = inquiry.seen.members
-    named = rows_of_findings(members, slow)
-    return bool((named & members.other_stages(row)).any())
+    others = inquiry.seen.members.other_stages(row)
+    return bool((inquiry.named_for(Cause.COMPUTE) & others).any())
 
 
 def _refills_its_queue(seen: Observations, suspect: Suspect) -> bool:

@@ -171,10 +171,10 @@ def _evidence(seen: Observations, kinds: Boundness, slow: _SlowMemory) -> tuple[
     return (*facts, OTHER_STAGES if alone else UNCONFIRMED)
 
 
-def search_memory(inquiry: Inquiry) -> Answer:
+def search_memory(inquiry: Inquiry, kinds: Boundness) -> Answer:
     """Compare what kernels bound by memory take, where a profile tells them from the others."""
-    seen, kinds = inquiry.seen, inquiry.seen.boundness
-    if kinds is None or len(seen.members) < 2:
+    seen = inquiry.seen
+    if len(seen.members) < 2:
         return Answer()
     slow = [
         one for one in slow_memories(inquiry, kinds)

@@ -48,7 +48,6 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
-    rows_of_findings,
 )
 from detect.causes.hits import (
     FEW,
@@ -60,7 +59,7 @@ from detect.causes.hits import (
     lost_share,
     over_own_level,
 )
-from detect.causes.searches import ADVICE, load_as_long, loading_of, loading_places
+from detect.causes.searches import ADVICE, LOADING_AXES, load_as_long, loading_of
 from detect.observe.observations import BACKWARD, Members, Observations, Work, cut
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -371,7 +370,7 @@ class _LoadingHost:
 def _loading_hosts(seen: Observations, rate: float) -> Iterator[_LoadingHost]:
     """Yield the hosts all of whose loaders take far longer than those of other hosts."""
     loading, members = loading_of(seen), seen.members
-    hosts, place = np.array(members.hosts), loading_places(members)
+    hosts, place = np.array(members.hosts), members.numbered(*LOADING_AXES)
     step_ns = float(np.median(seen.iteration_ns))
     least_ns = BURSTS.margin_share * step_ns
     long_there = np.unique(place[(np.nan_to_num(loading) > least_ns).any(axis=1)])
@@ -412,7 +411,6 @@ def _finding_of_loading(seen: Observations, slow: _LoadingHost) -> Finding:
     members, loading = seen.members, loading_of(seen)
     ranks, share = members.ranks_of(slow.rows), float(slow.lost.mean())
     own_ns, others_ns = (float(np.nanmedian(loading[rows])) for rows in (slow.loaders, slow.others))
-    every = np.ones(len(slow.lost), dtype=bool)
     error = float(np.std(slow.lost, ddof=1)) / float(np.sqrt(len(slow.lost)))
     reach = SEARCH.interval_sigmas * error
     return build_finding(
@@ -424,7 +422,7 @@ def _finding_of_loading(seen: Observations, slow: _LoadingHost) -> Finding:
             owner=Owner.NODE,
             slowdown=1.0 + share,
             interval=(1.0 + max(0.0, share - reach), 1.0 + share + reach),
-            course=Course(every, share, error, 1.0, ((0, len(every) - 1),)),
+            course=Course.of(np.ones(len(slow.lost), dtype=bool), share, error),
             q_value=slow.q_value,
             num_peers=len(slow.others),
             saved_ns=slow.lost * float(np.median(seen.iteration_ns)),
@@ -445,12 +443,10 @@ def _finding_of_loading(seen: Observations, slow: _LoadingHost) -> Finding:
 
 def _search_loading(inquiry: Inquiry) -> Answer:
     seen = inquiry.seen
-    if seen.members.device_kind == "cpu" or Cause.LOADER not in seen.lost_ns:
+    is_known = Cause.LOADER in seen.lost_ns and len(seen.iterations) > 0
+    if seen.members.device_kind == "cpu" or not is_known:
         return Answer()
-    if not len(seen.iterations):
-        return Answer()
-    of_loaders = [one for one in inquiry.found if one.cause is Cause.LOADER]
-    known = rows_of_findings(seen.members, (one for one in of_loaders if one.owner is Owner.NODE))
+    known = inquiry.named_for(Cause.LOADER)
     found = _loading_hosts(seen, inquiry.settings.false_discovery_rate)
     slow = [one for one in found if not known[one.loaders].all()]
     named = {rank for one in slow for rank in seen.members.ranks_of(one.rows)}

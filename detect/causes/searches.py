@@ -499,10 +499,8 @@ def loading_of(seen: Observations) -> Floats:
     return seen.lost(Cause.LOADER) if seen.loading_ns is None else seen.loading_ns
 
 
-def loading_places(members: Members) -> Integers:
-    """Return a number for each row's stage and TP rank, (row,): equal if rows load the same."""
-    place = np.stack([members.stage, members.place["tp"]])
-    return np.unique(place, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
+LOADING_AXES = ("pp", "tp")
+"""Ranks at the same place on these load the same."""
 
 
 def load_as_long(own_ns: float, others_ns: Floats) -> bool:

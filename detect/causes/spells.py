@@ -185,14 +185,14 @@ def _evidence(spell: _Spell, num_iterations: int, num_slow: int) -> tuple[str, .
     )
 
 
-def search_spells(inquiry: Inquiry) -> Answer:
-    """Compare each rank of a profile with itself, kernel by kernel."""
+def search_spells(inquiry: Inquiry, history: Work) -> Answer:
+    """Compare each rank of a profile with itself, kernel by kernel; `history` is what it ran."""
     seen = inquiry.seen
-    if seen.history is None or seen.members.device_kind == "cpu" or len(seen.members) < 2:
+    if seen.members.device_kind == "cpu" or len(seen.members) < 2:
         return Answer()
     known = inquiry.slow | inquiry.named
     found = [
-        one for one in spells(seen.history, seen.optimizer_ns, known, inquiry.num_tests)
+        one for one in spells(history, seen.optimizer_ns, known, inquiry.num_tests)
         if one.q_value <= inquiry.settings.false_discovery_rate
     ]  # fmt: skip
     slow = mask_of([one.row for one in found], len(known))

@@ -291,7 +291,7 @@ def step_change(iteration_ns: Floats, settings: DetectorSettings) -> StepChange 
     if rise < np.log(CHANGES.least_ratio) or not (is_sure and is_apart):
         return None
     first = int(firsts[place])
-    course = Course(np.arange(length) >= first, rise, error, 1.0, ((first, length - 1),))
+    course = Course.of(np.arange(length) >= first, rise, error)
     return StepChange(course=course, p_value=p_value)
 
 
@@ -336,16 +336,17 @@ def _host_that_lags(seen: Observations, change: StepChange, rate: float) -> _Exp
     return None
 
 
-def _longer_on_one_stage(seen: Observations, change: StepChange) -> _Explanation | None:
+def _longer_on_one_stage(
+    seen: Observations, change: StepChange, rise: Floats
+) -> _Explanation | None:
     """Return the row whose passes alone rose at the change, if other stages compute the same
     microbatches as quickly as before; None where there is none, or a router sends tokens to
-    experts.
+    experts. `rise` (row,) is that of each row's passes at the change, log.
 
     Example: a pipeline of four ranks. Since iteration 21 the passes of the last one take 1.50 times
     as long, those of the others 1.00 times, and the step 1.29 times.
     """
     members = seen.members
-    rise = np.nan_to_num(change.rise(robust.median(seen.work.log_ns, axis=2)))
     row = int(np.argmax(rise))
     same_data = members.other_stages(row)
     elsewhere = float(np.delete(rise, row).max(initial=0.0))
@@ -374,8 +375,13 @@ def _longer_on_one_stage(seen: Observations, change: StepChange) -> _Explanation
 
 
 def _longer_passes(seen: Observations, change: StepChange) -> _Explanation | None:
-    """Return the ranks whose passes rose by half of the step's rise or more at the change."""
+    """Return whose passes rose at the change: those of one stage alone, or of several ranks."""
     rise = np.nan_to_num(change.rise(robust.median(seen.work.log_ns, axis=2)))
+    return _longer_on_one_stage(seen, change, rise) or _longer_on_most(seen, change, rise)
+
+
+def _longer_on_most(seen: Observations, change: StepChange, rise: Floats) -> _Explanation | None:
+    """Return the ranks whose passes rose by half of the step's rise or more; `rise` (row,), log."""
     rows = np.flatnonzero(rise >= CHANGES.explains_share * change.course.effect)
     if len(rows) < HOSTS.min_ranks:
         return None
@@ -619,11 +625,7 @@ def _search_changes(inquiry: Inquiry) -> Answer:
         return _search_long(seen)
     rate = inquiry.settings.false_discovery_rate
     # ask for the host first: ranks that wait for it have longer passes
-    why = (
-        _host_that_lags(seen, change, rate)
-        or _longer_on_one_stage(seen, change)
-        or _longer_passes(seen, change)
-    )
+    why = _host_that_lags(seen, change, rate) or _longer_passes(seen, change)
     return Answer(findings=(_change_finding(seen, change, why or _nothing_else(change)),))
 
 

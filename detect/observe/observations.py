@@ -196,7 +196,12 @@ class Members:
     @property
     def tensor_group(self) -> Integers:
         """Return a number for each row's stage and replica: the row's TP (CP, EP) group."""
-        return np.unique(combine(self.replica, self.stage), return_inverse=True)[1]
+        return self.numbered("dp", "pp")
+
+    def numbered(self, *axes: str) -> Integers:
+        """Return a number for each row's place on some axes, (row,): equal on equal places."""
+        places = combine(*(self.place[axis] for axis in axes))
+        return np.unique(places, return_inverse=True)[1]
 
     @cached_property
     def log_for_all(self) -> Flags:

@@ -415,11 +415,10 @@ class Starved:
 
 def starved(index: SpanIndex, rows: Flags) -> Starved:
     """Count the operations that the host launched only just in time."""
-    known = numbers(index.table, "launch_ns")[rows] != NOT_APPLICABLE
-    cell, just_in_time = index.cell[rows][known], launched_just_in_time(index, rows)[known]
-    late = np.bincount(cell, weights=just_in_time, minlength=index.num_cells)
-    count = np.bincount(cell, minlength=index.num_cells)
-    return Starved(np.asarray(late.reshape(index.shape), np.float64), count.reshape(index.shape))
+    launched = rows & (numbers(index.table, "launch_ns") != NOT_APPLICABLE)
+    late = index.sums(launched, launched_just_in_time(index, launched).astype(np.float64))
+    count = np.bincount(index.cell[launched], minlength=index.num_cells)
+    return Starved(late, count.reshape(index.shape))
 
 
 def launched_just_in_time(index: SpanIndex, rows: Flags) -> Flags:

@@ -319,7 +319,7 @@ def clearest_split(
     first, rise, error = place + least, float(rises[place]), float(errors[place])
     p_value = float(special.stdtr(length - 2.0, -rise / error)) * len(parts)
     active = np.arange(length) >= first
-    return Course(active, rise, error, 1.0, ((first, length - 1),)), p_value
+    return Course.of(active, rise, error), p_value
 
 
 def since_it_began(series: Floats, name: str, settings: DetectorSettings) -> Course | None:

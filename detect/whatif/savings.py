@@ -404,6 +404,11 @@ def _holds_compute(replay: Replay) -> bool:
     return any(node.is_local and node.optype not in UNSEEN_WAITS for node in replay.graph.nodes)
 
 
+def _gaps(replay: Replay) -> Flags:
+    """Flag the nodes that stand for a rank's time between spans, (node,)."""
+    return np.array([node.optype == HOST for node in replay.graph.nodes])
+
+
 def _gaps_hold(replay: Replay, ranks: tuple[int, ...], during: Flags, lost_ns: float) -> bool:
     """Return whether the time of `ranks` between spans exceeds that of the others by a good part of
     `lost_ns`, which they are known to lose there in an iteration.
@@ -411,8 +416,7 @@ def _gaps_hold(replay: Replay, ranks: tuple[int, ...], during: Flags, lost_ns: f
     Example: a profile of DDP. Rank 0 loses 370 ms to its host, beside an all-reduce that is under
     way for 390; in the graph all ranks have 40 ms between spans.
     """
-    gaps = np.array([node.optype == HOST for node in replay.graph.nodes])
-    sums_s = _time_by_rank(replay, gaps)[:, :, during].mean(axis=-1)  # (stage, lane)
+    sums_s = _time_by_rank(replay, _gaps(replay))[:, :, during].mean(axis=-1)  # (stage, lane)
     own = replay.mask(ranks)
     if not own.any() or own.all():
         return True
@@ -427,8 +431,7 @@ def _hidden_wait(replay: Replay, ranks: tuple[int, ...], during: Flags) -> float
     The median over a stage's ranks counts: if they wait between spans, all of them do, while one
     rank alone may have gaps for reasons of its own.
     """
-    stage = replay.graph.stage
-    gaps = np.array([node.optype == HOST for node in replay.graph.nodes])
+    stage, gaps = replay.graph.stage, _gaps(replay)
     others = ~np.isin(replay.ranks, ranks)  # (stage, lane)
     steps = ordinary(replay.traced_s, during)
     step_s = float(replay.traced_s[steps].mean())
