@@ -933,6 +933,11 @@ class _Bursts:
         "that pauses inside passes last on the mean where microbatches vary in length, as what a "
         "pass takes beside its layers does then",
     )  # fmt: skip
+    elsewhere_share: float = limit(
+        0.1, "share of the rate", Origin.BENCHMARK,
+        "of a row's pauses that all others may have before noise may be the reason: sound ranks of "
+        "a noisy job had 7 times the rate of the others, faults 14 times and more",
+    )  # fmt: skip
     others_share: float = limit(
         1.0 / 3.0, "share of the rate", Origin.CONVENTION,
         "of a row's hits that the others may have for the pauses to be the row's alone",
@@ -1097,6 +1102,15 @@ class _Links:
     late_launch_ns: float = limit(
         100_000.0, "ns a transfer", Origin.PHYSICS,
         "lost where an end's device waits for its host: some launches of ten microseconds each",
+    )  # fmt: skip
+    as_long_share: float = limit(
+        0.75, "share of the effect", Origin.CONVENTION,
+        "that an equal connection's transfer loses if it takes as long as a slow one's",
+    )  # fmt: skip
+    shared_share: float = limit(
+        0.1, "share of the transfers", Origin.BENCHMARK,
+        "of equal connections that take as long now and then, from which on a port that they share "
+        "may be the reason: 0.18 where pairs of sound ranks shared a NIC, next to 0 elsewhere",
     )  # fmt: skip
     cpu_min_slowdown: float = limit(
         1.5, "ratio", Origin.PHYSICS, "on the CPU a transfer is mostly the system's scheduling"

@@ -120,6 +120,10 @@ OTHERS_TOO = (
     "its peers have such passes in iterations of their own, if in fewer: noise that comes to "
     "everybody may be the reason as well"
 )
+PAUSES_ELSEWHERE = (
+    "other ranks stand still for as long now and then, if in fewer iterations: noise that comes to "
+    "everybody, and to some more often, may be the reason as well"
+)
 WRITES = (
     "the job's first rank alone writes checkpoints, logs and evaluations in most trainers, which "
     "would stop it in the same way: look at what the loop does in these iterations first"
@@ -446,8 +450,7 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
             advice=ADVICE[cause],
         ),
     )
-    usual = burst.other_hits / max(int(burst.others.sum()) * num_iterations, 1)
-    is_usual = cause == Cause.COMPUTE and usual >= BURSTS.usual_share
+    is_usual = cause == Cause.COMPUTE and burst.usual_rate >= BURSTS.usual_share
     return undecided_if_free(finding, NOBODY_WAITS, is_estimated=is_usual)
 
 
@@ -458,6 +461,8 @@ def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owne
         owner, *why = starved
         if not burst.is_sure:
             owner, why = Owner.UNDECIDED, [*why, FEW]
+        elif owner is Owner.NODE and _may_write(seen, burst):
+            owner, why = Owner.UNDECIDED, [*why, WRITES]
         return Cause.HOST, owner, tuple(why)
     doubt = _doubt(seen, burst, cause)
     owner = Owner.JOB if cause == Cause.GC else Owner.NODE
@@ -538,8 +543,7 @@ def _stands_idle(seen: Observations, burst: Burst) -> bool:
 
 
 def _doubt_of_loader(seen: Observations, burst: Burst) -> tuple[str, ...]:
-    usual = burst.other_hits / max(int(burst.others.sum()) * len(burst.hits), 1)
-    is_shared = usual >= BURSTS.shared_storage_share or _others_pause(seen, burst)
+    is_shared = burst.usual_rate >= BURSTS.shared_storage_share or _others_pause(seen, burst)
     others = np.flatnonzero(burst.others)
     if is_shared or others_load_as_long(seen, burst.row, others, burst.hits):
         return (STORAGE,)
@@ -586,30 +590,38 @@ def _shows_in_attention(seen: Observations, burst: Burst) -> bool:
 
 
 def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> tuple[str, ...]:
-    """Return how launching, or uneven data, may explain what a rank lost to its host; () where they
-    cannot.
+    """Return how launching, noise, or uneven data, may explain what a rank lost to its host; ()
+    where they cannot.
 
-    What a pass takes besides its layers does not follow the layers' length, so longer data may look
-    like stalls. Time between passes does not depend on the data.
+    Time between passes does not depend on the data; what a pass takes besides its layers does.
     """
     stage = seen.members.stage
     row, step_ns = burst.row, float(np.median(seen.iteration_ns))
     share = float(burst.excess[burst.hits].mean())
-    if launches := launches_as_quickly(
-        seen, row, burst.hits, share, least_starved=STARVATION.fed_share
-    ):
-        return (launches,)
-    if loses_as_its_place(seen, row, burst.hits, share * step_ns):
-        return (OF_PLACE,)
-    if _may_write(seen, burst):
-        return (WRITES,)
-    if is_uneven and 0 < int(stage[row]) == int(stage.max()):
-        return (LENGTHS,)
-    stalled = float(np.nan_to_num(seen.stalled_ns[row][burst.hits]).mean()) / step_ns
+    launches = launches_as_quickly(seen, row, burst.hits, share, least_starved=STARVATION.fed_share)
+    reasons = {
+        launches: bool(launches),
+        OF_PLACE: loses_as_its_place(seen, row, burst.hits, share * step_ns),
+        WRITES: _may_write(seen, burst),
+        PAUSES_ELSEWHERE: burst.usual_rate >= BURSTS.elsewhere_share * float(burst.hits.mean()),
+        LENGTHS: is_uneven and 0 < int(stage[row]) == int(stage.max()),
+        LONGER: _stalls_by_its_data(seen, burst, share),
+    }
+    return tuple(reason for reason, holds in reasons.items() if holds)[:1]
+
+
+def _stalls_by_its_data(seen: Observations, burst: Burst, share: float) -> bool:
+    """Return whether longer data may look like the stalls of a row, which lose `share` of the step:
+    they lie in passes, are small, and the microbatches of the job differ.
+
+    What a pass takes besides its layers does not follow the layers' length.
+    """
+    stalled_ns = float(np.nan_to_num(seen.stalled_ns[burst.row][burst.hits]).mean())
+    stalled = stalled_ns / float(np.median(seen.iteration_ns))
     if share >= BURSTS.least_uneven_share or stalled < BURSTS.most_of_host_share * share:
-        return ()
-    spread = float(robust.spread(deviations(seen.work, stage_groups(seen.members), ~burst.others)))
-    return (LONGER,) if spread >= IMBALANCE.min_sequence_spread_log else ()
+        return False
+    spread = robust.spread(deviations(seen.work, stage_groups(seen.members), ~burst.others))
+    return float(spread) >= IMBALANCE.min_sequence_spread_log
 
 
 def _may_write(seen: Observations, burst: Burst) -> bool:

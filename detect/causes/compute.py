@@ -511,7 +511,7 @@ def _as_slow(slow: SlowRow, other: SlowRow) -> bool:
 
 
 def _alone_on_its_stage(seen: Observations, slow: SlowRow) -> Decision:
-    if not slow.suspect.course.active.all():
+    if int((~slow.suspect.course.active).sum()) >= PERSISTENCE.min_normal:
         return Decision(
             True,
             "no other rank shares its stage; against the transformer layers of the other stages it "

@@ -73,6 +73,11 @@ class Burst:
     """Whether other rows, of the stage or of all, have hits so often that this may be noise."""
 
     @property
+    def usual_rate(self) -> float:
+        """Return in what share of their iterations the other rows have hits."""
+        return self.other_hits / max(int(self.others.sum()) * len(self.hits), 1)
+
+    @property
     def effect(self) -> float:
         """Return the mean slowdown of its hits, log."""
         return float(np.log1p(self.excess[self.hits]).mean())

@@ -55,7 +55,7 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
 )
-from detect.causes.launching import is_host_bound
+from detect.causes.launching import WANDERS, is_host_bound
 from detect.causes.searches import load_as_long, loading_of
 from detect.observe.observations import BACKWARD, FORWARD, Observations
 from detect.report import Cause, Finding, Owner
@@ -99,10 +99,6 @@ CHANGED = (
 OF_STORAGE = (
     "loading takes ranks of other hosts as long now and then: storage that all share may be the "
     "reason as well as this host"
-)
-WANDERS = (
-    "it launches slowly in some iterations and hardly slower than others in the rest: load that "
-    "comes and goes, on any host, looks like this in a short window"
 )
 NOISIER = (
     "there is one other host only, which loses a little less: of two hosts one is always the "
@@ -298,6 +294,8 @@ def _by_its_ranks(
     share_found = float(np.mean(inquiry.slow[sides.own]))
     if compute is None or not share_found >= HOSTS.most_of_host_share:
         return None
+    if not _are_slow_in_both_passes(sides):
+        return None
     return _Reason(
         cause=Cause.COMPUTE,
         test=compute,
@@ -484,7 +482,7 @@ def _cause_of_passes(
 ) -> tuple[Cause, HostTest] | None:
     """Blame slower passes on the devices or on starving; None where data may be the reason."""
     compute = _slower_passes(inquiry, sure)
-    if compute is None:
+    if compute is None or not _are_slow_in_both_passes(sides):
         return None
     if _shows_in_devices(sides, compute, sure.get(OPTIMIZER)):
         return Cause.COMPUTE, compute
@@ -564,6 +562,30 @@ def _in_one_pass(sides: Sides) -> bool:
         for part in (layers.log_ns[:, :, layers.phase == one] for one in (FORWARD, BACKWARD))
     )
     return small < LIMITS.one_sided_share * large
+
+
+def _are_slow_in_both_passes(sides: Sides) -> bool:
+    """Return whether most of the host's ranks are slow forward as well as backward, if anything
+    tells both apart.
+
+    Where collectives inside one kind of pass were not recorded, all of a TP group wait in it for
+    the one that is slow. Example: forward 1.46, 1.00, 1.23 and 1.00 times the others' time,
+    backward 1.46, 1.46, 1.23 and 1.23 times: two slow ranks, and not their host.
+    """
+    work, stage = sides.seen.work, sides.seen.members.stage
+    over = np.full((len(stage), 2), np.nan)
+    for one in np.unique(stage[sides.own]):
+        rows, peers = sides.own & (stage == one), sides.control & (stage == one)
+        for column, phase in enumerate((FORWARD, BACKWARD)):
+            passes = work.log_ns[:, :, work.phase == phase]
+            over[rows, column] = robust.median(
+                (passes[rows] - robust.median(passes[peers], axis=0)).reshape(int(rows.sum()), -1),
+                axis=1,
+            )
+    small, large = np.sort(over[sides.own], axis=1).T
+    if not np.isfinite(small).any():
+        return True
+    return float(np.mean(small >= LIMITS.one_sided_share * large)) >= HOSTS.most_of_host_share
 
 
 def _share_their_data(sides: Sides, compute: HostTest) -> bool:

@@ -22,12 +22,18 @@ import numpy as np
 
 from detect.causes.device import draws_more, mates_of
 from detect.causes.finding import ratio_without
+from detect.causes.hits import num_runs
 from detect.observe.observations import Observations
 from detect.report import Cause, Owner
 from detect.stats import robust
 from detect.text import milliseconds
 from detect.thresholds import COSTS, PACE, STARVATION
 from megascan.arrays import Flags, Floats
+
+WANDERS = (
+    "it launches slowly in some iterations and hardly slower than others in the rest: load that "
+    "comes and goes, on any host, looks like this in a short window"
+)
 
 
 def is_host_bound(seen: Observations) -> bool:
@@ -89,6 +95,7 @@ def starvation(
         _doubt(seen, row, num_others=len(others))
         or _prepares_its_passes(seen, row, active)
         or _hardly_slower_host(seen, row, active, STARVATION.slower_share * effect)
+        or (WANDERS if num_runs(active) > 1 else "")
     )
     if not len(others) and theirs > STARVATION.fed_share:
         return Owner.JOB, f"{words}: the job is host-bound, whatever the node"

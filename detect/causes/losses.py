@@ -481,6 +481,16 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
     if transfers is None or Cause.LINK not in seen.lost_ns:
         return Answer()
 
+    step_ns = float(np.median(seen.iteration_ns))
+    clock_error_ns = seen.alignment.residual_p99_ns if seen.alignment else 0.0
+    if clock_error_ns >= LINKS.most_clock_share * step_ns:
+        # clocks that miss each other by so much were not put together at all
+        return Answer(
+            notes=(
+                f"clocks agree within {milliseconds(clock_error_ns)} only (p99) of iterations of "
+                f"{milliseconds(step_ns)}: who leaves communication late cannot be told",
+            )
+        )
     late: list[int] = []  # rows that leave late, and not because of each other
 
     def without(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
@@ -494,7 +504,8 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
         return (
             _late_as_all(seen, suspect)
             or _late_with_many(seen, suspect, late)
-            or _within_clocks(seen, suspect)
+            or _within_clocks(clock_error_ns, suspect.course.effect * step_ns)
+            or _with_one_partner(seen, transfers, suspect.row)
             or _of_its_experts(seen, suspect)
             or _woken_late(seen, suspect.row)
         )
@@ -578,21 +589,29 @@ def _late_with_many(seen: Observations, suspect: Suspect, late: Sequence[int]) -
     )
 
 
-def _within_clocks(seen: Observations, suspect: Suspect) -> str:
-    """Say that the clocks may be off by as much as a suspect is late; empty where they are not.
-
-    Clocks that miss each other by a good part of an iteration were not put together at all, and no
-    lateness by them is believed. Example: 340 ms of 883, and a rank that is 722 ms late.
-    """
-    error_ns = seen.alignment.residual_p99_ns if seen.alignment else 0.0
-    step_ns = float(np.median(seen.iteration_ns))
-    over = suspect.course.effect * step_ns
-    are_together = error_ns < LINKS.most_clock_share * step_ns
-    if are_together and over > LINKS.clock_errors * error_ns:
+def _within_clocks(error_ns: float, late_ns: float) -> str:
+    """Say that the clocks may be off by as much as a suspect is late; empty where they are not."""
+    if late_ns > LINKS.clock_errors * error_ns:
         return ""
     return (
         f"clocks agree within {milliseconds(error_ns)} only (p99), and one that is off by as much "
         "makes its rank look late"
+    )
+
+
+def _with_one_partner(seen: Observations, transfers: Transfers, row: int) -> str:
+    """Say that a suspect leaves late mostly what it does with one other rank; empty elsewhere."""
+    own = set(seen.members.workers[row])
+    mine = [one for one in transfers.late_in if one.rank in own]
+    most = max(mine, key=lambda one: one.time_ns, default=None)
+    if most is None or len(most.members) != 2:
+        return ""
+    if not most.time_ns > CONSEQUENCES.victim_share * sum(one.time_ns for one in mine):
+        return ""
+    partner = next(iter(set(most.members) - {most.rank}))
+    return (
+        f"it leaves late mostly what it does with rank {partner}: that rank's connection, or what "
+        "lies between the two, may be slow as well as its own"
     )
 
 

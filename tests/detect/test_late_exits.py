@@ -13,6 +13,7 @@ from detect import Cause, DetectorSettings, Owner
 from detect.causes.finding import NO_GAIN
 from detect.detector import judge
 from detect.observe.extract import observe
+from detect.observe.observations import LateIn
 from detect.observe.spans import SpanIndex
 from detect.observe.transfers import transfers_of
 from megascan.schema import Track
@@ -113,20 +114,42 @@ def test_a_late_exit_that_nobody_waits_for_drains_no_node(job, cost, owner):
     assert (NO_GAIN in finding.evidence) == (owner is Owner.UNDECIDED)
 
 
-@pytest.mark.parametrize(("late_ms", "error_ms", "owner"), [
-    (40.0, 0.1, Owner.NODE),
-    (40.0, 30.0, Owner.UNDECIDED),
-    (200.0, 60.0, Owner.UNDECIDED),  # more, but such clocks were not put together at all
-])  # fmt: skip
-def test_a_rank_that_is_late_by_what_clocks_are_off_is_not_named(job, late_ms, error_ms, owner):
+def _by_such_clocks(job, late_ms, error_ms):
+    """Judge a job whose rank 1 leaves late by clocks that agree within `error_ms`."""
     seen = observe(job(layout=Layout(dp=4, pp=2), transfer=lambda *_: 1.0).timeline())
     late_ns = np.full((8, len(seen.iterations)), 1e6)
     late_ns[1] = late_ms * 1e6
     alignment = replace(seen.alignment, residual_p99_ns=error_ms * 1e6)
     lost_ns = {**seen.lost_ns, Cause.LINK: late_ns}
-    seen = replace(seen, lost_ns=lost_ns, alignment=alignment, costs=None)
+    return judge(
+        replace(seen, lost_ns=lost_ns, alignment=alignment, costs=None), DetectorSettings()
+    )
+
+
+@pytest.mark.parametrize(("error_ms", "owner"), [(0.1, Owner.NODE), (20.0, Owner.UNDECIDED)])
+def test_a_rank_that_is_late_by_what_clocks_are_off_is_not_named(job, error_ms, owner):
+    (finding,) = _by_such_clocks(job, 40.0, error_ms).findings
+    assert (finding.ranks, finding.owner) == ((1,), owner)
+
+
+def test_clocks_that_were_not_put_together_accuse_nobody_of_leaving_late(job):
+    report = _by_such_clocks(job, 200.0, 60.0)
+    assert not report.findings
+    assert any("who leaves communication late cannot be told" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(("partners", "owner"), [((0, 1, 2), Owner.NODE), ((5,), Owner.UNDECIDED)])
+def test_a_rank_that_is_late_with_one_other_alone_is_not_told_from_it(job, partners, owner):
+    """What two ranks do with nobody else is late for either of them."""
+    seen = _leaving_late(job, 1.0, costs=None)
+    late_in = tuple(
+        LateIn(rank=1, members=(1, one) if len(partners) == 1 else (0, 1, 2, 3), time_ns=1e6)
+        for one in partners
+    )
+    seen = replace(seen, transfers=replace(seen.transfers, late_in=late_in))
     (finding,) = judge(seen, DetectorSettings()).findings
     assert (finding.ranks, finding.owner) == ((1,), owner)
+    assert any("rank 5" in one for one in finding.evidence) == (owner is Owner.UNDECIDED)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -96,6 +96,7 @@ class _Operation:
     op: str
     group: ProcessGroup
     peer: int
+    """The partner's global rank (until `_with_ranks_as_peers`: what is stated of it)."""
     item_bytes: int
 
     @property
@@ -148,10 +149,10 @@ def _described(host: Host, rows: Integers, covered: Flags) -> Communication:
     joined = pc.binary_join_element_wise(*keys, kernels, "\x1f").combine_chunks()
     distinct = joined.dictionary_encode()
     everybody = _everybody(profile, rows)
-    operations = [
-        _operation_of(one.split("\x1f"), profile, everybody)
-        for one in distinct.dictionary.to_pylist()
-    ]
+    described = [one.split("\x1f") for one in distinct.dictionary.to_pylist()]
+    operations = _with_ranks_as_peers(
+        [_operation_of(words, profile, everybody) for words in described], profile.rank
+    )
     code = np.asarray(distinct.indices, dtype=np.int64)
     elements = events.column("In msg nelems").fill_null(NOT_APPLICABLE).to_numpy()
     sizes = np.array([each.item_bytes for each in operations] or [0], dtype=np.int64)[code]
@@ -256,13 +257,29 @@ def _operation_of(words: list[str], profile: Profile, everybody: ProcessGroup) -
         named = group if group.id or not op else _unnamed(size, profile, everybody)
         return _Operation(op, named, NOT_APPLICABLE, item_bytes(dtype))
     value = (target if op == SEND else source) or _partner(collective)
-    return _Operation(op, group, _peer(value, group, profile.rank), item_bytes(dtype))
+    return _Operation(op, group, _stated_number(value), item_bytes(dtype))
 
 
 def _partner(annotation: str) -> str:
     """Return the other side's place in the group from `nccl:send 0->1`."""
     pair = _A_PAIR.search(annotation)
     return pair[1] if pair is not None else ""
+
+
+def _with_ranks_as_peers(operations: list[_Operation], rank: int) -> list[_Operation]:
+    """Return the operations of a `rank` with the global ranks of their partners, which a profile
+    states by their places in the group or by their ranks: by their ranks if, in any message of the
+    group, no other member has such a place.
+
+    Example: rank 6 of the group {2, 6, 10, 14} receives from 2 and sends to 10. There is no place
+    10, so 2 is the rank, too, and not the place of rank 10.
+    """
+    stated = {(one.group, one.peer) for one in operations if one.peer >= 0}
+    by_rank = {group for group, number in stated if not _is_place(number, group, rank)}
+    return [
+        replace(one, peer=peer_rank(one.peer, one.group, rank, by_rank=one.group in by_rank))
+        for one in operations
+    ]
 
 
 def _annotated(profile: Profile, rows: Integers, covered: Flags) -> Communication:
@@ -288,11 +305,11 @@ def _stated_peer(arguments: Mapping[str, object], group: ProcessGroup, rank: int
     """Read the third input of c10d::send and c10d::recv_: the partner's place in the group."""
     inputs = cast("list[object]", arguments.get("Concrete Inputs") or [])
     value = str(inputs[2]) if len(inputs) > 2 else ""
-    return _peer(value, group, rank)
+    return peer_rank(_stated_number(value), group, rank)
 
 
-def _peer(text: str, group: ProcessGroup, rank: int) -> int:
-    return peer_rank(int(text), group, rank) if _A_RANK.fullmatch(text) else NOT_APPLICABLE
+def _stated_number(text: str) -> int:
+    return int(text) if _A_RANK.fullmatch(text) else NOT_APPLICABLE
 
 
 def _stated_bytes(arguments: Mapping[str, object]) -> int:
@@ -359,13 +376,18 @@ def only_group(groups: Iterable[ProcessGroup], rank: int) -> ProcessGroup:
     return mine[0] if len(unlike) == 1 else ProcessGroup("", ())
 
 
-def peer_rank(value: int, group: ProcessGroup, rank: int) -> int:
+def peer_rank(value: int, group: ProcessGroup, rank: int, *, by_rank: bool = False) -> int:
     """Return the global rank of a message's partner, given its place in the group, or its rank if
-    the group has no other member at that place.
+    the group has no other member at that place, or if it goes `by_rank`.
     """
-    if 0 <= value < len(group.ranks) and group.ranks[value] != rank:
+    if not by_rank and _is_place(value, group, rank):
         return group.ranks[value]
     return value if is_rank(value) and value != rank else NOT_APPLICABLE
+
+
+def _is_place(value: int, group: ProcessGroup, rank: int) -> bool:
+    """Return whether another member than `rank` has the place `value` in the group."""
+    return 0 <= value < len(group.ranks) and group.ranks[value] != rank
 
 
 def item_bytes(dtype: str) -> int:
