@@ -402,7 +402,7 @@ def fit_clocks(ties: Ties, *, with_drift: bool = True) -> Lines:
         return unmoved_lines(problem)
     drifting = np.full(ties.num_domains, with_drift)
     noise = _noise(ties, problem, drifting)
-    lines = _certain_lines(problem, noise, drifting)
+    lines = _certain_lines(ties, problem, noise, drifting)
     orders = ties.causality.orders(lines.common)
     if believed_gap(orders, orders.delay_ns(lines.common)) <= _GROSS_SIGMAS * lines.noise_ns:
         return lines
@@ -411,23 +411,52 @@ def fit_clocks(ties: Ties, *, with_drift: bool = True) -> Lines:
     noise_there = _noise(ties, problem, drifting, start)
     if np.log(noise_there).sum() >= np.log(noise).sum():
         return lines
-    return _certain_lines(problem, noise_there, drifting, start)
+    return _certain_lines(ties, problem, noise_there, drifting, start)
 
 
 def _certain_lines(
+    ties: Ties,
     problem: LineProblem,
     noise: Floats,
     drifting: Flags,
     start: Floats | None = None,
 ) -> Lines:
-    """Return fitted lines; drifts that are not known well enough (LARGEST_DRIFT_ERROR) are 0."""
+    """Return fitted lines; drifts that are not known well enough (LARGEST_DRIFT_ERROR) are 0.
+
+    Ends of collectives may tell the drifts of a set of clocks against each other, and messages
+    alone tie the set to others: what these cannot tell is the drift of the whole set. So one clock
+    of it keeps its own rate then, and the others drift against that one.
+    """
     drifting = drifting & (np.bincount(problem.domain, minlength=problem.num_domains) > 2)
     while True:
         lines = fit_lines(problem, noise, drifting, start)
         certain = drifting & (lines.drift_error <= LARGEST_DRIFT_ERROR)
+        certain[_of_loose_sets(ties, problem, noise, certain)] = False
         if (certain == drifting).all():
             return lines
         drifting = certain
+
+
+def _of_loose_sets(ties: Ties, problem: LineProblem, noise: Floats, drifting: Flags) -> Integers:
+    """Return the first clock of each set of `drifting` clocks, (domain,), that collectives tie
+    together, and messages too loosely to others to tell how it drifts against these.
+
+    Example: three messages in 55 s bound the clocks of two stages to 3 ms, so their drift to
+    3 ms / 39 s = 77 ppm, while the rings of each stage agree within a microsecond.
+    """
+    num = ties.num_collective
+    starts = group_starts(problem.event[:num])
+    lengths = group_lengths(starts, num)
+    first = np.repeat(problem.domain[starts], lengths)
+    tied = linked_sets(first, problem.domain[:num], ties.num_domains)
+    ends = tied[problem.domain[num:]].reshape(-1, 2)
+    crosses = np.repeat(ends[:, 0] != ends[:, 1], 2)
+    told = np.square(problem.age[num:] * problem.span_ns / noise[num:])
+    information = np.bincount(tied[problem.domain[num:]][crosses], told[crosses], tied.max() + 1)
+    is_loose = (information > 0) & (information * LARGEST_DRIFT_ERROR**2 < 1.0)
+    all_drift = np.bincount(tied, ~drifting) == 0
+    clocks = np.unique(tied, return_index=True)[1]
+    return np.asarray(clocks[is_loose & all_drift & (np.bincount(tied) > 1)], dtype=np.int64)
 
 
 def _noise(

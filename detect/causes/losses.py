@@ -483,14 +483,6 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
 
     step_ns = float(np.median(seen.iteration_ns))
     clock_error_ns = seen.alignment.residual_p99_ns if seen.alignment else 0.0
-    if clock_error_ns >= LINKS.most_clock_share * step_ns:
-        # clocks that miss each other by so much were not put together at all
-        return Answer(
-            notes=(
-                f"clocks agree within {milliseconds(clock_error_ns)} only (p99) of iterations of "
-                f"{milliseconds(step_ns)}: who leaves communication late cannot be told",
-            )
-        )
     late: list[int] = []  # rows that leave late, and not because of each other
 
     def without(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
@@ -528,6 +520,14 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
             ),
         ),
     )
+    if answer.findings and clock_error_ns >= LINKS.most_clock_share * step_ns:
+        # clocks that miss each other by so much were not put together at all
+        return Answer(
+            notes=(
+                f"clocks agree within {milliseconds(clock_error_ns)} only (p99) of iterations of "
+                f"{milliseconds(step_ns)}: who leaves communication late cannot be told",
+            )
+        )
     findings = tuple(
         undecided_if_free(_blaming_host(seen, one), NO_GAIN) for one in answer.findings
     )

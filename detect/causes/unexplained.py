@@ -506,7 +506,8 @@ def _usual_iteration_ns(iteration_ns: Floats) -> float:
     median lies between two kinds. Example: of 83, 83, 585 and 617 ms it is 83, not 334.
     """
     usual = float(np.median(iteration_ns))
-    is_near = np.abs(np.log(iteration_ns / max(usual, 1.0))) <= np.log(CHANGES.long_ratio)
+    ratio = CHANGES.long_ratio
+    is_near = (iteration_ns <= ratio * usual) & (ratio * iteration_ns >= usual)
     shorter = iteration_ns[iteration_ns < usual]
     return usual if is_near.any() or not len(shorter) else float(np.median(shorter))
 
