@@ -39,7 +39,7 @@ from detect.stats.residuals import Noise
 from detect.stats.robust import ordinary
 from detect.stats.search import Course, least_beyond_bursts
 from detect.text import HIDES, NOT_SHOWN, confidence, percent
-from detect.thresholds import COSTS, ORDINARY, PAIRS, POWER, DetectorSettings
+from detect.thresholds import COSTS, LINKS, ORDINARY, PAIRS, POWER, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 
@@ -143,6 +143,10 @@ class CauseSpec:
     """What `Observations.lost_ns` of the cause is called on a chart: "data loading"."""
 
 
+A_LITTLE_SLOWER = (
+    "where connections share a port or a switch, one of them may always meet others, and be slower "
+    "by as much"
+)
 NO_GAIN = (
     "mending it would gain next to nothing, and sound hosts and connections differ by as much: "
     "look at it, but drain nothing for it"
@@ -536,6 +540,16 @@ def undecided_if_no_gain(finding: Finding) -> Finding:
     if not gains_nothing:
         return finding
     return undecided(finding, NO_GAIN)
+
+
+def undecided_if_little(finding: Finding, num_iterations: int) -> Finding:
+    """Return the finding of a slow connection, undecided where it is slower by no more than one
+    that always meets others at a port or a switch; in few iterations that may be more.
+    """
+    is_few = num_iterations < ORDINARY.few_iterations
+    least = LINKS.named_in_few if is_few else LINKS.named_slowdown
+    is_little = finding.owner is Owner.NODE and finding.slowdown < least
+    return undecided(finding, A_LITTLE_SLOWER) if is_little else finding
 
 
 def connection_advice(seen: Observations, ranks: tuple[int, ...]) -> tuple[str, ...]:

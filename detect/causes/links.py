@@ -24,6 +24,7 @@ from detect.causes.finding import (
     connection_advice,
     undecided,
     undecided_if_free,
+    undecided_if_little,
 )
 from detect.causes.hits import FEW
 from detect.observe.observations import Members, Observations, Transfers
@@ -58,10 +59,6 @@ IN_DOUBT_LAUNCH = (
 )
 IN_DOUBT_TINY = (
     "so few bytes show how late the operation was launched, not how much the connection carries"
-)
-IN_DOUBT_A_LITTLE = (
-    "where connections share a port or a switch, one of them may always meet others, and be slower "
-    "by as much"
 )
 IN_DOUBT_SHARED = (
     "equal connections that are not slow for good take as long in {share:.0%} of their transfers: "
@@ -607,9 +604,7 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
             advice=connection_advice(seen, link.ranks),
         ),
     )
-    least = LINKS.named_in_few if _is_of_few(link) else LINKS.named_slowdown
-    if link.is_isolated and slowdown < least:
-        return undecided(finding, IN_DOUBT_A_LITTLE)
+    finding = undecided_if_little(finding, len(link.course.active))
     if 0 <= link.size_bytes < NETWORKS.min_bytes:
         is_short = link.actual_ns - link.normal_ns < LINKS.late_launch_ns
         doubted = undecided if is_short else undecided_if_free

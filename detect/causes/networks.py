@@ -59,6 +59,7 @@ from detect.causes.finding import (
     connection_advice,
     is_costly,
     ratio_without,
+    undecided_if_little,
 )
 from detect.observe.observations import Observations, Transfers
 from detect.observe.transfers import bus_factor
@@ -444,7 +445,7 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
     doubt = RAILS_NOT_TOLD_APART if slow.is_rail else NOT_TOLD_APART
     active = active_in(slow.course, len(seen.iterations))
     others = "on other rails" if slow.is_rail else "between other hosts"
-    return build_finding(
+    finding = build_finding(
         seen,
         Claim(
             ranks=slow.ranks,
@@ -468,6 +469,7 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
             is_border=is_one and not slow.is_rail,
         ),
     )
+    return undecided_if_little(finding, len(seen.iterations))
 
 
 def _who(slow: SlowNetwork) -> str:
