@@ -114,7 +114,7 @@ EXPERTS = "now and then its experts may get more tokens, which would show the sa
 FEW_OTHERS = "with so few ranks beside it, noise of its own may be the reason as well"
 IDLE = (
     "in these iterations the device had nothing to do for most of that time: its host, which "
-    "launched too late, may be the reason as well"
+    "launched too late, may be the reason as well as the device"
 )
 OTHERS_TOO = (
     "its peers have such passes in iterations of their own, if in fewer: noise that comes to "
@@ -465,8 +465,11 @@ def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owne
             owner, why = Owner.UNDECIDED, [*why, WRITES]
         return Cause.HOST, owner, tuple(why)
     doubt = _doubt(seen, burst, cause)
-    owner = Owner.JOB if cause == Cause.GC else Owner.NODE
-    return cause, Owner.UNDECIDED if doubt else owner, doubt
+    if doubt:
+        return cause, Owner.UNDECIDED, doubt
+    # its device or its host: the node in either case
+    is_idle = cause == Cause.COMPUTE and _stands_idle(seen, burst)
+    return cause, Owner.JOB if cause == Cause.GC else Owner.NODE, (IDLE,) if is_idle else ()
 
 
 def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
@@ -490,7 +493,6 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
         OTHERS_TOO: burst.is_noise,
         LONGER: is_uneven and not spares and not _others_spare_the_data(seen, burst),
         launches: bool(launches),
-        IDLE: _stands_idle(seen, burst),
         waits: bool(waits),
         EXPERTS: seen.members.layout.ep > 1 and not spares and not _shows_in_attention(seen, burst),
     }

@@ -85,6 +85,7 @@ from detect.thresholds import (
     IMBALANCE,
     MEMORY,
     ORDINARY,
+    PACE,
     PAIRS,
     PERSISTENCE,
     POWER,
@@ -331,7 +332,9 @@ def _judge(
     if decision.decided and is_group and not has_low_clock:
         decision = _one_of_group(seen, slow)
     owner = Owner.NODE if decision.decided else Owner.UNDECIDED
-    return Cause.COMPUTE, owner, (decision.because,) if decision.because else ()
+    # a device, or the host that launches for it: the node in either case
+    launches = may_wait_for_launches(seen) if decision.decided else ""
+    return Cause.COMPUTE, owner, tuple(one for one in (decision.because, launches) if one)
 
 
 def _decide(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision:
@@ -368,9 +371,24 @@ def _may_be_slowed(seen: Observations, slow: SlowRow) -> str:
     row, course = slow.suspect.row, slow.suspect.course
     own = mask_of([row], len(seen.members))
     others = ~own & (seen.members.stage == seen.members.stage[row])
-    return waits_beside(seen, own, others, course.active, course.effect) or may_wait_for_launches(
-        seen
-    )
+    waits = waits_beside(seen, own, others, course.active, course.effect)
+    return waits or ("" if _is_slow_for_its_place(seen, slow) else may_wait_for_launches(seen))
+
+
+def _is_slow_for_its_place(seen: Observations, slow: SlowRow) -> bool:
+    """Return whether a row is slower than those at its place (stage and TP rank) by more than
+    hosts of one model differ in launching: then it is the node, its device or its host.
+
+    Where all wait for their launches, a place that launches more than others takes longer.
+    """
+    row, active = slow.suspect.row, slow.suspect.course.active
+    place = seen.members.numbered("pp", "tp", "cp")
+    same = np.flatnonzero(place == place[row])
+    level = robust.centre(robust.median(seen.work.log_ns[same][:, active], axis=2))
+    others = level[same != row]
+    if not np.isfinite(others).any():
+        return slow.suspect.course.effect >= PACE.slow_log
+    return float(level[same == row][0] - np.nanmedian(others)) >= PACE.slow_log
 
 
 def _by_clock(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:

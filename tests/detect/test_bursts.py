@@ -166,9 +166,11 @@ def test_passes_slow_now_and_then_on_a_device_that_waits_for_launches_may_show_i
         assert (finding.ranks, finding.owner) == ((5,), owner)
 
 
-@pytest.mark.parametrize(("idle_share", "owner"), [(0.8, Owner.UNDECIDED), (0.2, Owner.NODE)])
-def test_who_stands_idle_in_its_slow_passes_may_be_launched_late(job, idle_share, owner):
-    """Passes 1.3 times as long in five of twenty iterations, in which the device stands idle."""
+@pytest.mark.parametrize("idle_share", [0.8, 0.2])
+def test_who_stands_idle_in_its_slow_passes_may_be_launched_late(job, idle_share):
+    """Passes 1.3 times as long in five of twenty iterations, in which the device stands idle: it is
+    the node, by its device or by its host.
+    """
     hits = np.zeros(20, dtype=bool)
     hits[[2, 5, 9, 14, 18]] = True
 
@@ -181,8 +183,8 @@ def test_who_stands_idle_in_its_slow_passes_may_be_launched_late(job, idle_share
     lost[:, hits] = idle_share * longer_ns  # of one rank alone it would be a pause
     told = replace(seen, lost_ns={**seen.lost_ns, Cause.HOST: lost})
     (finding,) = [one for one in judge(told, DetectorSettings()).findings if one.ranks == (5,)]
-    assert (finding.cause, finding.owner) == (Cause.COMPUTE, owner)
-    assert any("had nothing to do" in one for one in finding.evidence) == (owner != Owner.NODE)
+    assert (finding.cause, finding.owner) == (Cause.COMPUTE, Owner.NODE)
+    assert any("had nothing to do" in one for one in finding.evidence) == (idle_share > 0.5)
 
 
 def test_experts_may_get_more_tokens_now_and_then(job):
