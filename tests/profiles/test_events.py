@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 SENDRECV = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"
 
 
-def written(folder: Path, events: list[dict[str, Any]], rank: int = 0) -> pd.DataFrame:
+def written(
+    folder: Path, events: list[dict[str, Any]], rank: int = 0, world_size: int = 4
+) -> pd.DataFrame:
     document = {
-        "distributedInfo": {"rank": rank, "world_size": 4},
+        "distributedInfo": {"rank": rank, "world_size": world_size},
         "traceEvents": [{"ph": "X", "pid": 0, **event} for event in events],
     }
     path = folder / f"rank{rank}.json"
@@ -77,6 +79,32 @@ def test_a_sendrecv_of_an_all_to_all_is_one(tmp_path):
 )
 def test_a_partner_is_given_by_its_place_or_by_its_rank(value, rank, expected):
     assert peer_rank(value, ProcessGroup("pp@1", (1, 5)), rank) == expected
+
+
+@pytest.mark.parametrize(
+    ("stated", "peers"),
+    [
+        pytest.param((2, 10), [2, 10], id="by their ranks: there is no place 10"),
+        pytest.param((0, 2), [2, 10], id="by their places"),
+        pytest.param((2,), [10], id="either: taken for a place"),
+    ],
+)
+def test_partners_of_one_group_are_all_given_in_one_way(tmp_path, stated, peers):
+    """Rank 6 of the stages {2, 6, 10, 14}: a stage before it and one behind it."""
+    said = {"Process Group Name": "17", "Process Group Ranks": "[2, 6, 10, 14]",
+            "Process Group Description": "PIPELINE_MODEL_PARALLEL_GROUP"}  # fmt: skip
+    events = [
+        event
+        for at, (collective, key, value) in enumerate(
+            zip(("recv", "send"), ("Src Rank", "Dst Rank"), stated, strict=False)
+        )
+        for event in launched(
+            SENDRECV, 10 + at, 100 + 50 * at, 40, 20,
+            **{**said, "Collective name": collective, key: value},
+        )
+    ]  # fmt: skip
+    table = written(tmp_path, events, rank=6, world_size=16)
+    assert table["peer"].tolist() == peers
 
 
 def test_collectives_without_a_group_on_one_stream_are_of_all_ranks(tmp_path):
