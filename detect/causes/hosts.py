@@ -294,7 +294,7 @@ def _by_its_ranks(
     share_found = float(np.mean(inquiry.slow[sides.own]))
     if compute is None or not share_found >= HOSTS.most_of_host_share:
         return None
-    if not _are_slow_in_both_passes(sides):
+    if _wait_for_some(sides):
         return None
     return _Reason(
         cause=Cause.COMPUTE,
@@ -482,7 +482,7 @@ def _cause_of_passes(
 ) -> tuple[Cause, HostTest] | None:
     """Blame slower passes on the devices or on starving; None where data may be the reason."""
     compute = _slower_passes(inquiry, sure)
-    if compute is None or not _are_slow_in_both_passes(sides):
+    if compute is None or _wait_for_some(sides):
         return None
     if _shows_in_devices(sides, compute, sure.get(OPTIMIZER)):
         return Cause.COMPUTE, compute
@@ -564,9 +564,9 @@ def _in_one_pass(sides: Sides) -> bool:
     return small < LIMITS.one_sided_share * large
 
 
-def _are_slow_in_both_passes(sides: Sides) -> bool:
-    """Return whether most of the host's ranks are slow forward as well as backward, if anything
-    tells both apart.
+def _wait_for_some(sides: Sides) -> bool:
+    """Return whether some of the host's ranks are slow forward and backward, and too many others in
+    one of these only.
 
     Where collectives inside one kind of pass were not recorded, all of a TP group wait in it for
     the one that is slow. Example: forward 1.46, 1.00, 1.23 and 1.00 times the others' time,
@@ -578,14 +578,11 @@ def _are_slow_in_both_passes(sides: Sides) -> bool:
         rows, peers = sides.own & (stage == one), sides.control & (stage == one)
         for column, phase in enumerate((FORWARD, BACKWARD)):
             passes = work.log_ns[:, :, work.phase == phase]
-            over[rows, column] = robust.median(
-                (passes[rows] - robust.median(passes[peers], axis=0)).reshape(int(rows.sum()), -1),
-                axis=1,
-            )
-    small, large = np.sort(over[sides.own], axis=1).T
-    if not np.isfinite(small).any():
-        return True
-    return float(np.mean(small >= LIMITS.one_sided_share * large)) >= HOSTS.most_of_host_share
+            beyond = passes[rows] - robust.median(passes[peers], axis=0)
+            over[rows, column] = robust.median(beyond.reshape(len(beyond), -1), axis=1)
+    small, large = np.sort(over[sides.own], axis=1).T  # a pass that is not known comes last: NaN
+    in_both = small >= LIMITS.one_sided_share * large
+    return bool(in_both.any()) and float(np.mean(in_both)) < HOSTS.most_of_host_share
 
 
 def _share_their_data(sides: Sides, compute: HostTest) -> bool:
