@@ -80,7 +80,7 @@ from detect.stats.host_tests import (
 from detect.stats.search import Course, active_in
 from detect.text import counted, milliseconds, times
 from detect.thresholds import COMPUTE as LIMITS
-from detect.thresholds import HOSTS, PERSISTENCE, SEARCH, STARVATION
+from detect.thresholds import DEVICE, HOSTS, PAIRS, PERSISTENCE, SEARCH, STARVATION
 from detect.thresholds import PACE as SLOW_PACE
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.errors import listed
@@ -294,7 +294,7 @@ def _by_its_ranks(
     share_found = float(np.mean(inquiry.slow[sides.own]))
     if compute is None or not share_found >= HOSTS.most_of_host_share:
         return None
-    if _wait_for_some(sides):
+    if _wait_for_mates(sides):
         return None
     return _Reason(
         cause=Cause.COMPUTE,
@@ -482,7 +482,7 @@ def _cause_of_passes(
 ) -> tuple[Cause, HostTest] | None:
     """Blame slower passes on the devices or on starving; None where data may be the reason."""
     compute = _slower_passes(inquiry, sure)
-    if compute is None or _wait_for_some(sides):
+    if compute is None or _wait_for_mates(sides):
         return None
     if _shows_in_devices(sides, compute, sure.get(OPTIMIZER)):
         return Cause.COMPUTE, compute
@@ -564,28 +564,32 @@ def _in_one_pass(sides: Sides) -> bool:
     return small < LIMITS.one_sided_share * large
 
 
-def _wait_for_some(sides: Sides) -> bool:
-    """Return whether some of the host's ranks are slow forward and backward, and too many others in
-    one of these only.
+def _wait_for_mates(sides: Sides) -> bool:
+    """Return whether too many of the host's ranks only wait for TP mates: in one kind of pass they
+    are as slow as a mate that is slow in both, and in the other by far less.
 
-    Where collectives inside one kind of pass were not recorded, all of a TP group wait in it for
-    the one that is slow. Example: forward 1.46, 1.00, 1.23 and 1.00 times the others' time,
-    backward 1.46, 1.46, 1.23 and 1.23 times: two slow ranks, and not their host.
+    So it looks where collectives inside the one kind were not recorded. Example: forward 1.46,
+    1.00, 1.23 and 1.00 times the others' time, backward 1.46, 1.46, 1.23 and 1.23 times: two slow
+    ranks, and not their host.
     """
-    work, stage = sides.seen.work, sides.seen.members.stage
-    groups = sides.seen.members.tensor_group[sides.own]
-    if len(np.unique(groups)) == len(groups):
-        return False
-    over = np.full((len(stage), 2), np.nan)
-    for one in np.unique(stage[sides.own]):
-        rows, peers = sides.own & (stage == one), sides.control & (stage == one)
+    members, work = sides.seen.members, sides.seen.work
+    over = np.full((len(members), 2), np.nan)
+    for stage in np.unique(members.stage[sides.own]):
+        of_stage = members.stage == stage
+        rows, peers = sides.own & of_stage, sides.control & of_stage
         for column, phase in enumerate((FORWARD, BACKWARD)):
             passes = work.log_ns[:, :, work.phase == phase]
             beyond = passes[rows] - robust.median(passes[peers], axis=0)
             over[rows, column] = robust.median(beyond.reshape(len(beyond), -1), axis=1)
-    small, large = np.sort(over[sides.own], axis=1).T  # a pass that is not known comes last: NaN
-    in_both = small >= LIMITS.one_sided_share * large
-    return bool(in_both.any()) and float(np.mean(in_both)) < HOSTS.most_of_host_share
+    over, group = over[sides.own], members.tensor_group[sides.own]
+    slower = np.argmax(over, axis=1)
+    in_slower, in_quicker = over[:, slower].T, over[:, 1 - slower].T  # (row, mate), row's passes
+    own = np.diag(in_slower)[:, None]
+    alike = np.abs(in_slower - own) <= DEVICE.alike_log_share * own
+    quicker = np.diag(in_quicker)[:, None] < PAIRS.agrees_share * in_quicker
+    in_both = over.min(axis=1) >= PAIRS.agrees_share * over.max(axis=1)
+    waits = (alike & quicker & in_both & (group == group[:, None])).any(axis=1)
+    return float(np.mean(waits)) > 1.0 - HOSTS.most_of_host_share
 
 
 def _share_their_data(sides: Sides, compute: HostTest) -> bool:
