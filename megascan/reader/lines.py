@@ -16,17 +16,20 @@ document. There is no loop over events; damaged lines are set aside by number.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.json
@@ -34,6 +37,50 @@ import pyarrow.json
 from megascan.arrays import Bytes, Flags, Integers
 from megascan.errors import InputError
 from megascan.parallel import across_threads
+
+SOURCE = Path(__file__).with_name("lines.c")
+LIBRARY = SOURCE.with_name("liblines.so")
+"""What `hatch_build.py` makes of SOURCE; no name that Python would import in the place of a module.
+"""
+SWITCH = "MEGASCAN_COMPILED"
+"""Environment variable that switches the compiled part off if it is 0."""
+
+
+@cache
+def compiled() -> ctypes.CDLL | None:
+    """Return the compiled part of the reader; None if it is not there, or switched off.
+
+    This alone decides whether lines are read by it or by numpy, with equal results.
+    """
+    return None if os.environ.get(SWITCH) == "0" else loaded(LIBRARY, SOURCE)
+
+
+def loaded(path: Path, source: Path) -> ctypes.CDLL | None:
+    """Load a library; return None if there is none, or if it was made of another source."""
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    try:
+        library = ctypes.CDLL(str(path))
+        library.source.restype = ctypes.c_uint32
+        if library.source() != zlib.crc32(source.read_bytes()):
+            return None
+        library.split.argtypes, library.split.restype = (
+            [pointer, size, pointer, size, pointer],
+            size,
+        )
+        library.new_kinds.restype = pointer
+        library.free_kinds.argtypes, library.free_kinds.restype = [pointer], None
+        library.learn.argtypes = [pointer, ctypes.c_char_p, size, pointer, size]
+        library.scan.argtypes, library.scan.restype = [pointer, pointer, size], size
+        library.is_exact.argtypes = [pointer]
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+def address(array: npt.NDArray[Any]) -> int:
+    """Return where an array begins in memory."""
+    return int(array.ctypes.data)
+
 
 BLOCK_BYTES = 4 << 20
 _LINE_END = 10
@@ -520,11 +567,9 @@ def _blank_separators(text: bytearray) -> tuple[range, Integers]:
     No lines are returned unless all of them begin with `{` and end with `}`. The columnar parser
     relies on that: it takes `null` for a row, and crashes if the first row is `null`.
     """
-    view = np.frombuffer(text, dtype=np.uint8)
-    ends = np.append(np.flatnonzero(view == _ENDING), len(view))
-    last = np.maximum(ends - 1, 0)
-    view[last[view[last] == _COMMA]] = _BLANK
+    ends, others = _split(text)
     start, stop = 0, len(ends)
+    view = np.frombuffer(text, dtype=np.uint8)
     if text[: ends[0]].strip() == b"[":
         view[0] = _BLANK
         start = 1
@@ -533,11 +578,32 @@ def _blank_separators(text: bytearray) -> tuple[range, Integers]:
         stop -= 1
     bounds = np.concatenate(([0], ends + 1))
     bounds[-1] -= 1
-    begins = bounds[start:stop]
-    closes = last[start:stop] - (view[last[start:stop]] == _BLANK)
-    whole = (ends[start:stop] > begins).all() and np.all(view[begins] == _OPEN)
-    rows = range(start, stop if whole and np.all(view[closes] == _CLOSE) else start)
+    rows = range(start, start if any(start <= line < stop for line in others) else stop)
     return rows, bounds[rows.start : rows.stop + 1]
+
+
+_LEAST_LINE_BYTES = 16
+"""Texts with shorter lines, on average, are split by numpy."""
+
+
+def _split(text: bytearray) -> tuple[Integers, list[int]]:
+    """Overwrite commas at line ends by spaces; return the ends of all lines, and which lines do not
+    begin with `{` and end with `}` (of more than two at least three).
+    """
+    view = np.frombuffer(text, dtype=np.uint8)
+    library = compiled()
+    if library is not None:
+        ends, others = np.empty(len(view) // _LEAST_LINE_BYTES + 3, np.int64), np.empty(4, np.int64)
+        num = library.split(address(view), len(view), address(ends), len(ends), address(others))
+        if num <= len(ends):
+            return ends[:num].copy(), others[: min(others[3], 3)].tolist()
+    ends = np.append(np.flatnonzero(view == _ENDING), len(view))
+    last = np.maximum(ends - 1, 0)
+    view[last[view[last] == _COMMA]] = _BLANK
+    begins = np.concatenate(([0], ends[:-1] + 1))
+    closes = last - (view[last] == _BLANK)
+    is_object = (ends > begins) & (view[np.minimum(begins, len(view) - 1)] == _OPEN)
+    return ends, np.flatnonzero(~(is_object & (view[closes] == _CLOSE))).tolist()
 
 
 def _is_text(text: bytearray) -> bool:
