@@ -50,6 +50,7 @@ typedef struct {
     Role role;
 } Step;
 
+/* A kind of line; what it is compared with stands behind its steps. */
 typedef struct {
     uint64_t hash;
     int64_t num_runs;
@@ -58,6 +59,7 @@ typedef struct {
     Step steps[];
 } Kind;
 
+/* A run of digits in a line. */
 typedef struct {
     const uint8_t *begin;
     uint64_t value;
@@ -67,7 +69,7 @@ typedef struct {
 typedef struct {
     Kind *kinds[MOST_KINDS];
     int32_t slots[SLOTS]; /* kinds by hash, counted from 1 */
-    int32_t first[GUESSES];
+    int32_t first[GUESSES]; /* what blocks began with */
     int32_t num, block;
     int64_t most_runs;
     Run *runs; /* those of the line that is read */
@@ -79,7 +81,7 @@ typedef struct {
     int64_t width; /* bytes a value */
     uint64_t most_whole;
     int64_t most_decimals;
-    int32_t *slots; /* of a column of texts: texts by hash, counted from 1 */
+    int32_t *slots;    /* of a column of texts: texts by hash, counted from 1 */
     int64_t num_slots; /* a power of two, and more than there are lines */
     int64_t *samples;  /* begin and end of each text in the block */
     int64_t num_samples;
@@ -100,14 +102,15 @@ typedef struct {
     const uint8_t *at, *end;
 } Text;
 
-/* The number of the text that this library was made of. */
+/* The checksum of the text that this library was made of. */
 EXPORT uint32_t source(void) { return SOURCE; }
 
 /* ---- Lines --------------------------------------------------------------------------------- */
 
 /* Overwrite commas at line ends by spaces, and find the ends of all lines. Of lines that do not
    begin with { and end with }, or with } and a space, the first three are put into `others`, and
-   how many there are into others[3]. Return the number of lines; beyond `room`, none is looked at. */
+   how many there are into others[3]. Return the number of lines, or more than `room`, if there are
+   more: then some were not looked at. */
 EXPORT int64_t split(uint8_t *text, int64_t size, int64_t *ends, int64_t room, int64_t *others) {
     int64_t begin = 0, num = 0;
     others[3] = 0;
@@ -193,8 +196,10 @@ static inline int equal(const uint8_t *one, const uint8_t *other, int64_t size) 
             if (eight_at(one + at) != eight_at(other + at)) return 0;
         return eight_at(one + size - 8) == eight_at(other + size - 8);
     }
-    if (size >= 4)
-        return four_at(one) == four_at(other) && four_at(one + size - 4) == four_at(other + size - 4);
+    if (size >= 4) {
+        int64_t last = size - 4;
+        return four_at(one) == four_at(other) && four_at(one + last) == four_at(other + last);
+    }
     for (int64_t at = 0; at < size; at++)
         if (one[at] != other[at]) return 0;
     return 1;
@@ -216,9 +221,9 @@ static int is_of(const Kind *kind, Text line, Run *runs) {
 static uint64_t hash_of(Text line) {
     uint64_t hash = 0;
     for (int was_digit = 0; line.at < line.end; line.at++) {
-        int is = is_digit(*line.at);
-        if (!is || !was_digit) hash = (hash ^ (is ? '0' : *line.at)) * PRIME;
-        was_digit = is;
+        int digit = is_digit(*line.at);
+        if (!digit || !was_digit) hash = (hash ^ (digit ? '0' : *line.at)) * PRIME;
+        was_digit = digit;
     }
     return hash ^ hash >> 32;
 }

@@ -12,6 +12,9 @@ the PyTorch profiler write them, are cut between their events, block by block:
 A line end cannot stand inside a JSON string, so a bracket on a line of its own separates
 records, which may then be read where they stand. A file with another layout is read as a whole
 document. There is no loop over events; damaged lines are set aside by number.
+
+What takes longest, splitting blocks into lines and lines into numbers (`templates.py`), is also
+there in C (`lines.c`), for installs that could compile it: `compiled` says whether it is in use.
 """
 
 from __future__ import annotations
@@ -55,26 +58,30 @@ def compiled() -> ctypes.CDLL | None:
     return None if os.environ.get(SWITCH) == "0" else loaded(LIBRARY, SOURCE)
 
 
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
+_SIGNATURES = {
+    "source": (ctypes.c_uint32, ()),
+    "split": (_SIZE, (_POINTER, _SIZE, _POINTER, _SIZE, _POINTER)),
+    "new_kinds": (_POINTER, ()),
+    "free_kinds": (None, (_POINTER,)),
+    "learn": (ctypes.c_int32, (_POINTER, ctypes.c_char_p, _SIZE, _POINTER, _SIZE)),
+    "scan": (_SIZE, (_POINTER, _POINTER, _SIZE)),
+    "is_exact": (ctypes.c_int32, (_POINTER,)),
+}
+"""What each function of lines.c returns and takes."""
+
+
 def loaded(path: Path, source: Path) -> ctypes.CDLL | None:
     """Load a library; return None if there is none, or if it was made of another source."""
-    pointer, size = ctypes.c_void_p, ctypes.c_int64
     try:
         library = ctypes.CDLL(str(path))
-        library.source.restype = ctypes.c_uint32
-        if library.source() != zlib.crc32(source.read_bytes()):
-            return None
-        library.split.argtypes, library.split.restype = (
-            [pointer, size, pointer, size, pointer],
-            size,
-        )
-        library.new_kinds.restype = pointer
-        library.free_kinds.argtypes, library.free_kinds.restype = [pointer], None
-        library.learn.argtypes = [pointer, ctypes.c_char_p, size, pointer, size]
-        library.scan.argtypes, library.scan.restype = [pointer, pointer, size], size
-        library.is_exact.argtypes = [pointer]
+        for name, (returns, takes) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = returns, takes
+        is_of_source = library.source() == zlib.crc32(source.read_bytes())
     except (OSError, AttributeError):
         return None
-    return library
+    return library if is_of_source else None
 
 
 def address(array: npt.NDArray[Any]) -> int:

@@ -11,6 +11,9 @@ of each kind is parsed as JSON, with its digits replaced by numbers that tell wh
 which value (`Shape`); of all other lines only the digits are converted, in bulk (`split_digits`,
 `Filler`). That is exact: lines with values that are not an integer, a decimal or a text of the
 declared type, or that could be read in two ways, go to the general parser.
+
+Where the compiled part of the reader is in use, `Scanner` converts digits in the place of
+`split_digits` and `Filler`, to the same columns.
 """
 
 from __future__ import annotations
