@@ -3,7 +3,7 @@
 #
 #   MEGASCAN_PYTHON=/path/to/python   use that interpreter as it is and install nothing
 #
-# The install is repeated only when pyproject.toml, constraints.txt or the wanted extras change.
+# The install is repeated only when pyproject.toml, constraints.txt, what is compiled or the wanted extras change.
 
 prepare_environment() { # extras, for example "train,dev"
     local root extras=$1 stamp wanted log seldom
@@ -17,7 +17,7 @@ prepare_environment() { # extras, for example "train,dev"
         return
     fi
     stamp=.venv/installed log=.venv/install.log
-    wanted="$extras $(cat pyproject.toml constraints.txt | cksum)"
+    wanted="$extras $(cat pyproject.toml constraints.txt hatch_build.py megascan/reader/lines.c | cksum)"
     PYTHON=$root/.venv/bin/python
     if [[ -x $PYTHON && -f $stamp ]] && grep -qxF "$wanted" "$stamp"; then
         return

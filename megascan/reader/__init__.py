@@ -14,7 +14,8 @@ the tracer's files, the original MegaScan's, the PyTorch profiler's, and `megasc
     kineto/             the PyTorch profiler's traces
     timeline_files.py   merged timelines, Chrome JSON and Perfetto
     segments.py         what each of the above hands over: a rank's spans of a run, as a table
-    lines.py            files as blocks of lines, lines as columns; templates.py: fast columns
+    lines.py            files as blocks of lines, lines as columns; templates.py: fast columns;
+                        lines.c: both in compiled code, where an install could compile it
 """
 
 from typing import TYPE_CHECKING

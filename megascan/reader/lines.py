@@ -12,21 +12,27 @@ the PyTorch profiler write them, are cut between their events, block by block:
 A line end cannot stand inside a JSON string, so a bracket on a line of its own separates
 records, which may then be read where they stand. A file with another layout is read as a whole
 document. There is no loop over events; damaged lines are set aside by number.
+
+What takes longest, splitting blocks into lines and lines into numbers (`templates.py`), is also
+there in C (`lines.c`), for installs that could compile it: `compiled` says whether it is in use.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.json
@@ -34,6 +40,54 @@ import pyarrow.json
 from megascan.arrays import Bytes, Flags, Integers
 from megascan.errors import InputError
 from megascan.parallel import across_threads
+
+SOURCE = Path(__file__).with_name("lines.c")
+LIBRARY = SOURCE.with_name("liblines.so")
+"""What `hatch_build.py` makes of SOURCE; no name that Python would import in the place of a module.
+"""
+SWITCH = "MEGASCAN_COMPILED"
+"""Environment variable that switches the compiled part off if it is 0."""
+
+
+@cache
+def compiled() -> ctypes.CDLL | None:
+    """Return the compiled part of the reader; None if it is not there, or switched off.
+
+    This alone decides whether lines are read by it or by numpy, with equal results.
+    """
+    return None if os.environ.get(SWITCH) == "0" else loaded(LIBRARY, SOURCE)
+
+
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
+_SIGNATURES = {
+    "source": (ctypes.c_uint32, ()),
+    "split": (_SIZE, (_POINTER, _SIZE, _POINTER, _SIZE, _POINTER)),
+    "new_kinds": (_POINTER, ()),
+    "free_kinds": (None, (_POINTER,)),
+    "learn": (ctypes.c_int32, (_POINTER, ctypes.c_char_p, _SIZE, _POINTER, _SIZE)),
+    "scan": (_SIZE, (_POINTER, _POINTER, _SIZE)),
+    "is_exact": (ctypes.c_int32, (_POINTER,)),
+}
+"""What each function of lines.c returns and takes."""
+
+
+def loaded(path: Path, source: Path) -> ctypes.CDLL | None:
+    """Load a library; return None if there is none, or if it was made of another source."""
+    try:
+        library = ctypes.CDLL(str(path))
+        for name, (returns, takes) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = returns, takes
+        is_of_source = library.source() == zlib.crc32(source.read_bytes())
+    except (OSError, AttributeError):
+        return None
+    return library if is_of_source else None
+
+
+def address(array: npt.NDArray[Any]) -> int:
+    """Return where an array begins in memory."""
+    return int(array.ctypes.data)
+
 
 BLOCK_BYTES = 4 << 20
 _LINE_END = 10
@@ -520,11 +574,9 @@ def _blank_separators(text: bytearray) -> tuple[range, Integers]:
     No lines are returned unless all of them begin with `{` and end with `}`. The columnar parser
     relies on that: it takes `null` for a row, and crashes if the first row is `null`.
     """
-    view = np.frombuffer(text, dtype=np.uint8)
-    ends = np.append(np.flatnonzero(view == _ENDING), len(view))
-    last = np.maximum(ends - 1, 0)
-    view[last[view[last] == _COMMA]] = _BLANK
+    ends, others = _split(text)
     start, stop = 0, len(ends)
+    view = np.frombuffer(text, dtype=np.uint8)
     if text[: ends[0]].strip() == b"[":
         view[0] = _BLANK
         start = 1
@@ -533,11 +585,32 @@ def _blank_separators(text: bytearray) -> tuple[range, Integers]:
         stop -= 1
     bounds = np.concatenate(([0], ends + 1))
     bounds[-1] -= 1
-    begins = bounds[start:stop]
-    closes = last[start:stop] - (view[last[start:stop]] == _BLANK)
-    whole = (ends[start:stop] > begins).all() and np.all(view[begins] == _OPEN)
-    rows = range(start, stop if whole and np.all(view[closes] == _CLOSE) else start)
+    rows = range(start, start if any(start <= line < stop for line in others) else stop)
     return rows, bounds[rows.start : rows.stop + 1]
+
+
+_LEAST_LINE_BYTES = 16
+"""Texts with shorter lines, on average, are split by numpy."""
+
+
+def _split(text: bytearray) -> tuple[Integers, list[int]]:
+    """Overwrite commas at line ends by spaces; return the ends of all lines, and which lines do not
+    begin with `{` and end with `}` (of more than two at least three).
+    """
+    view = np.frombuffer(text, dtype=np.uint8)
+    library = compiled()
+    if library is not None:
+        ends, others = np.empty(len(view) // _LEAST_LINE_BYTES + 3, np.int64), np.empty(4, np.int64)
+        num = library.split(address(view), len(view), address(ends), len(ends), address(others))
+        if num <= len(ends):
+            return ends[:num].copy(), others[: min(others[3], 3)].tolist()
+    ends = np.append(np.flatnonzero(view == _ENDING), len(view))
+    last = np.maximum(ends - 1, 0)
+    view[last[view[last] == _COMMA]] = _BLANK
+    begins = np.concatenate(([0], ends[:-1] + 1))
+    closes = last - (view[last] == _BLANK)
+    is_object = (ends > begins) & (view[np.minimum(begins, len(view) - 1)] == _OPEN)
+    return ends, np.flatnonzero(~(is_object & (view[closes] == _CLOSE))).tolist()
 
 
 def _is_text(text: bytearray) -> bool:

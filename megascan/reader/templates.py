@@ -11,14 +11,19 @@ of each kind is parsed as JSON, with its digits replaced by numbers that tell wh
 which value (`Shape`); of all other lines only the digits are converted, in bulk (`split_digits`,
 `Filler`). That is exact: lines with values that are not an integer, a decimal or a text of the
 declared type, or that could be read in two ways, go to the general parser.
+
+Where the compiled part of the reader is in use, `Scanner` converts digits in the place of
+`split_digits` and `Filler`, to the same columns.
 """
 
 from __future__ import annotations
 
+import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from megascan.arrays import Bytes, Flags, Floats, Integers, Words
-from megascan.reader.lines import GeneralParser
+from megascan.reader.lines import GeneralParser, address, compiled
 from megascan.schema import NOT_APPLICABLE
 from megascan.timeline import distinct, first_rows
 
@@ -38,9 +43,6 @@ _MARK = b"\1"
 _END_MARK = b"\2"
 """Marks in the place of digits and of needless ends; bytes that no JSON contains."""
 _WORD_BYTES = 8
-_LONGEST_WORDS = 24
-"""Bytes of the memory words that hold one value. Fewer runs fit into that many bytes, so only the
-first so many runs can have words that begin before the block."""
 _DIGIT_BITS = np.array(
     [0x0F0F0F0F0F0F0F0F << 8 * (8 - length) & 2**64 - 1 for length in range(9)], dtype=np.uint64
 )
@@ -68,17 +70,16 @@ class Digits:
 
 
 def split_digits(text: bytes | bytearray, bounds: Integers) -> tuple[Digits, pa.BinaryArray]:
-    """Return a block's digits, and the block's lines with a mark in place of each run of digits."""
+    """Return a block's digits, and the block's lines with a mark in place of each run of digits.
+
+    The text does not end with a digit, and none is among its first seven bytes.
+    """
     view = np.frombuffer(text, dtype=np.uint8)
     is_digit = (view - _ZERO) < _NUM_DIGITS
-    if is_digit[0] or is_digit[-1] or _MARK in text:
-        raise UnfitError
     edges = np.flatnonzero(is_digit[1:] != is_digit[:-1])
     edges += 1
     begin, end = edges[::2], edges[1::2]
     length = (end - begin).astype(np.int32)
-    if (end < -(-length // _WORD_BYTES) * _WORD_BYTES)[:_LONGEST_WORDS].any():
-        raise UnfitError  # a word would begin before the block
     first = np.searchsorted(begin, bounds)
     marked = bytearray(text)
     np.frombuffer(marked, dtype=np.uint8)[end - 1] = _MARK[0]
@@ -273,9 +274,7 @@ class Filler:
         if patterns:
             lines = np.flatnonzero(codes < 0)
             codes[lines] = self._numbered(column, lines, NONE - codes[lines].astype(int), texts)
-        indices = pa.Array.from_buffers(pa.int32(), len(codes), [None, pa.py_buffer(codes)])
-        words = pa.array(list(texts), pa.string())
-        return pa.DictionaryArray.from_arrays(indices, words, safe=False)
+        return _dictionary(codes, texts)
 
     def _numbered(
         self, column: int, lines: Integers, pattern: Integers, texts: dict[str, int]
@@ -308,6 +307,11 @@ class Filler:
         return "".join(map("".join, zip(text.pieces, [*digits, ""], strict=True)))
 
 
+def _dictionary(codes: npt.NDArray[np.int32], texts: Iterable[str]) -> pa.DictionaryArray:
+    indices = pa.Array.from_buffers(pa.int32(), len(codes), [None, pa.py_buffer(codes)])
+    return pa.DictionaryArray.from_arrays(indices, pa.array(list(texts), pa.string()), safe=False)
+
+
 def _narrowed(values: Integers, dtype: np.dtype[np.integer]) -> npt.NDArray[np.integer]:
     if dtype == np.int64 or not len(values):
         return values.astype(dtype, copy=False)
@@ -326,10 +330,170 @@ def _combined(key: Integers, values: Integers) -> Integers:
     return key * most + values
 
 
+_INTEGER, _WHOLE, _FRACTION, _TEXT = 1, 2, 3, 4
+_IS_NEGATIVE, _BEGINS_NUMBER, _BEGINS_TEXT, _ENDS_TEXT = 1, 2, 4, 8
+"""What becomes of a run of digits, as lines.c has it."""
+
+
+class _Column(ctypes.Structure):
+    """Column of lines.c."""
+
+    _fields_ = (
+        ("values", ctypes.c_void_p),
+        ("width", ctypes.c_int64),
+        ("most_whole", ctypes.c_uint64),
+        ("most_decimals", ctypes.c_int64),
+        ("slots", ctypes.c_void_p),
+        ("num_slots", ctypes.c_int64),
+        ("samples", ctypes.c_void_p),
+        ("num_samples", ctypes.c_int64),
+    )
+
+
+class _Block(ctypes.Structure):
+    """Block of lines.c."""
+
+    _fields_ = (
+        ("text", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+        ("bounds", ctypes.c_void_p),
+        ("num_lines", ctypes.c_int64),
+        ("columns", ctypes.c_void_p),
+        ("code", ctypes.c_void_p),
+        ("order", ctypes.c_void_p),
+        ("num_kinds", ctypes.c_int64),
+    )
+
+
+class Scanner:
+    """Reads lines into columns by lines.c, and holds the kinds of line that it has learned.
+
+    It does what `split_digits` and `Filler` do, for one thread at a time.
+    """
+
+    def __init__(self, library: ctypes.CDLL, columns: Sequence[pa.DataType]) -> None:
+        self._library, self._columns = library, columns
+        self._kinds = library.new_kinds()
+        if not self._kinds:
+            raise MemoryError
+        finalize(self, library.free_kinds, self._kinds)
+        self._shapes: list[Shape] = []
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether it can learn all kinds that a block may have."""
+        return len(self._shapes) <= _MOST_SHAPES
+
+    def columns(
+        self, text: bytes | bytearray, bounds: Integers, learned: Callable[[int], Shape]
+    ) -> list[pa.Array]:
+        """Return the columns of lines; `learned` returns the shape of a line of an unknown kind.
+
+        The text does not end with a digit, and none is among its first seven bytes. Raises
+        UnfitError for lines that only the general parser can read.
+        """
+        num = len(bounds) - 1
+        view = np.frombuffer(text, dtype=np.uint8)
+        bounds = np.ascontiguousarray(bounds, dtype=np.int64)
+        code, order = np.empty(num, dtype=np.int32), np.empty(num, dtype=np.int32)
+        rooms = [_Room(kind, num) for kind in self._columns]
+        columns = (_Column * len(rooms))(*(room.record() for room in rooms))
+        lines = (address(view), len(view), address(bounds), num)
+        block = _Block(*lines, ctypes.addressof(columns), address(code), address(order), 0)
+        line = 0
+        while (line := self._library.scan(self._kinds, ctypes.byref(block), line)) < num:
+            if line < 0:
+                raise UnfitError
+            self._learn(bytes(text[bounds[line] : bounds[line + 1]]), learned(line))
+        if block.num_kinds > _MOST_SHAPES:
+            raise UnfitError
+        shapes = [self._shapes[kind] for kind in order[: block.num_kinds].tolist()]
+        found = []
+        for place, (room, column) in enumerate(zip(rooms, columns, strict=True)):
+            if not self._library.is_exact(ctypes.byref(column)):
+                raise UnfitError
+            texts = [shape.texts[place] for shape in shapes]
+            samples = room.samples[: column.num_samples].tolist()
+            words = [text[begin:end].decode() for begin, end in samples]
+            found.append(room.array(code, texts, words))
+        return found
+
+    def _learn(self, line: bytes, shape: Shape) -> None:
+        num_runs = len(_RUN.findall(line))
+        roles = np.ascontiguousarray(self._roles(shape)[:num_runs])
+        if self._library.learn(self._kinds, line, len(line), address(roles), num_runs):
+            raise UnfitError
+        self._shapes.append(shape)
+
+    def _roles(self, shape: Shape) -> npt.NDArray[np.int32]:
+        """Return what becomes of each run of digits, (run, 5): the Role of lines.c."""
+        roles = np.zeros((len(shape.is_whole), 5), dtype=np.int32)
+        roles[:, 1] = shape.is_whole * _BEGINS_NUMBER
+        for column, kind in enumerate(self._columns):
+            whole = _WHOLE if pa.types.is_floating(kind) else _INTEGER
+            sign = shape.negative[column] * _IS_NEGATIVE
+            for run, action in ((shape.whole[column], whole), (shape.fraction[column], _FRACTION)):
+                if run > NONE:
+                    roles[run] += (action, sign, column, 0, 0)
+            text = shape.texts[column]
+            if isinstance(text, Pattern):
+                before, after = (len(text.pieces[end].encode()) for end in (0, -1))
+                roles[list(text.places)] = (_TEXT, 0, column, before, after)
+                roles[text.places[0], 1] |= _BEGINS_TEXT
+                roles[text.places[-1], 1] |= _ENDS_TEXT
+        return roles
+
+
+class _Room:
+    """Room for a column that lines.c fills: its values by line, absent at first, and its texts."""
+
+    def __init__(self, kind: pa.DataType, num_lines: int) -> None:
+        self._kind = kind
+        self._is_text = pa.types.is_string(kind)
+        self._values: npt.NDArray[np.integer | np.float64]
+        if self._is_text:
+            self._values = np.empty(num_lines, dtype=np.int32)
+        else:
+            absent = np.nan if pa.types.is_floating(kind) else NOT_APPLICABLE
+            self._values = np.full(num_lines, absent, dtype=kind.to_pandas_dtype())
+        self._slots = np.zeros(2 << num_lines.bit_length() if self._is_text else 0, dtype=np.int32)
+        self.samples = np.empty((num_lines if self._is_text else 0, 2), dtype=np.int64)
+        """Begin and end in the block of each text with digits, in the order of first appearance."""
+
+    def record(self) -> _Column:
+        """Return the column as lines.c sees it; it is of use as long as this room is held."""
+        values = (address(self._values), self._values.itemsize, 0, 0)
+        return _Column(*values, address(self._slots), len(self._slots), address(self.samples), 0)
+
+    def array(
+        self,
+        code: npt.NDArray[np.int32],
+        texts: Sequence[str | Pattern],
+        words: Sequence[str],
+    ) -> pa.Array:
+        """Return the column. `texts` are those of each line's kind by `code`; `words` are texts
+        with digits.
+        """
+        if not self._is_text:
+            values = self._values
+            return pa.Array.from_buffers(self._kind, len(values), [None, pa.py_buffer(values)])
+        number: dict[str, int] = {}
+        of_kind = [
+            number.setdefault(text, len(number)) if isinstance(text, str) else NONE
+            for text in texts
+        ]
+        codes = np.array(of_kind, dtype=np.int32).take(code)
+        if words:
+            lines = np.flatnonzero(codes == NONE)
+            of_word = [number.setdefault(word, len(number)) for word in words]
+            codes[lines] = np.array(of_word, dtype=np.int32)[self._values[lines]]
+        return _dictionary(codes, number)
+
+
 _MOST_BYTES = 2**31 - 1
 _MOST_SHAPES = 4096
 """With more kinds of line (texts full of other characters), templates are not worth it."""
-_RUN = re.compile(rb"[0-9]+")
+_RUN, _DIGIT = re.compile(rb"[0-9]+"), re.compile(rb"[0-9]")
 _DIGITS_IN_TEXT = re.compile(r"[0-9]+")
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?")
 _CONTINUES = re.compile(rb"(\.|[eE][+-]?)\Z")
@@ -350,6 +514,7 @@ class Templates:
         self._needless = needless
         self._general = GeneralParser(schema)
         self._shapes: dict[bytes, Shape] = {}
+        self._scanners: list[Scanner] = []
 
     def table(self, text: bytes | bytearray, bounds: Integers) -> pa.Table | None:
         """Return columns of lines, as LineParser says."""
@@ -369,9 +534,23 @@ class Templates:
         return pa.Table.from_arrays([_without_nulls(column) for column in flat.columns], names)
 
     def _parsed(self, text: bytes | bytearray, bounds: Integers) -> pa.Table:
-        if b"\\" in text or len(text) > _MOST_BYTES:
+        if b"\\" in text or _MARK in text or len(text) > _MOST_BYTES:
             raise UnfitError
-        digits, bare = split_digits(*self._needed(text, bounds))
+        needed, edges = self._needed(text, bounds)
+        if _DIGIT.search(needed, 0, _WORD_BYTES - 1) or needed[-1] in _DIGITS:
+            raise UnfitError  # a word of digits would begin before the block
+        library = compiled()
+        if library is None:
+            columns = self._filled(needed, edges, text, bounds)
+        else:
+            columns = self._scanned(library, needed, edges, text, bounds)
+        return pa.Table.from_arrays(columns, [".".join(path) for path, _ in self._columns])
+
+    def _filled(
+        self, needed: bytes | bytearray, edges: Integers, text: bytes | bytearray, bounds: Integers
+    ) -> list[pa.Array]:
+        """Return the columns of lines by numpy; their kinds are learned from the whole lines."""
+        digits, bare = split_digits(needed, edges)
         encoded = bare.dictionary_encode()
         code = encoded.indices.to_numpy().astype(np.int64)
         kinds = encoded.dictionary.to_pylist()
@@ -379,8 +558,31 @@ class Templates:
             raise UnfitError
         shapes = self._shapes_of(kinds, code, text, bounds)
         filler = Filler(shapes, code, digits)
-        columns = [filler.column(place, kind) for place, (_, kind) in enumerate(self._columns)]
-        return pa.Table.from_arrays(columns, [".".join(path) for path, _ in self._columns])
+        return [filler.column(place, kind) for place, (_, kind) in enumerate(self._columns)]
+
+    def _scanned(
+        self,
+        library: ctypes.CDLL,
+        needed: bytes | bytearray,
+        edges: Integers,
+        text: bytes | bytearray,
+        bounds: Integers,
+    ) -> list[pa.Array]:
+        """Return the same columns by compiled code."""
+
+        def learned(line: int) -> Shape:
+            kind = _RUN.sub(_MARK, needed[edges[line] : edges[line + 1]])
+            return self._shape_of(kind, bytes(text[bounds[line] : bounds[line + 1]]))
+
+        try:
+            scanner = self._scanners.pop()
+        except IndexError:  # other threads have all of them
+            scanner = Scanner(library, [kind for _, kind in self._columns])
+        try:
+            return scanner.columns(needed, edges, learned)
+        finally:
+            if scanner.has_room:
+                self._scanners.append(scanner)
 
     def _needed(
         self, text: bytes | bytearray, bounds: Integers
@@ -409,14 +611,15 @@ class Templates:
     def _shapes_of(
         self, kinds: Sequence[bytes], code: Integers, text: bytes | bytearray, bounds: Integers
     ) -> list[Shape]:
-        known = [self._shapes.get(kind) for kind in kinds]
-        if None in known:
-            first = first_rows(code, len(kinds))
-            for place, kind in enumerate(kinds):
-                if known[place] is None:
-                    line = bytes(text[bounds[first[place]] : bounds[first[place] + 1]])
-                    known[place] = self._shapes.setdefault(kind, self._learned(line))
-        return [shape for shape in known if shape is not None]
+        if any(kind not in self._shapes for kind in kinds):
+            for kind, line in zip(kinds, first_rows(code, len(kinds)).tolist(), strict=True):
+                self._shape_of(kind, bytes(text[bounds[line] : bounds[line + 1]]))
+        return [self._shapes[kind] for kind in kinds]
+
+    def _shape_of(self, kind: bytes, line: bytes) -> Shape:
+        """Return the shape of a kind of line, learned from this line of it if it is new."""
+        shape = self._shapes.get(kind)
+        return shape or self._shapes.setdefault(kind, self._learned(line))
 
     def _learned(self, line: bytes) -> Shape:
         """Return the shape of a line's kind, learned from one line."""

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import pyarrow as pa
 import pytest
@@ -18,11 +21,12 @@ from megascan.rankfile import (
     encode_window,
     rank_file_path,
 )
-from megascan.reader import read_trace
+from megascan.reader import lines, read_trace, templates
 from megascan.schema import DERIVED_COLUMNS, Granularity, Kind, Track
 from megascan.timeline import ClockFit, Timeline, Trace
 from megascan.topology import Layout
 
+ROOT = Path(__file__).parents[2]
 ORIGIN_NS = 1_700_000_000_123_456_789
 
 
@@ -358,3 +362,37 @@ def timeline_of(trace: Trace) -> Timeline:
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "out")
+
+
+def build_hook() -> ModuleType:
+    """The file by which an install compiles a part of the reader."""
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The compiled part of the reader, built from its source as it is."""
+    folder = tmp_path_factory.mktemp("compiled")
+    reason = build_hook().build(folder)
+    if reason:
+        pytest.skip(f"no C compiler: {reason}")
+    found = lines.loaded(folder / lines.LIBRARY.name, lines.SOURCE)
+    assert found is not None
+    return found
+
+
+def use(way: ctypes.CDLL | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process read lines by a library, or by numpy for None."""
+    for module in (lines, templates):
+        monkeypatch.setattr(module, "compiled", lambda: way)
+
+
+@pytest.fixture(params=["numpy", "compiled"])
+def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a test twice: lines are read by numpy, and by the compiled part."""
+    way = request.getfixturevalue("library") if request.param == "compiled" else None
+    use(way, monkeypatch)

@@ -17,6 +17,7 @@ from megascan.topology import Layout
 if TYPE_CHECKING:
     from conftest import Folder
 
+pytestmark = pytest.mark.usefixtures("each_way")
 
 ORIGINS_NS = (1_700_000_000_000_000_000, 1_700_000_001_000_000_000)
 """Clock origins of an older and a newer run."""

@@ -19,6 +19,8 @@ from megascan.topology import Layout
 if TYPE_CHECKING:
     from conftest import Original
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 
 def spans(path: Path) -> pd.DataFrame:
     table: pd.DataFrame = read_trace(path).spans.to_pandas()

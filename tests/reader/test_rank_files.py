@@ -16,6 +16,8 @@ from megascan.timeline import TRACE_SCHEMA, numbers
 if TYPE_CHECKING:
     from conftest import Folder
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 ORIGIN_NS = 1_700_000_000_123_456_789
 
 

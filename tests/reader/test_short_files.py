@@ -18,6 +18,8 @@ from megascan.schema import SPAN_COLUMNS
 from megascan.simulate import CostModel, JobModel, simulate_trace, write_rank_files
 from megascan.topology import Layout
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 NUM_RANKS = 8
 
 

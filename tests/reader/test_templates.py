@@ -17,6 +17,8 @@ from megascan.arrays import Integers
 from megascan.reader.lines import GeneralParser
 from megascan.reader.templates import Templates
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 SCHEMA = pa.schema(
     [
         ("name", pa.string()),
