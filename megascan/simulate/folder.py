@@ -377,7 +377,7 @@ def simulate_trace(job: JobModel, faults: Sequence[Fault] = (), seed: int = 0) -
         fault.check(job.layout)
     grid = Grid(job.layout)
     programs = compile_job(job)
-    engine = Engine(grid, programs)
+    engine = Engine(grid, programs, host_is_device=job.device == "cpu")
     draws = Draws(job, programs, tuple(faults), seed)
     config = job.trace_config()
     traced: list[int] = []

@@ -242,10 +242,15 @@ class Instruction:
 
     code: Code
     span: int = NO_SPAN
-    num_spans: int = 0
+    num_spans: int = 1
     row: int = 0
     axis: str = ""
     slot: int = 0
+
+    @property
+    def spans(self) -> range:
+        """Return its spans; NO_SPAN alone if it has none."""
+        return range(self.span, self.span + self.num_spans)
 
 
 @dataclass(frozen=True)
@@ -346,10 +351,10 @@ class StageProgram:
     def join(self, op: str, axis: str, nominal_ns: float, template: SpanTemplate | None) -> None:
         """Add a collective across stages."""
         span, row = self._collective_span(op, axis, template), self._add_transfer(nominal_ns, axis)
-        slot, num_spans = self._new_slot(), int(span != NO_SPAN)
+        slot = self._new_slot()
         self.instructions += [
-            Instruction(Code.POST, span, num_spans, slot=slot),
-            Instruction(Code.JOIN, span, num_spans, row=row, axis=axis, slot=slot),
+            Instruction(Code.POST, span, slot=slot),
+            Instruction(Code.JOIN, span, row=row, axis=axis, slot=slot),
         ]
 
     def exchange(self, ends: tuple[ExchangeEnd, ...], templates: list[SpanTemplate]) -> None:
