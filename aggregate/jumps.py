@@ -125,17 +125,12 @@ def jump_of(
     `refused` is (domain,), how many ends of collectives were not believed.
     """
     suspects = tuple(_suspects(ties, lines, refused))
-    step = find_step(suspects)
+    steps = [step for each in suspects for step in _steps(each)]
+    step = max(steps, key=lambda each: abs(each.jump_ns), default=None)
     if step is not None and ties.num_left_out:
         members = members_around(step, spans, matches, ranks, ties.domain)
         step = located(step, members, ties.domain[members.rank], lines)
     return step, unmended_ns(suspects, ties.num_domains)
-
-
-def find_step(suspects: Sequence[Suspect]) -> ClockStep | None:
-    """Find the largest jump among the clocks whose ends are refused in numbers."""
-    found = [step for each in suspects for step in _steps(each)]
-    return max(found, key=lambda step: abs(step.jump_ns), default=None)
 
 
 def unmended_ns(suspects: Sequence[Suspect], num_domains: int) -> Floats:
