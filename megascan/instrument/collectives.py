@@ -141,29 +141,41 @@ class Groups:
 
     def name(self, group: ProcessGroup | None) -> str:
         """Return the id of a group; None is the world."""
-        if group is None:
-            from torch.distributed import group as groups
+        import torch.distributed as dist
 
-            group = groups.WORLD
+        if group is None:
+            group = dist.group.WORLD
         known = self._names.get(group)  # type: ignore[arg-type]
         if known is not None:
             return known
         assert group is not None  # a collective needs an initialised world
         description = getattr(group, "group_desc", "") or "group"
         axis = f"{description}-{group.group_name}".lower()
-        return self._enter(group, f"dp-{axis}" if self._is_whole(group) else axis)
+        # groups of some ranks only may have any purpose, experts for example
+        is_whole = dist.get_world_size(group) == dist.get_world_size()
+        return self._enter(group, f"dp-{axis}" if self._all_data_parallel and is_whole else axis)
 
-    def _is_whole(self, group: ProcessGroup) -> bool:
-        """Return whether a group holds all ranks of a job that is all data parallel; groups of some
-        ranks may have any purpose, experts for example.
+    def follow(
+        self,
+        tracer: RecordingTracer,
+        work: AsyncWork,
+        name: str,
+        begin: Mark,
+        arguments: Arguments,
+        *,
+        lane: str,
+        keep: object,
+    ) -> PendingWork:
+        """Record asynchronous communication until it is done; return what its caller gets as work.
+
+        `keep` are the tensors of the communication.
         """
-        import torch.distributed as dist
-
-        return self._all_data_parallel and dist.get_world_size(group) == dist.get_world_size()
-
-    def backend(self, name: str) -> str:
-        """Return the backend of a group's communication: nccl, gloo, …"""
-        return self._backends[name]
+        kind = Kind.P2P if "peer" in arguments else Kind.COLLECTIVE
+        backend = self._backends[str(arguments["group"])]
+        span, watched = tracer.add_pending(
+            work, kind, name, begin, arguments=arguments, lane=lane, backend=backend
+        )
+        return PendingWork(work, tracer, span, watched, keep)
 
     def num_members(self, name: str) -> int:
         """Return the size of a group."""
@@ -343,11 +355,8 @@ class Collectives:
         self._coalescing: list[_Coalescing] = []
         self._inside = threading.local()
 
-    def wrap(self, operation: Operation) -> Callable[[Function], Function]:
+    def wrap(self, operation: Operation, original: Function) -> Function:
         """Wrap one function of torch.distributed."""
-        return lambda original: self._wrap(operation, original)
-
-    def _wrap(self, operation: Operation, original: Function) -> Function:
         group_of = argument_reader(original, "group")
         payload_of = argument_reader(original, operation.payload)
         result_of = argument_reader(original, operation.result)
@@ -463,17 +472,8 @@ class Collectives:
     def _follow(
         self, work: AsyncWork, name: str, begin: Mark, arguments: Arguments, keep: object
     ) -> PendingWork:
-        group = str(arguments["group"])
-        span, watched = self._tracer.add_pending(
-            work,
-            Kind.COLLECTIVE,
-            name,
-            begin,
-            arguments=arguments,
-            lane=group,
-            backend=self._groups.backend(group),
-        )
-        return PendingWork(work, self._tracer, span, watched, keep)
+        lane = str(arguments["group"])
+        return self._groups.follow(self._tracer, work, name, begin, arguments, lane=lane, keep=keep)
 
     def coalescing_manager(self, original: Function) -> Function:
         """Wrap `_coalescing_manager`: all that is launched inside it becomes one span."""
@@ -486,10 +486,9 @@ class Collectives:
 
         return traced
 
-    def begin_set(self, group: ProcessGroup | None) -> _Coalescing:
-        """Begin a coalesced set: note all calls on this group from now on."""
-        self._coalescing.append(_Coalescing(group))
-        return self._coalescing[-1]
+    def begin_set(self, coalescing: _Coalescing) -> None:
+        """Begin a coalesced set: note all calls on its group from now on."""
+        self._coalescing.append(coalescing)
 
     def leave_set(self, coalescing: _Coalescing) -> None:
         """End a coalesced set without recording it."""
@@ -506,11 +505,7 @@ class Collectives:
         return arguments, self._tracer.mark()
 
     def record_set(
-        self,
-        works: list[AsyncWork],
-        arguments: Arguments,
-        begin: Mark,
-        coalescing: _Coalescing | None,
+        self, works: list[AsyncWork], arguments: Arguments, begin: Mark, coalescing: _Coalescing
     ) -> None:
         """Record the launched set now, or when its last work is done."""
         name = str(arguments["op"])
@@ -533,13 +528,12 @@ class _CoalescedSet:
     ) -> None:
         self._collectives = collectives
         self._manager = manager
-        self._group = group
-        self._coalescing: _Coalescing | None = None
+        self._coalescing = _Coalescing(group)
         self._handle: object = None
 
     def __enter__(self) -> object:
         self._handle = self._manager.__enter__()
-        self._coalescing = self._collectives.begin_set(self._group)
+        self._collectives.begin_set(self._coalescing)
         return self._handle
 
     def __exit__(
@@ -548,21 +542,20 @@ class _CoalescedSet:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
+        self._collectives.leave_set(self._coalescing)
         launched = None
-        if self._coalescing is not None:
-            self._collectives.leave_set(self._coalescing)
         try:
-            if self._coalescing is not None and error is None:
+            if error is None:
                 launched = self._collectives.launch_set(self._coalescing)
         except Exception as failure:
             self._collectives.fail(failure)
         swallowed = self._manager.__exit__(kind, error, traceback)
-        if launched is not None and error is None:
-            try:
+        try:
+            if launched is not None:
                 works = getattr(self._handle, "works", [])
                 self._collectives.record_set(works, *launched, self._coalescing)
-            except Exception as failure:
-                self._collectives.fail(failure)
+        except Exception as failure:
+            self._collectives.fail(failure)
         return swallowed
 
 

@@ -11,9 +11,9 @@ wrapper around a function would break its graph.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from typing import TYPE_CHECKING
 
 from megascan.instrument.collectives import (
@@ -73,20 +73,17 @@ class FunctionalCollectives(IterationListener):
         """Return the places to wrap."""
         return [
             *(
-                Place(module=MODULE, attribute=name, wrap=self._wrap(operation))
+                Place(module=MODULE, attribute=name, wrap=partial(self._wrap, operation))
                 for name, operation in FUNCTIONS.items()
             ),
             Place(module=MODULE, attribute="wait_tensor", wrap=self._wrap_wait),
         ]
 
-    def _wrap(self, operation: str) -> Callable[[Function], Function]:
-        return lambda original: self._launching(operation, original)
-
-    def _launching(self, operation: str, original: Function) -> Function:
+    def _wrap(self, operation: str, original: Function) -> Function:
         group_of = argument_reader(original, "group")
         tracer = self.tracer
 
-        @functools.wraps(original)
+        @wraps(original)
         def traced(*positional: object, **named: object) -> object:
             if _is_compiling() or not tracer.active or self._under_way:  # inside another
                 return original(*positional, **named)
@@ -137,7 +134,7 @@ class FunctionalCollectives(IterationListener):
     def _wrap_wait(self, original: Function) -> Function:
         tracer = self.tracer
 
-        @functools.wraps(original)
+        @wraps(original)
         def traced(tensor: torch.Tensor) -> object:
             result = original(tensor)
             if _is_compiling() or not tracer.active:

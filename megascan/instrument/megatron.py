@@ -33,9 +33,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
-from megascan.instrument.collectives import Groups, PendingWork, argument_reader, argument_writer
+from megascan.instrument.collectives import Groups, argument_reader, argument_writer
 from megascan.instrument.layers import kinds_of, numbered_layers
-from megascan.instrument.place import Call, Function, Position, around, beside, first_of, in_span
+from megascan.instrument.place import (
+    Call,
+    Function,
+    Position,
+    around,
+    before,
+    beside,
+    first_of,
+    in_span,
+)
 from megascan.instrument.updates import Config, Updates
 from megascan.schema import Kind, Phase
 from megascan.tracer import Arguments, AsyncWork, IterationListener, Mark, RecordingTracer
@@ -181,11 +190,7 @@ class Modules:
         self._backward_spans = backward_spans
         self._patched: list[weakref.ref[torch.nn.Module]] = []
 
-    def forward_of(self, name: str) -> Callable[[Function], Function]:
-        """Record spans `name`, `name-recompute` and `name-backward` of a module's method."""
-        return lambda original: self._wrap(name, original)
-
-    def recompute_of(self, name: str) -> Callable[[Function], Function]:
+    def recompute_of(self, name: str, original: Function) -> Function:
         """Record spans `name-recompute` of a function, only for calls inside a backward pass.
 
         This is for functions that selective recomputation repeats; they are not recorded in the
@@ -208,9 +213,10 @@ class Modules:
             tracer.add(Kind.COMPUTE, title, call.memory, tracer.mark(), arguments)
             return result
 
-        return lambda original: around(tracer, original, enter, leave)
+        return around(tracer, original, enter, leave)
 
-    def _wrap(self, name: str, original: Function) -> Function:
+    def forward_of(self, name: str, original: Function) -> Function:
+        """Record spans `name`, `name-recompute` and `name-backward` of a module's method."""
         position, tracer = self._position, self._tracer
         repeated_name, backward_name = recompute_of(name), backward_of(name)
         in_backward, in_recompute = Phase.BACKWARD, Phase.RECOMPUTE
@@ -252,17 +258,15 @@ class Modules:
         The output layer is an ordinary column-parallel linear, whose class is used everywhere, so
         the object itself is wrapped.
         """
-        tracer = self._tracer
 
-        def enter(call: Call) -> bool:
+        def wrap_output_layer(call: Call) -> None:
             layer = getattr(call.positional[0], "output_layer", None)
             if layer is not None and "forward" not in vars(layer):
-                traced = self._wrap(OUTPUT_LAYER, type(layer).forward)
+                traced = self.forward_of(OUTPUT_LAYER, type(layer).forward)
                 layer.forward = traced.__get__(layer)
                 self._patched.append(weakref.ref(layer))
-            return False
 
-        return around(tracer, original, enter, lambda call, result: result)
+        return before(self._tracer, original, wrap_output_layer)
 
     def remove(self) -> None:
         """Restore the output layers' own forward."""
@@ -381,7 +385,7 @@ class Passes:
         position, tracer = self._position, self._tracer
         known: set[int] = set()  # chunks whose layers have been noted
 
-        def enter(call: Call) -> bool:
+        def note(call: Call) -> None:
             model = call.positional[0]
             if id(model) not in known:
                 known.add(id(model))
@@ -391,25 +395,23 @@ class Passes:
                 # a packed sequence's attention depends on where its documents end
                 is_packed = packed_of(call) is not None
                 tracer.note_tokens(0 if is_packed else num_tokens(model, tokens_of(call)))
-            return False
 
-        return around(tracer, original, enter, lambda call, result: result)
+        return before(tracer, original, note)
 
     def calculate_loss(self, original: Function) -> Function:
         """Record `loss`: the trainer's loss function, on the stage that has one."""
         function_of = argument_reader(original, "loss_func")
         set_function = argument_writer(original, "loss_func")
 
-        def enter(call: Call) -> bool:
-            function = cast("Function | None", function_of(call))
-            if function is not None and not self._position.is_elsewhere:
-                set_function(
-                    call,
-                    in_span(self._tracer, function, LOSS, Kind.COMPUTE, self._position.arguments),
-                )
-            return False
+        position, tracer = self._position, self._tracer
 
-        return around(self._tracer, original, enter, lambda call, result: result)
+        def wrap_loss(call: Call) -> None:
+            function = cast("Function | None", function_of(call))
+            if function is not None and not position.is_elsewhere:
+                traced = in_span(tracer, function, LOSS, Kind.COMPUTE, position.arguments)
+                set_function(call, traced)
+
+        return before(tracer, original, wrap_loss)
 
     def backward_step(self, original: Function) -> Function:
         """Record `backward`: the gradients of one microbatch through one chunk."""
@@ -561,17 +563,10 @@ class PointToPoint:
                 size_bytes=tensor.nbytes,
             )
             arguments["microbatch"], arguments["chunk"] = transfer.microbatch, transfer.chunk
-            work = cast(AsyncWork, result)
-            span, watched = tracer.add_pending(
-                work,
-                Kind.P2P,
-                name,
-                call.memory,
-                arguments=arguments,
-                lane=f"{name} {transfer.peer}",
-                backend=self._groups.backend(group),
+            work, lane = cast(AsyncWork, result), f"{name} {transfer.peer}"
+            return self._groups.follow(
+                tracer, work, name, call.memory, arguments, lane=lane, keep=tensor
             )
-            return PendingWork(work, tracer, span, watched, tensor)
 
         return around(tracer, original, enter, leave)
 
@@ -591,21 +586,14 @@ class PointToPoint:
         """Record an overlapped exchange: each message until the message's own work is done."""
         for message in messages:
             work = handles.get(message.handle)
-            if work is None:
-                continue
-            arguments = self._describe(message, communicator)
-            span, watched = self._tracer.add_pending(
-                work,
-                Kind.P2P,
-                message.name,
-                begin,
-                arguments=arguments,
-                lane=message.name,
-                backend=self._groups.backend(str(arguments["group"])),
-            )
-            handles[message.handle] = PendingWork(work, self._tracer, span, watched, message.tensor)
+            if work is not None:
+                name, arguments = message.name, self._describe(message, communicator)
+                handles[message.handle] = self._groups.follow(
+                    self._tracer, work, name, begin, arguments, lane=name, keep=message.tensor
+                )
 
     def _describe(self, message: _Message, communicator: object) -> Arguments:
+        """Return a message's arguments; microbatch and chunk of a received tensor are set later."""
         arguments = self._position.message(
             message.operation,
             message.direction,
@@ -613,19 +601,14 @@ class PointToPoint:
             group=self._groups.name(communicator.pp_group),  # type: ignore[attr-defined]
             size_bytes=message.tensor.nbytes,
         )
-        self._place(message, arguments)
-        return arguments
-
-    def _place(self, message: _Message, arguments: Arguments) -> None:
-        """Set microbatch and chunk of a sent tensor; those of a received tensor are set later."""
-        identity = id(message.tensor)
+        identity, position = id(message.tensor), self._position
         if message.operation == RECV:
-            self._position.received[identity] = arguments
-            return
-        made = self._position.outputs if message.direction == FORWARD else self._position.gradients
-        slot = made.get(identity)
-        if slot is not None:
-            arguments["microbatch"], arguments["chunk"] = slot
+            position.received[identity] = arguments
+            return arguments
+        made = position.outputs if message.direction == FORWARD else position.gradients
+        if identity in made:
+            arguments["microbatch"], arguments["chunk"] = made[identity]
+        return arguments
 
 
 def _messages(

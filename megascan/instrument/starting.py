@@ -20,19 +20,16 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from megascan.config import TraceConfig
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.instrument.collectives import Groups, topology_of
-from megascan.instrument.place import Installation
 from megascan.instrument.table import install
 from megascan.schema import Granularity
 from megascan.topology import DEFAULT_ORDER, Coordinates, Layout
 from megascan.tracer import (
     CpuTimer,
-    IterationListener,
     Lookout,
     RecordingTracer,
     Timer,
@@ -183,47 +180,45 @@ def read_topology() -> tuple[Layout, Coordinates]:
     parallel_state = sys.modules.get("megatron.core.parallel_state")
     if parallel_state is None or not parallel_state.model_parallel_is_initialized():
         return Layout(dp=dist.get_world_size()), Coordinates(dp=dist.get_rank())
+    sizes, places = (
+        {
+            axis: getattr(parallel_state, f"get_{name}_parallel_{what}")()
+            for axis, name in _NAMES_OF_AXES.items()
+        }
+        for what in ("world_size", "rank")
+    )
     layout = Layout(
-        tp=parallel_state.get_tensor_model_parallel_world_size(),
-        cp=parallel_state.get_context_parallel_world_size(),
-        ep=parallel_state.get_expert_model_parallel_world_size(),
-        dp=parallel_state.get_data_parallel_world_size(),
-        pp=parallel_state.get_pipeline_model_parallel_world_size(),
+        **sizes,
         vpp=parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
-        etp=_expert_tensor_size(parallel_state),
+        etp=parallel_state.get_expert_tensor_parallel_world_size() if sizes["ep"] > 1 else 1,
     )
-    coordinates = Coordinates(
-        tp=parallel_state.get_tensor_model_parallel_rank(),
-        cp=parallel_state.get_context_parallel_rank(),
-        ep=parallel_state.get_expert_model_parallel_rank(),
-        dp=parallel_state.get_data_parallel_rank(),
-        pp=parallel_state.get_pipeline_model_parallel_rank(),
-    )
-    return replace(layout, order=find_order(layout, own_groups(), dist.get_rank())), coordinates
+    order = find_order(layout, own_groups(), dist.get_rank())
+    return replace(layout, order=order), Coordinates(**places)
 
 
-def _expert_tensor_size(parallel_state: ModuleType) -> int:
-    """Return the size of tensor parallelism inside experts; 1 without expert parallelism."""
-    if parallel_state.get_expert_model_parallel_world_size() == 1:
-        return 1
-    size: int = parallel_state.get_expert_tensor_parallel_world_size()
-    return size
+_NAMES_OF_AXES = {
+    "tp": "tensor_model",
+    "cp": "context",
+    "ep": "expert_model",
+    "dp": "data",
+    "pp": "pipeline_model",
+}
+"""Axes in the names of parallel_state's functions: `get_tensor_model_parallel_group`, …"""
 
 
 def own_groups() -> dict[str, tuple[int, ...]]:
-    """Return ordered members of this rank's group on each axis."""
+    """Return ordered members of this rank's group on each axis; of EP's only if it is used."""
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    groups = {
-        "tp": parallel_state.get_tensor_model_parallel_group(),
-        "cp": parallel_state.get_context_parallel_group(),
-        "dp": parallel_state.get_data_parallel_group(),
-        "pp": parallel_state.get_pipeline_model_parallel_group(),
+    is_used = {"ep": parallel_state.get_expert_model_parallel_world_size() > 1}
+    return {
+        axis: tuple(
+            dist.get_process_group_ranks(getattr(parallel_state, f"get_{name}_parallel_group")())
+        )
+        for axis, name in _NAMES_OF_AXES.items()
+        if is_used.get(axis, True)
     }
-    if parallel_state.get_expert_model_parallel_world_size() > 1:
-        groups["ep"] = parallel_state.get_expert_model_parallel_group()
-    return {axis: tuple(dist.get_process_group_ranks(group)) for axis, group in groups.items()}
 
 
 def find_order(layout: Layout, groups: dict[str, tuple[int, ...]], rank: int) -> str:
@@ -231,17 +226,12 @@ def find_order(layout: Layout, groups: dict[str, tuple[int, ...]], rank: int) ->
 
     megatron.core takes the order as an argument and does not keep it.
     """
-    for order in _orders():
+    orders = map("-".join, itertools.permutations(DEFAULT_ORDER.split("-")))
+    for order in (DEFAULT_ORDER, *orders):
         candidate = replace(layout, order=order)
         if all(candidate.group(rank, axis) == ranks for axis, ranks in groups.items()):
             return order
     return DEFAULT_ORDER
-
-
-def _orders() -> Iterator[str]:
-    yield DEFAULT_ORDER
-    for axes in itertools.permutations(DEFAULT_ORDER.split("-")):
-        yield "-".join(axes)
 
 
 def read_device() -> Device:
@@ -363,7 +353,7 @@ def _begin(
     tracer.record_with(timer, writer)
     if config.armed:
         tracer.switch_with(_switch_of(tracer, config, agreement.board))
-    tracer.listen(_Removal(install(tracer, groups, models)))
+    tracer.listen(install(tracer, groups, models))
     tracer.listen(Lookout(config.directory, header, lambda: tracer.current_iteration))
 
 
@@ -417,18 +407,3 @@ def make_timer(clock: HostClock, *, full: bool) -> Timer:
 def _restarted() -> bool:
     """Return whether torchrun has restarted the job, as far as this host's launcher knows."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-
-
-class _Removal(IterationListener):
-    """Listener that removes the instrumentation when it is no longer wanted."""
-
-    def __init__(self, installation: Installation) -> None:
-        self._installation = installation
-
-    def granularity_lowered(self) -> None:
-        """Undo the replacements that only granularity `full` needs."""
-        self._installation.remove_full()
-
-    def tracing_ends(self) -> None:
-        """Put every wrapped place back."""
-        self._installation.remove()

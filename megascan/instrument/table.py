@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from megascan.instrument.collectives import OPERATIONS, Collectives, Groups
@@ -114,7 +115,19 @@ def places(
             attribute="finalize_model_grads",
             wrap=updates.grad_sync,
         ),
-        *_collective_places(collectives),
+        *(
+            Place(
+                module="torch.distributed",
+                attribute=operation.function,
+                wrap=partial(collectives.wrap, operation),
+            )
+            for operation in OPERATIONS
+        ),
+        Place(
+            module="torch.distributed",
+            attribute="_coalescing_manager",
+            wrap=collectives.coalescing_manager,
+        ),
         *(
             Place(module=module, attribute=attribute, wrap=wrap, granularity=Granularity.FULL)
             for module, attribute, wrap in _full_places(modules, saves)
@@ -122,22 +135,14 @@ def places(
     ]
 
 
-def _collective_places(collectives: Collectives) -> Iterator[Place]:
-    """Yield the operations of torch.distributed, and the manager that coalesces several."""
-    module = "torch.distributed"
-    for operation in OPERATIONS:
-        yield Place(module=module, attribute=operation.function, wrap=collectives.wrap(operation))
-    yield Place(module=module, attribute="_coalescing_manager", wrap=collectives.coalescing_manager)
-
-
 def _full_places(
     modules: Modules, saves: CheckpointSaves
 ) -> Iterator[tuple[str, str, Callable[[Function], Function]]]:
     """Yield the places that granularity `full` adds: module, attribute, and wrapper."""
     for span, module, attribute in MODULES:
-        yield module, attribute, modules.forward_of(span)
+        yield module, attribute, partial(modules.forward_of, span)
     for span, module, attribute in RECOMPUTED:
-        yield module, attribute, modules.recompute_of(span)
+        yield module, attribute, partial(modules.recompute_of, span)
     yield f"{_CORE}.models.gpt.gpt_model", "GPTModel.forward", modules.output_layer_of
     yield f"{_CORE}.dist_checkpointing.serialization", "save", saves.save_checkpoint
 
@@ -196,7 +201,7 @@ others wait: not that rank's host's fault."""
 def install(
     tracer: RecordingTracer, groups: Groups, models: Sequence[torch.nn.Module] = ()
 ) -> Installation:
-    """Wrap every place that the tracer's granularity asks for; undone by `Installation.remove`.
+    """Wrap every place that the tracer's granularity asks for; undone by the Installation.
 
     `models` are those of a job without megatron.core's schedules, one model for each chunk of the
     rank.

@@ -24,7 +24,7 @@ RECORDERS = [
     *(ROOT / "megascan" / "instrument").glob("*.py"),
     ROOT / "megascan" / "tracer" / "tracer.py",
 ]
-NAMED_AT = {"add": 1, "add_pending": 2, "in_span": 2, "watch": 0}
+NAMED_AT = {"add": 1, "add_pending": 2, "follow": 2, "in_span": 2, "watch": 0}
 """Where the calls that make spans take the name."""
 
 
