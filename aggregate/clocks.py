@@ -414,10 +414,7 @@ def fit_clocks(ties: Ties, *, with_drift: bool = True) -> Lines:
 
 
 def _certain_lines(
-    problem: LineProblem,
-    noise: Floats,
-    drifting: Flags,
-    start: Floats | None = None,
+    problem: LineProblem, noise: Floats, drifting: Flags, start: Floats | None = None
 ) -> Lines:
     """Return fitted lines; drifts that are not known well enough (LARGEST_DRIFT_ERROR) are 0."""
     drifting = drifting & (np.bincount(problem.domain, minlength=problem.num_domains) > 2)
@@ -430,10 +427,7 @@ def _certain_lines(
 
 
 def _noise(
-    ties: Ties,
-    problem: LineProblem,
-    drifting: Flags,
-    start: Floats | None = None,
+    ties: Ties, problem: LineProblem, drifting: Flags, start: Floats | None = None
 ) -> Floats:
     """Return (anchor,) standard deviations of collectives and of messages about separate lines.
 

@@ -151,10 +151,7 @@ class Cluster:
             yield _Remote(self._submit(itemgetter(0), future), self), cast("Result", result)
 
     def append(
-        self,
-        work: Callable[..., tuple[Result, bytes]],
-        tasks: Iterable[Task],
-        output: GrowingFile,
+        self, work: Callable[..., tuple[Result, bytes]], tasks: Iterable[Task], output: GrowingFile
     ) -> Iterator[Result]:
         """Write the bytes that the work returns, in this process: workers may not see the file."""
         return appended(self.results(work, tasks), output)

@@ -402,10 +402,7 @@ def estimate_noise(
 
 
 def fit_lines(
-    problem: LineProblem,
-    deviation_ns: Floats,
-    drifting: Flags,
-    start: Floats | None = None,
+    problem: LineProblem, deviation_ns: Floats, drifting: Flags, start: Floats | None = None
 ) -> Lines:
     """Fit the lines of all domains at once, by reweighted least squares.
 

@@ -33,14 +33,7 @@ from aggregate.anchors import Members, joining_members
 from aggregate.causality import Ties
 from aggregate.fitting import Lines
 from aggregate.match import Matches
-from megascan.arrays import (
-    Flags,
-    Floats,
-    Integers,
-    group_lengths,
-    group_starts,
-    lower_medians,
-)
+from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts, lower_medians
 from megascan.timeline import narrow, numbers
 
 _SUSPICIOUS_SHARE = 0.1

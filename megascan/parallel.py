@@ -93,10 +93,7 @@ class Workers(Protocol):
         """Yield what the work returns, with a handle in place of its table."""
 
     def append(
-        self,
-        work: Callable[..., tuple[Result, bytes]],
-        tasks: Iterable[Task],
-        output: GrowingFile,
+        self, work: Callable[..., tuple[Result, bytes]], tasks: Iterable[Task], output: GrowingFile
     ) -> Iterator[Result]:
         """Write the bytes that the work returns, in the order of tasks; yield its other results.
 
@@ -208,10 +205,7 @@ class Here:
             yield _Held(table), result
 
     def append(
-        self,
-        work: Callable[..., tuple[Result, bytes]],
-        tasks: Iterable[Task],
-        output: GrowingFile,
+        self, work: Callable[..., tuple[Result, bytes]], tasks: Iterable[Task], output: GrowingFile
     ) -> Iterator[Result]:
         """Write the bytes that the work returns."""
         return appended(self.results(work, tasks), output)
@@ -337,10 +331,7 @@ class Pool:
         return ((kept, cast("Result", _taken(result))) for kept, result in done)
 
     def append(
-        self,
-        work: Callable[..., tuple[Result, bytes]],
-        tasks: Iterable[Task],
-        output: GrowingFile,
+        self, work: Callable[..., tuple[Result, bytes]], tasks: Iterable[Task], output: GrowingFile
     ) -> Iterator[Result]:
         """Write the bytes that the work returns; workers write large ones, as otherwise all workers
         would wait for this process.
@@ -428,10 +419,7 @@ def workers_here(*, worth_processes: bool) -> Iterator[Workers]:
 
 @contextmanager
 def process_pool(
-    count: int,
-    start: Literal["fork", "spawn"],
-    advice: str,
-    scratch: Path | None = None,
+    count: int, start: Literal["fork", "spawn"], advice: str, scratch: Path | None = None
 ) -> Iterator[ProcessPoolExecutor]:
     """Open a pool of processes that end with the block, in the middle of their work if need be.
 

@@ -48,11 +48,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 import orjson
 from google.protobuf.message import DecodeError
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
-from perfetto.trace_processor import (
-    TraceProcessor,
-    TraceProcessorConfig,
-    TraceProcessorException,
-)
+from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig, TraceProcessorException
 
 from megascan.errors import ConfigError, InputError, MissingError, UsageError
 from megascan.export.tracks import group_titles

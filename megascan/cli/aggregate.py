@@ -37,12 +37,7 @@ from megascan.cli.options import (
 )
 from megascan.cli.output import check_outputs, require, say, stage, write_json
 from megascan.errors import UsageError
-from megascan.export import (
-    Mark,
-    format_of,
-    leftovers,
-    write_timeline,
-)
+from megascan.export import Mark, format_of, leftovers, write_timeline
 from megascan.header import Json
 from megascan.parallel import Workers
 from megascan.timeline import numbers

@@ -16,12 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import TYPE_CHECKING
 
-from megascan.instrument.collectives import (
-    ALL_TO_ALL,
-    Collectives,
-    argument_reader,
-    size_bytes_of,
-)
+from megascan.instrument.collectives import ALL_TO_ALL, Collectives, argument_reader, size_bytes_of
 from megascan.instrument.place import Call, Function, Place, Position
 from megascan.tracer import Arguments, IterationListener, Mark, RecordingTracer
 

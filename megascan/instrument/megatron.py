@@ -612,9 +612,7 @@ class PointToPoint:
 
 
 def _messages(
-    communicator: object,
-    sent: tuple[object, object],
-    received: tuple[object, object, object],
+    communicator: object, sent: tuple[object, object], received: tuple[object, object, object]
 ) -> Iterator[_Message]:
     previous = communicator.prev_rank  # type: ignore[attr-defined]
     following = communicator.next_rank  # type: ignore[attr-defined]

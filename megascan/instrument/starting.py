@@ -28,15 +28,7 @@ from megascan.instrument.collectives import Groups, topology_of
 from megascan.instrument.table import install
 from megascan.schema import Granularity
 from megascan.topology import DEFAULT_ORDER, Coordinates, Layout
-from megascan.tracer import (
-    CpuTimer,
-    Lookout,
-    RecordingTracer,
-    Timer,
-    Tracer,
-    TraceWriter,
-    Voice,
-)
+from megascan.tracer import CpuTimer, Lookout, RecordingTracer, Timer, Tracer, TraceWriter, Voice
 from megascan.tracer.timer import HostClock, host_domain, measure_offset_ns, now_ns
 
 if TYPE_CHECKING:

@@ -66,11 +66,7 @@ classes, too."""
 
 RECOMPUTED = (
     (CORE_ATTENTION, f"{_TRANSFORMER}.dot_product_attention", "DotProductAttention.forward"),
-    (
-        CORE_ATTENTION,
-        f"{_CORE}.extensions.transformer_engine",
-        "TEDotProductAttention.forward",
-    ),
+    (CORE_ATTENTION, f"{_CORE}.extensions.transformer_engine", "TEDotProductAttention.forward"),
     (RECOMPUTED_OUTPUT, f"{_CORE}.tensor_parallel.random", "CheckpointWithoutOutput._recompute"),
 )
 """Methods that selective recomputation repeats inside a module; only repeats are recorded."""

@@ -210,12 +210,7 @@ def rank_headers(
 
 
 def _rank_header(
-    job: JobModel,
-    clocks: RankClocks,
-    *,
-    run_id: str,
-    rank: int,
-    groups: dict[str, tuple[int, ...]],
+    job: JobModel, clocks: RankClocks, *, run_id: str, rank: int, groups: dict[str, tuple[int, ...]]
 ) -> RankHeader:
     number, index = divmod(rank, job.ranks_per_host)
     host, on_gpu = f"n{number:02d}", job.device == "cuda"

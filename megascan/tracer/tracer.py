@@ -321,14 +321,7 @@ class RecordingTracer(Tracer):
         """Return a counter of the writer thread's begins and ends: odd while it works."""
         return self._writer.num_steps
 
-    def add(
-        self,
-        kind: Kind,
-        name: str,
-        begin: Mark,
-        end: Mark,
-        arguments: Arguments,
-    ) -> Span:
+    def add(self, kind: Kind, name: str, begin: Mark, end: Mark, arguments: Arguments) -> Span:
         """Record a finished span of the current iteration."""
         arguments["iteration"] = self._iteration
         span = Span(kind, name, track_of(kind), begin, end, arguments)

@@ -203,9 +203,7 @@ class Accounts:
     def _again(self, account: Account, finding: Finding, seen: _Sight) -> Iterator[Event]:
         told = account.phase is LifePhase.HOLDING
         after = replace(
-            _renewed(account, finding, seen),
-            num_seen=account.num_seen + 1,
-            num_quiet=0,
+            _renewed(account, finding, seen), num_seen=account.num_seen + 1, num_quiet=0
         )
         if not told and _is_sure(finding, after.num_seen):
             after = replace(after, phase=LifePhase.HOLDING, num_raised=1)

@@ -245,10 +245,7 @@ def quoted(report: Report, history: History, headers: Mapping[int, RankHeader]) 
     Findings of the job itself stay as they are: they blame no hardware.
     """
     findings = tuple(
-        replace(
-            finding,
-            evidence=(*finding.evidence, *evidence(history, headers, finding.ranks)),
-        )
+        replace(finding, evidence=(*finding.evidence, *evidence(history, headers, finding.ranks)))
         if finding.owner != "job"
         else finding
         for finding in report.findings
