@@ -46,24 +46,15 @@ from megascan.timeline import numbers
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags; `--b`, `--bench-dir` and `--benchmark_dir` are names that scripts use."""
     parser.add_argument(
-        "-b",
-        "--bench-dir",
-        "--b",
-        "--benchmark_dir",
-        dest="folder",
-        type=Path,
-        required=True,
+        "-b", "--bench-dir", "--b", "--benchmark_dir", dest="folder", type=Path, required=True,
         metavar="DIR",
         help="the trace folder: one rank file a rank",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
+        "-o", "--output", type=Path, metavar="FILE",
         help="the timeline (default: benchmark_<date and time>.json in the current folder; "
         ".pftrace from 256 MiB of rank files on)",
-    )
+    )  # fmt: skip
     parser.add_argument("-d", "--detect", action="store_true", help="look for slow ranks, too")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write summary and findings as JSON"
@@ -73,15 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_scheduler_argument(parser)
     add_selection_arguments(parser)
     parser.add_argument(
-        "--focus",
-        action="store_true",
+        "--focus", action="store_true",
         help="write only the suspects of -d and the ranks that share a group with them",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--path",
-        action="store_true",
+        "--path", action="store_true",
         help="draw the chain of spans that determines each iteration's end, too (megascan path)",
-    )
+    )  # fmt: skip
     add_detector_arguments(parser)
 
 

@@ -46,10 +46,9 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags that choose among runs and ranks of a trace folder."""
     parser.add_argument("--run", metavar="ID", help="take this run of the folder (default: newest)")
     parser.add_argument(
-        "--allow-missing-ranks",
-        action="store_true",
+        "--allow-missing-ranks", action="store_true",
         help="go on, with a warning, when some ranks' files are not there",
-    )
+    )  # fmt: skip
 
 
 def load_timeline(path: Path, arguments: argparse.Namespace) -> Timeline:
@@ -213,17 +212,13 @@ def add_detector_arguments(parser: argparse.ArgumentParser) -> None:
     """
     group = parser.add_argument_group("detection")
     group.add_argument(
-        "--min-slowdown",
-        type=float,
-        metavar="RATIO",
+        "--min-slowdown", type=float, metavar="RATIO",
         help="smallest slowdown that is reported, 1.03 is 3 %% (default: 1.03)",
-    )
+    )  # fmt: skip
     group.add_argument(
-        "--false-discovery-rate",
-        type=float,
-        metavar="Q",
+        "--false-discovery-rate", type=float, metavar="Q",
         help="share of false names accepted among all names (default: 0.01)",
-    )
+    )  # fmt: skip
 
 
 def is_tuned(arguments: argparse.Namespace) -> bool:
@@ -414,11 +409,10 @@ def size_bytes(path: Path) -> int:
 def add_scheduler_argument(parser: argparse.ArgumentParser) -> None:
     """Declare the flag that moves work to a Dask cluster."""
     parser.add_argument(
-        "--scheduler",
-        metavar="ADDRESS",
+        "--scheduler", metavar="ADDRESS",
         help="let the workers of this Dask scheduler (tcp://host:8786) do what can be divided; "
         "the result is the same to the bit (docs/scale.md)",
-    )
+    )  # fmt: skip
 
 
 @contextmanager

@@ -36,26 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.add_argument("path", type=Path, metavar="PATH", help="trace folder, timeline, plan.csv")
     parser.add_argument(
-        "--memory-limit",
-        type=float,
-        metavar="X",
+        "--memory-limit", type=float, metavar="X",
         help="activations a rank may hold, in microbatches of the traced job (default: as traced)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--num-layers",
-        type=int,
-        metavar="N",
+        "--num-layers", type=int, metavar="N",
         help="layers of the model, evenly over the stages, where the trace does not say",
-    )
+    )  # fmt: skip
     parser.add_argument("--fbd", action="store_true", help="also try helpers that run forwards")
     parser.add_argument("--helpers", type=int, default=1, metavar="N", help="(default: 1)")
     parser.add_argument(
-        "--helper-speed",
-        type=float,
-        default=1.0,
-        metavar="X",
+        "--helper-speed", type=float, default=1.0, metavar="X",
         help="of a helper over that of a pipeline rank (default: 1)",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--write", type=Path, metavar="DIR", help="write the plan, its flags and its prediction"
     )

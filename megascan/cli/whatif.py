@@ -47,11 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ideal", type=Path, metavar="FILE", help="timeline of the ideal run, for Perfetto"
     )
     parser.add_argument(
-        "-d",
-        "--detect",
-        action=argparse.BooleanOptionalAction,
+        "-d", "--detect", action=argparse.BooleanOptionalAction,
         help="look for findings, and say what each costs (default: yes, but not in an op table)",
-    )
+    )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="replace existing output files")
     add_run_arguments(parser)
 
