@@ -260,7 +260,8 @@ class Watcher:
         while True:
             self.pulse.beat()
             windows = self.files.poll()
-            self._warn_all(self.files.problems())
+            for problem in self.files.problems():
+                self._warn_once(problem)
             for window in windows:
                 num_windows += 1
                 self._take(window, is_late=num_windows > 1 or self.files.has_more)
@@ -449,7 +450,6 @@ class Watcher:
         if self.history is None:
             return
         accounts = self.state.accounts
-        run = self.state.run_id
         named = [
             Named(
                 id=one.id,
@@ -460,7 +460,7 @@ class Watcher:
                 gpu_hours=one.cost_gpu_hours,
             )
             for one in (*accounts.holding, *accounts.closed)
-            if one.run_id == run
+            if one.run_id == self.state.run_id
         ]
         try:
             self.history.add(self.ring.headers, named, time.time())
@@ -489,10 +489,6 @@ class Watcher:
         gauges.num_undelivered = len(self.outbox.pending())
         if self.outbox.take_delivered():
             self._save()
-
-    def _warn_all(self, problems: Sequence[str]) -> None:
-        for problem in problems:
-            self._warn_once(problem)
 
     def _warn_once(self, problem: str) -> None:
         self.gauges.num_problems += 1
