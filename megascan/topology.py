@@ -59,8 +59,9 @@ class Layout:
     order: str = DEFAULT_ORDER
 
     def __post_init__(self) -> None:
-        for axis, size in self._sizes().items():
-            if size < 1:
+        for axis in ("tp", "cp", "ep", "dp", "pp", "vpp", "etp"):
+            if getattr(self, axis) < 1:
+                size = getattr(self, axis)
                 raise ConfigError(f"parallel size {axis} is {size}, expected 1 or more")
         named = self.order.split("-")
         missing = [axis for axis in ("tp", "cp", "dp", "pp") if axis not in named]
@@ -75,9 +76,6 @@ class Layout:
                 f"expert parallel size {experts} does not divide TP×CP×DP = "
                 f"{self.tp * self.cp * self.dp}"
             )
-
-    def _sizes(self) -> dict[str, int]:
-        return {axis: getattr(self, axis) for axis in ("tp", "cp", "ep", "dp", "pp", "vpp", "etp")}
 
     @property
     def world_size(self) -> int:

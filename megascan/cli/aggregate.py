@@ -42,6 +42,10 @@ from megascan.header import Json
 from megascan.parallel import Workers
 from megascan.timeline import numbers
 
+LARGE_BYTES = 256 << 20
+"""Size of rank files from which Chrome JSON, which is as large as they are, is no longer the
+default; Perfetto's own format takes 0.6 of that size."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags; `--b`, `--bench-dir` and `--benchmark_dir` are names that scripts use."""
@@ -76,7 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, align, write; print the summary, the verdict and the next command to type."""
-    output: Path = arguments.output or _default_output(arguments.folder)
+    output: Path | None = arguments.output
+    if output is None:
+        suffix = "pftrace" if size_bytes(arguments.folder) >= LARGE_BYTES else "json"
+        output = Path(f"benchmark_{datetime.now():%Y%m%d_%H%M%S}.{suffix}")
     if arguments.focus and not arguments.detect:
         raise UsageError("--focus shows the suspects of a detection; pass -d, too")
     if is_tuned(arguments) and not arguments.detect:
@@ -94,16 +101,6 @@ def run(arguments: argparse.Namespace) -> int:
         num_events = _aggregate(arguments, output, workers)
     say(f"wrote {output} ({num_events:,} events); look at it: {_view(output)}")
     return 0
-
-
-LARGE_BYTES = 256 << 20
-"""Size of rank files from which Chrome JSON, which is as large as they are, is no longer the
-default; Perfetto's own format takes 0.6 of that size."""
-
-
-def _default_output(folder: Path) -> Path:
-    suffix = "pftrace" if size_bytes(folder) >= LARGE_BYTES else "json"
-    return Path(f"benchmark_{datetime.now():%Y%m%d_%H%M%S}.{suffix}")
 
 
 def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) -> int:

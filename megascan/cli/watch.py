@@ -258,7 +258,7 @@ def _loop(
     """Look once, or again and again, until there is nothing more to look at."""
     from megascan.watch.watcher import watch
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     with contextlib.suppress(KeyboardInterrupt):
         if arguments.once:
             watcher.look()
@@ -274,8 +274,3 @@ def _loop(
                     screen, live = view
                     live.update(screen.draw(watcher), refresh=True)
         watcher.end()
-
-
-def _interrupt(*_: object) -> None:
-    """End as at Ctrl-C: pending events are delivered, and the state is saved."""
-    raise KeyboardInterrupt
