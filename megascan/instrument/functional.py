@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import TYPE_CHECKING
 
+import torch
+
 from megascan.instrument.collectives import ALL_TO_ALL, Collectives, argument_reader, size_bytes_of
 from megascan.instrument.place import Call, Function, Place, Position
 from megascan.tracer import Arguments, IterationListener, Mark, RecordingTracer
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed import ProcessGroup
 
 MODULE = "torch.distributed._functional_collectives"
@@ -162,8 +163,6 @@ class FunctionalCollectives(IterationListener):
 
 
 def _is_compiling() -> bool:
-    import torch
-
     return torch.compiler.is_compiling()
 
 

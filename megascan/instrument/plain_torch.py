@@ -21,6 +21,9 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+import torch
+import torch.distributed as dist
+
 from megascan.config import LEAST_LAYERS_OF_PLAIN_MODELS
 from megascan.instrument.collectives import (
     Groups,
@@ -49,7 +52,6 @@ from megascan.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed import P2POp
     from torch.utils.hooks import RemovableHandle
 
@@ -117,8 +119,6 @@ class WatchedModels(IterationListener):
     # The model as a whole
 
     def _watch_model(self, model: torch.nn.Module, chunk: int) -> None:
-        import torch
-
         position, open_marks = self._position, list[Mark]()
         self._open_forwards.append(open_marks)
 
@@ -296,8 +296,6 @@ def _listed(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 def _is_list(module: torch.nn.Module) -> bool:
     """Return whether a module is a list of modules, or a dict of modules of one class."""
-    import torch
-
     if isinstance(module, torch.nn.ModuleDict):
         return len(module) > 1 and len({type(part) for part in module.values()}) == 1
     return isinstance(module, torch.nn.ModuleList | torch.nn.Sequential)
@@ -314,8 +312,6 @@ def num_tokens(positional: Sequence[object], named: Mapping[str, object]) -> int
         (batch, sequence)              whole numbers: batch · sequence
         (batch, sequence, hidden)      batch · sequence
     """
-    import torch
-
     unnamed = [one for one in positional if not isinstance(one, dict)]
     for batch in positional:  # as a whole, as Lightning hands it on
         named = {**named, **batch} if isinstance(batch, dict) else named
@@ -351,8 +347,6 @@ def _first_tensor(value: object) -> torch.Tensor | None:
     """Return the first tensor in a value, also in tuples, lists and dicts, that needs a gradient
     and is no weight.
     """
-    import torch
-
     if isinstance(value, torch.Tensor):
         is_weight = isinstance(value, torch.nn.Parameter)
         return value if value.requires_grad and not is_weight else None
@@ -460,8 +454,6 @@ class Exchanges:
         return followed[-len(works) :]
 
     def _describe(self, message: P2POp) -> Arguments:
-        import torch.distributed as dist
-
         operation = SEND if message.op is dist.isend else RECV
         is_later = message.peer > dist.get_rank()
         direction = FORWARD if is_later == (operation == SEND) else BACKWARD
