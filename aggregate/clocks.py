@@ -136,7 +136,8 @@ def assess(
     rows: list[Integers] = []
     level_of_class = np.full(int(anchors.label.max(initial=-1)) + 1, len(classes))
     for level, each in enumerate(classes):
-        sets = _joined(sets, each.links, num_domains)
+        one, other = sets[each.links].T
+        sets = linked_sets(one, other, num_domains)[sets]
         rows.append(sets)
         level_of_class[each.label] = level
     set_at_level = np.array(rows, dtype=np.int64).reshape(len(rows), num_domains)
@@ -204,12 +205,6 @@ def _weighted_quantile(values: Floats, weights: Floats) -> float:
     reached = np.cumsum(weights[order])
     place = int(np.searchsorted(reached, _QUANTILE * reached[-1]))
     return float(values[order[min(place, len(order) - 1)]])
-
-
-def _joined(sets: Integers, links: Integers, num_domains: int) -> Integers:
-    """Return (domain,) number of each domain's set after `links` (link, 2) join further domains."""
-    ends = sets[links]
-    return linked_sets(ends[:, 0], ends[:, 1], num_domains)[sets]
 
 
 def _levels(set_at_level: Integers, references: Integers) -> Integers:
@@ -332,56 +327,52 @@ def _fitted(lines: Lines, alone: Flags) -> str:
     return f"{fitted} for {'all' if linked == len(alone) else linked} domains"
 
 
-def fit_notes(lines: Lines, component: Integers, rank: Integers) -> tuple[str, ...]:
+def fit_notes(lines: Lines, component: Integers, rank: Integers) -> Iterator[str]:
     """Say what limits a fit; `rank` (anchor,) is the global rank of each anchor."""
-    notes: list[str] = []
     num_components = int(component.max(initial=0)) + 1
     if num_components > 1:
-        alone = np.flatnonzero(np.bincount(component) == 1)
-        notes.append(
+        num_alone = np.count_nonzero(np.bincount(component) == 1)
+        yield (
             f"collectives and messages link the clocks in {num_components} separate sets "
-            f"({len(alone)} of a single clock): between them host clocks are believed and no "
+            f"({num_alone} of a single clock): between them host clocks are believed and no "
             "wait is claimed"
         )
     fixed = int(np.count_nonzero((lines.drift == 0) & (lines.num_anchors > 0)))
     if len(component) > 1 and fixed:
-        notes.append(
+        yield (
             f"the traced time is too short to determine the drift of {fixed} clocks to "
             f"{LARGEST_DRIFT_ERROR * 1e6:.0f} ppm; taken as 0"
         )
     rejected = np.flatnonzero(lines.weights == 0)
     if len(rejected):
-        notes.append(
+        yield (
             f"{len(rejected)} of {len(lines.weights)} anchors lie too far off and were not "
             f"believed, most on {most_frequent_ranks(rank[rejected])}"
         )
-    return tuple(notes)
 
 
-def order_notes(shift_ns: Floats, remaining: Contradictions) -> tuple[str, ...]:
+def order_notes(shift_ns: Floats, remaining: Contradictions) -> Iterator[str]:
     """Say what was done for causality, and what was left."""
-    notes: list[str] = []
     moved = np.abs(shift_ns) > _WORTH_A_NOTE_NS
     if moved.any():
-        notes.append(
+        yield (
             f"{np.count_nonzero(moved)} clocks were moved by up to "
             f"{np.abs(shift_ns).max() / 1e3:.1f} µs beyond the fit, so that messages end after "
             "they were sent and nobody leaves a collective before its last member has entered"
         )
     worst = float(remaining.error_ns.max(initial=0.0))
     if worst > _WORTH_A_NOTE_NS:
-        notes.append(
+        yield (
             f"{np.count_nonzero(remaining.error_ns > _WORTH_A_NOTE_NS)} clocks still let something "
             f"end before it can have begun, by up to {worst / 1e3:.1f} µs: their error bars are at "
             "least that wide"
         )
     if remaining.worst_disbelieved_ns > _WORTH_A_NOTE_NS:
-        notes.append(
+        yield (
             f"{remaining.num_disbelieved} matches cannot be right (one side ends up to "
             f"{remaining.worst_disbelieved_ns / 1e3:.1f} µs before the other begins) and were not "
             "believed"
         )
-    return tuple(notes)
 
 
 _GROSS_SIGMAS = 5.0
@@ -605,7 +596,7 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
     return replace(
         alignment,
         accuracy=replace(alignment.accuracy, violation_ns=violation_ns),
-        notes=shifted_notes + fit_notes(lines, component, ranks[ties.anchors.rank]),
+        notes=(*shifted_notes, *fit_notes(lines, component, ranks[ties.anchors.rank])),
     )
 
 
@@ -704,4 +695,4 @@ def _in_order(
     remaining = contradictions(orders, delay, causality)
     error_ns = np.maximum(remaining.error_ns, np.abs(total))
     accuracy = replace(alignment.accuracy, violation_ns=error_ns)
-    return replace(alignment, accuracy=accuracy), order_notes(total, remaining)
+    return replace(alignment, accuracy=accuracy), tuple(order_notes(total, remaining))

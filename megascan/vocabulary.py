@@ -386,13 +386,6 @@ def word_of(kind: Kind, name: str) -> Word | None:
     return None
 
 
-def is_declared(kind: Kind, name: str) -> bool:
-    """Return whether a name is declared here, and not an open name of other tools."""
-    return (kind, name) in _DECLARED or (
-        kind not in _UNDECLARED and word_of(kind, name) is not None
-    )
-
-
 def names_of(*wanted: CountsAs, phases: Iterable[Phase] = tuple(Phase)) -> tuple[str, ...]:
     """Return the names of compute spans that count as any of `wanted`, in some phases.
 

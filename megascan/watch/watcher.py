@@ -76,15 +76,7 @@ class State:
 
     def to_json(self) -> dict[str, Json]:
         """Return the state as it is written."""
-        return {
-            "schema": STATE_SCHEMA,
-            "run_id": self.run_id,
-            "judged_iteration": self.judged_iteration,
-            "ring_iteration": self.ring_iteration,
-            "accounts": self.accounts.to_json(),
-            "pending": [*self.pending],
-            "num_events": self.num_events,
-        }
+        return {"schema": STATE_SCHEMA, **vars(self), "accounts": self.accounts.to_json()}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> State:
