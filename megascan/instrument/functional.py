@@ -67,12 +67,10 @@ class FunctionalCollectives(IterationListener):
 
     def places(self) -> list[Place]:
         """Return the places to wrap."""
+        launches = FUNCTIONS.items()
         return [
-            *(
-                Place(module=MODULE, attribute=name, wrap=partial(self._wrap, operation))
-                for name, operation in FUNCTIONS.items()
-            ),
-            Place(module=MODULE, attribute="wait_tensor", wrap=self._wrap_wait),
+            *(Place(MODULE, name, partial(self._wrap, operation)) for name, operation in launches),
+            Place(MODULE, "wait_tensor", self._wrap_wait),
         ]
 
     def _wrap(self, operation: str, original: Function) -> Function:

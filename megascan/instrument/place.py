@@ -141,7 +141,7 @@ def in_span(
     return around(tracer, original, enter, leave)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Place:
     """A function or method, and the wrapper that is put around it.
 

@@ -105,10 +105,10 @@ class Screen:
         for rank in shown:
             excess = max(0.0, slowness[rank] - 1.0)
             bar = "█" * min(_BAR, round(_BAR * excess / _FULL_BAR_RATIO))
-            header = judgement.window.segments.get(rank) if judgement else None
+            segment = judgement.window.segments.get(rank) if judgement else None
             table.add_row(
                 f"rank {rank}", bar or "▏", f"{slowness[rank]:.3f}x",
-                escape(header.header.host) if header else "",
+                escape(segment.header.host) if segment else "",
             )  # fmt: skip
         is_part = len(shown) < len(slowness)
         note = f", {len(shown)} of {len(slowness)}" if is_part else " (1 = like its peers)"
