@@ -28,8 +28,7 @@ from distributed import Client, Future, KilledWorker
 from distributed.client import FutureCancelledError
 
 from megascan.errors import InputError, MegaScanError, MissingError, UsageError
-from megascan.overwriting import GrowingFile
-from megascan.parallel import Kept, Task, appended
+from megascan.parallel import Kept, Task, Workers
 from megascan.schema import SCHEMA_VERSION
 
 __all__ = ["Cluster", "connect"]
@@ -107,8 +106,8 @@ class _Remote:
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """A connected cluster (`megascan.parallel.Workers`)."""
+class Cluster(Workers):
+    """A connected cluster; its workers may not see the output, which this process writes."""
 
     client: Client
     address: str
@@ -149,12 +148,6 @@ class Cluster:
         for future in self._in_turn(work, tasks):
             result = self.result_of(self._submit(itemgetter(1), future))
             yield _Remote(self._submit(itemgetter(0), future), self), cast("Result", result)
-
-    def append(
-        self, work: Callable[..., tuple[Result, bytes]], tasks: Iterable[Task], output: GrowingFile
-    ) -> Iterator[Result]:
-        """Write the bytes that the work returns, in this process: workers may not see the file."""
-        return appended(self.results(work, tasks), output)
 
     def put(self, table: pa.Table) -> Kept:
         """Send a table to a worker."""
