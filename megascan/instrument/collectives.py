@@ -26,7 +26,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
@@ -333,6 +333,7 @@ class _Coalescing:
     keep: list[object] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Collectives:
     """Wraps the collectives of torch.distributed.
 
@@ -340,27 +341,20 @@ class Collectives:
     gradients and the gathering of parameters.
     """
 
-    def __init__(
-        self,
-        tracer: RecordingTracer,
-        position: Position,
-        groups: Groups,
-        *,
-        knows_experts: bool = True,
-    ) -> None:
-        self._tracer = tracer
-        self._position = position
-        self._groups = groups
-        self._knows_experts = knows_experts
-        self._coalescing: list[_Coalescing] = []
-        self._inside = threading.local()
+    tracer: RecordingTracer
+    position: Position
+    groups: Groups
+    _: KW_ONLY
+    knows_experts: bool = True
+    _coalescing: list[_Coalescing] = field(default_factory=list)
+    _inside: threading.local = field(default_factory=threading.local)
 
     def wrap(self, operation: Operation, original: Function) -> Function:
         """Wrap one function of torch.distributed."""
         group_of = argument_reader(original, "group")
         payload_of = argument_reader(original, operation.payload)
         result_of = argument_reader(original, operation.result)
-        tracer = self._tracer
+        tracer = self.tracer
 
         def enter(call: Call) -> bool:
             group = cast("ProcessGroup | None", group_of(call))
@@ -409,7 +403,7 @@ class Collectives:
         """Wrap what DDP does at the begin of a forward: C++ sends the first rank's buffers to all
         ranks, and a rank that comes before the first rank waits for it inside its own forward.
         """
-        tracer = self._tracer
+        tracer = self.tracer
 
         def enter(call: Call) -> bool:
             model = cast("DistributedDataParallel", call.positional[0])
@@ -431,8 +425,8 @@ class Collectives:
         """Note that the tokens of a pass are unknown if an all-to-all may belong to experts: a
         router may send more tokens to some ranks than to others.
         """
-        if operation == ALL_TO_ALL and not self._knows_experts:
-            self._tracer.note_tokens(0)
+        if operation == ALL_TO_ALL and not self.knows_experts:
+            self.tracer.note_tokens(0)
 
     def _note_down(
         self, operation: Operation, group: ProcessGroup | None, payload: object, call: Call
@@ -448,16 +442,16 @@ class Collectives:
 
     def _name_if_wanted(self, group: ProcessGroup | None) -> str | None:
         """Return the id of a group; None if it has one member, or `base` does not record it."""
-        name = self._groups.name(group)
-        if self._groups.num_members(name) < 2:
+        name = self.groups.name(group)
+        if self.groups.num_members(name) < 2:
             return None
-        return name if self._tracer.full or self._groups.is_data_parallel(name) else None
+        return name if self.tracer.full or self.groups.is_data_parallel(name) else None
 
     def _describe(self, operation: str, group: str, size_bytes: int) -> Arguments:
-        arguments = self._position.arguments()
+        arguments = self.position.arguments()
         arguments["op"] = operation
         arguments["group"] = group
-        arguments["sequence"] = self._position.number(group, operation)
+        arguments["sequence"] = self.position.number(group, operation)
         arguments["size_bytes"] = size_bytes
         return arguments
 
@@ -473,7 +467,7 @@ class Collectives:
         self, work: AsyncWork, name: str, begin: Mark, arguments: Arguments, keep: object
     ) -> PendingWork:
         lane = str(arguments["group"])
-        return self._groups.follow(self._tracer, work, name, begin, arguments, lane=lane, keep=keep)
+        return self.groups.follow(self.tracer, work, name, begin, arguments, lane=lane, keep=keep)
 
     def coalescing_manager(self, original: Function) -> Function:
         """Wrap `_coalescing_manager`: all that is launched inside it becomes one span."""
@@ -482,7 +476,7 @@ class Collectives:
             group: ProcessGroup | None = None, *positional: object, **named: object
         ) -> object:
             manager = cast("_Manager", original(group, *positional, **named))
-            return _CoalescedSet(self, manager, group) if self._tracer.active else manager
+            return _CoalescedSet(self, manager, group) if self.tracer.active else manager
 
         return traced
 
@@ -499,10 +493,10 @@ class Collectives:
         recorded.
         """
         name = self._name_if_wanted(coalescing.group)
-        if name is None or not coalescing.operation or not self._tracer.active:
+        if name is None or not coalescing.operation or not self.tracer.active:
             return None
         arguments = self._describe(coalescing.operation, name, coalescing.size_bytes)
-        return arguments, self._tracer.mark()
+        return arguments, self.tracer.mark()
 
     def record_set(
         self, works: list[AsyncWork], arguments: Arguments, begin: Mark, coalescing: _Coalescing
@@ -513,11 +507,11 @@ class Collectives:
             works[-1] = self._follow(works[-1], name, begin, arguments, coalescing)
         else:
             group = str(arguments["group"])
-            self._tracer.add_collective(name, begin, self._tracer.mark(), arguments, group)
+            self.tracer.add_collective(name, begin, self.tracer.mark(), arguments, group)
 
     def fail(self, error: Exception) -> None:
         """Stop tracing."""
-        self._tracer.fail(error)
+        self.tracer.fail(error)
 
 
 class _CoalescedSet:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
@@ -401,18 +402,18 @@ class Batches(IterationListener):
         return fetch
 
 
+@dataclass(eq=False)
 class Exchanges:
     """Wraps functions that take a list of `P2POp` and return their works."""
 
-    def __init__(self, tracer: RecordingTracer, position: Position, groups: Groups) -> None:
-        self._tracer = tracer
-        self._position = position
-        self._groups = groups
-        self._depth = 0
+    tracer: RecordingTracer
+    position: Position
+    groups: Groups
+    _depth: int = 0
 
     def batch(self, original: Function) -> Function:
         """Record all messages of a batch; a batch that another batch calls is part of it."""
-        tracer = self._tracer
+        tracer = self.tracer
 
         def enter(call: Call) -> bool:
             if self._depth > 1:
@@ -447,8 +448,8 @@ class Exchanges:
             work = works[min(number, len(works) - 1)]
             arguments = self._describe(message)
             name = message_name(str(arguments["op"]), str(arguments["direction"]))
-            pending = self._groups.follow(
-                self._tracer, work, name, begin, arguments, lane=name, keep=message.tensor
+            pending = self.groups.follow(
+                self.tracer, work, name, begin, arguments, lane=name, keep=message.tensor
             )
             followed.append(pending)
         return followed[-len(works) :]
@@ -457,14 +458,14 @@ class Exchanges:
         operation = SEND if message.op is dist.isend else RECV
         is_later = message.peer > dist.get_rank()
         direction = FORWARD if is_later == (operation == SEND) else BACKWARD
-        arguments = self._position.message(
+        arguments = self.position.message(
             operation,
             direction,
             peer=message.peer,
-            group=self._groups.name(message.group),
+            group=self.groups.name(message.group),
             size_bytes=message.tensor.nbytes,
         )
-        slot = self._position.outputs.get(id(message.tensor))
+        slot = self.position.outputs.get(id(message.tensor))
         if operation == SEND and slot is not None:
             arguments["microbatch"], arguments["chunk"] = slot
         return arguments

@@ -220,6 +220,9 @@ class CpuTimer(Timer):
         self._clock = clock
         self.domain = clock.domain
 
+    def begin_iteration(self) -> None:
+        """Do nothing: there are no streams."""
+
     def mark(self) -> Mark:
         """Mark wall time and this thread's CPU time."""
         return now_ns(), thread_time_ns()

@@ -14,7 +14,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from megascan.config import LEAST_LAYERS, TraceConfig
@@ -144,15 +144,15 @@ class _Scope(AbstractContextManager[None]):
             self._tracer.fail(failure)
 
 
+@dataclass(eq=False)
 class IterationScope(_Scope):
     """A traced iteration; one that ends with an exception is forgotten."""
 
-    def __init__(self, tracer: RecordingTracer, number: int) -> None:
-        self._tracer = tracer
-        self._number = number
-        self._first_span = 0
-        self._entered: Mark = None
-        self._begin: Mark = None
+    _tracer: RecordingTracer
+    _number: int
+    _first_span: int = 0
+    _entered: Mark = None
+    _begin: Mark = None
 
     def begin(self) -> None:
         """Open the iteration."""
@@ -170,14 +170,14 @@ class IterationScope(_Scope):
             tracer.add_timing(self._number, Activity.TRACED, self._entered)
 
 
+@dataclass(eq=False)
 class UntracedScope(_Scope):
     """An untraced iteration; only its duration is taken, to compare traced iterations with."""
 
-    def __init__(self, tracer: RecordingTracer, number: int) -> None:
-        self._tracer = tracer
-        self._number = number
-        self._num_steps = 0
-        self._entered: Mark = None
+    _tracer: RecordingTracer
+    _number: int
+    _num_steps: int = 0
+    _entered: Mark = None
 
     def begin(self) -> None:
         """Start the clock."""
