@@ -55,36 +55,36 @@ class Agreement:
     board: StoreBoard
 
 
+@dataclass(frozen=True)
 class StoreBoard:
     """Announcements of rank 0 during a run, in the job's key-value store; no rank waits for them.
 
     A store that is gone (the job is ending, its host died) has no announcements.
     """
 
-    def __init__(self, store: Store, prefix: str) -> None:
-        self._store = store
-        self._prefix = prefix
+    store: Store
+    prefix: str
 
     def topic(self, name: str) -> StoreBoard:
         """Return a board with separate announcements for a topic."""
-        return StoreBoard(self._store, f"{self._prefix}/{name}")
+        return StoreBoard(self.store, f"{self.prefix}/{name}")
 
     def publish(self, number: int, text: str) -> None:
         """Write announcement `number`, from 0."""
         with contextlib.suppress(RuntimeError):
-            self._store.set(f"{self._prefix}/announcement/{number}", text)
+            self.store.set(f"{self.prefix}/announcement/{number}", text)
 
     def claim(self, topic: str) -> bool:
         """Return whether this rank is the first with a topic; true if the store cannot tell."""
         with contextlib.suppress(RuntimeError):
-            return self._store.add(f"{self._prefix}/claim/{topic}", 1) == 1
+            return self.store.add(f"{self.prefix}/claim/{topic}", 1) == 1
         return True
 
     def read(self, number: int) -> str | None:
         """Return announcement `number`; None if it is not written yet."""
-        key = f"{self._prefix}/announcement/{number}"
+        key = f"{self.prefix}/announcement/{number}"
         with contextlib.suppress(RuntimeError):
-            return self._store.get(key).decode() if self._store.check([key]) else None
+            return self.store.get(key).decode() if self.store.check([key]) else None
         return None
 
 
@@ -297,7 +297,8 @@ def start(
     started = RecordingTracer(config)
     try:
         models = tuple(model) if isinstance(model, Sequence) else (model,)
-        _begin(started, config, models, mesh, resumed=resumed or _restarted())
+        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # by torchrun
+        _begin(started, config, models, mesh, resumed=resumed or restarted)
     except Exception as error:
         started.fail(error)
         started.close()
@@ -394,8 +395,3 @@ def make_timer(clock: HostClock, *, full: bool) -> Timer:
     from megascan.tracer.cuda import CudaTimer, TorchDevice
 
     return CudaTimer(clock, TorchDevice(), record_launches=full)
-
-
-def _restarted() -> bool:
-    """Return whether torchrun has restarted the job, as far as this host's launcher knows."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
