@@ -104,14 +104,12 @@ class TraceConfig:
         if self.interval < 1 or self.window < 1:
             raise ConfigError(
                 f"--trace-interval is {self.interval} and --continuous-trace-iterations is "
-                f"{self.window}, "
-                "expected 1 or more for both"
+                f"{self.window}, expected 1 or more for both"
             )
         if self.window > self.interval:
             raise ConfigError(
                 f"--continuous-trace-iterations {self.window} is longer than --trace-interval "
-                f"{self.interval}; "
-                "make them equal to trace every iteration"
+                f"{self.interval}; make them equal to trace every iteration"
             )
 
     def traces(self, iteration: int) -> bool:
