@@ -118,14 +118,9 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _check_alone(arguments: argparse.Namespace) -> None:
     """Raise UsageError for flags that need a trace if PATH is a plan."""
-    beside = {
-        "--num-layers": arguments.num_layers is not None,
-        "--fbd": arguments.fbd,
-        "--write": arguments.write is not None,
-        "--json": arguments.json is not None,
-        "--compare": arguments.compare is not None,
-    }
-    given = [option for option, is_given in beside.items() if is_given]
+    beside = ("num_layers", "fbd", "write", "json", "compare")
+    values = {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in beside}
+    given = [flag for flag, value in values.items() if value is not None and value is not False]
     if given:
         raise UsageError(
             f"{arguments.path} is a plan, which is checked and drawn; {', '.join(given)} "

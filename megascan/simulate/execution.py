@@ -358,13 +358,11 @@ class _Links:
         return grid.group_max(factors[stage], axis)
 
     def _together(self, rank: int, peer: int, axis: str) -> bool:
-        if (
-            axis == "embd"
-            and not np.isin([rank, peer], self.grid.ranks[list(self.grid.stages_of(axis))]).all()
-        ):
+        """Return whether two ranks are in one group of an axis; `embd` joins two stages only."""
+        grid, pair = self.grid, [rank, peer]
+        if axis == "embd" and not np.isin(pair, grid.ranks[list(grid.stages_of(axis))]).all():
             return False
-        smallest = self.grid.smallest_members(axis)
-        groups = smallest[np.isin(self.grid.ranks, [rank, peer])]
+        groups = grid.smallest_members(axis)[np.isin(grid.ranks, pair)]
         return bool(groups[0] == groups[1])
 
 

@@ -492,8 +492,8 @@ class Passes:
     def _layers(self, step: Pass) -> list[int]:
         """Return the global numbers, from 1, of the layers of a chunk."""
         per_chunk = self.job.layers_per_chunk
-        first = (step.chunk * self.job.layout.pp + self.stage) * per_chunk
-        return [first + index + 1 for index in range(per_chunk)]
+        first = (step.chunk * self.job.layout.pp + self.stage) * per_chunk + 1
+        return list(range(first, first + per_chunk))
 
     def _scaled(self, step: Pass, forward_ns: float) -> float:
         return forward_ns * (self.costs.backward_ratio if step.phase == Phase.BACKWARD else 1.0)

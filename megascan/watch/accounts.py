@@ -208,8 +208,10 @@ class Accounts:
         if not told and _is_sure(finding, after.num_seen):
             after = replace(after, phase=LifePhase.HOLDING, num_raised=1)
             yield Event(AccountChange.RAISED, after)
-        elif told and any(
-            getattr(after, name) != getattr(account, name) for name in ("cause", "owner", "ranks")
+        elif told and (after.cause, after.owner, after.ranks) != (
+            account.cause,
+            account.owner,
+            account.ranks,
         ):
             yield Event(AccountChange.CHANGED, after)
         self.open[self.open.index(account)] = after
