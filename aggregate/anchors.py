@@ -34,7 +34,7 @@ Where there are no more than ENOUGH_ENDS ends, all are taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -93,7 +93,7 @@ class Anchors:
         """Return some rows, which must be whole events; events and classes are numbered from 0."""
         label = self.label[rows]
         return Anchors(
-            np.cumsum(np.diff(self.event[rows], prepend=self.event[rows[:1]]) != 0),
+            group_numbers(group_starts(self.event[rows]), len(rows)),
             self.rank[rows],
             self.end_ns[rows],
             self.slack_ns[rows],
@@ -166,17 +166,8 @@ class Members:
 
     def at(self, rows: Integers) -> Members:
         """Return the members in some rows, with their events numbered from 0."""
-        starts = group_starts(self.event[rows])
-        event = np.repeat(np.arange(len(starts)), group_lengths(starts, len(rows)))
-        return Members(
-            event.astype(np.int64),
-            self.rank[rows],
-            self.start_ns[rows],
-            self.end_ns[rows],
-            self.label[rows],
-            self.certain[rows],
-            self.iteration[rows],
-        )
+        chosen = Members(**{name: column[rows] for name, column in vars(self).items()})
+        return replace(chosen, event=group_numbers(group_starts(chosen.event), len(rows)))
 
     def anchors(self) -> Anchors:
         """Return the ends of all members as anchors."""
@@ -202,8 +193,7 @@ def _classes(spans: pa.Table, rows: RowNumbers) -> Integers:
     axes = [axis_of_group(name) if "@" in name else "" for name in names]
     numbered = {axis: number for number, axis in enumerate(sorted({"", *axes}))}
     axis = np.array([numbered[axis] for axis in axes], dtype=np.int64)[group_codes[rows]]
-    size_bytes = np.maximum(narrow(spans, "size_bytes")[rows], 0).astype(np.float64)
-    size = np.frexp(size_bytes)[1].astype(np.int64) // _SIZE_BITS
+    size = _size_classes(spans, rows)
     num_sizes = 64 // _SIZE_BITS + 1
     op = by_name(op_codes[rows], ops)
     fine = (axis * max(len(ops), 1) + op) * num_sizes + size + len(numbered)
@@ -211,6 +201,12 @@ def _classes(spans: pa.Table, rows: RowNumbers) -> Integers:
     label = np.where(counts[fine] >= _FEWEST_OF_CLASS, fine, axis) if len(rows) else fine
     used = np.flatnonzero(np.bincount(label))
     return np.searchsorted(used, label).astype(np.int64)
+
+
+def _size_classes(spans: pa.Table, rows: RowNumbers) -> Integers:
+    """Return (row,) a number for sizes that differ by less than a factor of 2**_SIZE_BITS."""
+    size_bytes = np.maximum(narrow(spans, "size_bytes")[rows], 0).astype(np.float64)
+    return np.frexp(size_bytes)[1].astype(np.int64) // _SIZE_BITS
 
 
 def matched_messages(
@@ -347,13 +343,12 @@ def _kinds(spans: pa.Table, rows: RowNumbers, joins: Flags) -> Integers:
     rows   (collective,) row of the first member
     joins  (collective,) whether it joins several clocks
     """
-    size_bytes = np.maximum(narrow(spans, "size_bytes")[rows], 0).astype(np.float64)
     group, groups = narrow_codes(spans, "group")
     op, ops = narrow_codes(spans, "op")
     key = combine(
         by_name(group[rows], groups),
         by_name(op[rows], ops),
-        np.frexp(size_bytes)[1].astype(np.int64) // _SIZE_BITS,
+        _size_classes(spans, rows),
         joins.astype(np.int64),
     )
     return np.unique(key, return_inverse=True)[1].astype(np.int64)

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -40,7 +41,15 @@ from aggregate.anchors import (
 )
 from aggregate.fitting import LineProblem, thin_rows
 from aggregate.match import Matches, by_rank
-from megascan.arrays import Flags, Floats, Integers, combine, group_starts, linked_sets
+from megascan.arrays import (
+    Flags,
+    Floats,
+    Integers,
+    combine,
+    group_lengths,
+    group_starts,
+    linked_sets,
+)
 from megascan.timeline import narrow
 
 BELIEVED_VIOLATION = 3
@@ -90,23 +99,12 @@ class Orders:
 
     def at(self, rows: Integers | Flags) -> Orders:
         """Return the orders in some rows."""
-        return Orders(
-            early_domain=self.early_domain[rows],
-            early_ns=self.early_ns[rows],
-            late_domain=self.late_domain[rows],
-            late_ns=self.late_ns[rows],
-            trust=self.trust[rows],
-        )
+        return Orders(**{name: column[rows] for name, column in vars(self).items()})
 
     def joined(self, other: Orders) -> Orders:
         """Return both sets of orders together."""
-        return Orders(
-            early_domain=np.r_[self.early_domain, other.early_domain],
-            early_ns=np.r_[self.early_ns, other.early_ns],
-            late_domain=np.r_[self.late_domain, other.late_domain],
-            late_ns=np.r_[self.late_ns, other.late_ns],
-            trust=np.r_[self.trust, other.trust],
-        )
+        columns = vars(other)
+        return Orders(**{name: np.r_[column, columns[name]] for name, column in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -198,16 +196,10 @@ def believed_violations(
         return rows
     pair = combine(orders.early_domain[rows], orders.late_domain[rows])
     order = np.lexsort((delay_ns[rows], pair))
-    place = _places(pair[order])
+    starts = group_starts(pair[order])
+    place = np.arange(len(order)) - np.repeat(starts, group_lengths(starts, len(order)))
     first = BELIEVED_VIOLATION - 1
     return rows[order[(place >= first) & (place < first + most_a_pair)]]
-
-
-def _places(sorted_keys: Integers) -> Integers:
-    """Number each row within its run of equal keys, from 0."""
-    starts = group_starts(sorted_keys)
-    run = np.cumsum(np.bincount(starts, minlength=len(sorted_keys))) - 1
-    return np.arange(len(sorted_keys)) - starts[run]
 
 
 def bounded_solution(
@@ -226,7 +218,7 @@ def bounded_solution(
     part, weights = problem.thinned(rows), 1.0 / np.square(deviation_ns[rows])
     held: Orders | None = None
     for _ in range(_ROUNDS):
-        clock = _clock(problem, solution)
+        clock = partial(problem.common, solution)
         orders = causality.orders(clock)
         found = orders.at(believed_violations(orders, orders.delay_ns(clock)))
         if not (found.delay_ns(clock) < -_HELD_DEVIATION_NS).any():
@@ -238,13 +230,6 @@ def bounded_solution(
         weighed = part.extended(domain, time_ns).weighed(np.r_[weights, firm])
         solution = weighed.solve(drifting, solution)
     return solution
-
-
-def _clock(problem: LineProblem, solution: Floats) -> Clock:
-    def clock(domain: Integers, time_ns: Integers) -> Floats:
-        return problem.common(solution, domain, time_ns)
-
-    return clock
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -136,7 +136,8 @@ def assess(
     rows: list[Integers] = []
     level_of_class = np.full(int(anchors.label.max(initial=-1)) + 1, len(classes))
     for level, each in enumerate(classes):
-        sets = _joined(sets, each.links, num_domains)
+        one, other = sets[each.links].T
+        sets = linked_sets(one, other, num_domains)[sets]
         rows.append(sets)
         level_of_class[each.label] = level
     set_at_level = np.array(rows, dtype=np.int64).reshape(len(rows), num_domains)
@@ -204,12 +205,6 @@ def _weighted_quantile(values: Floats, weights: Floats) -> float:
     reached = np.cumsum(weights[order])
     place = int(np.searchsorted(reached, _QUANTILE * reached[-1]))
     return float(values[order[min(place, len(order) - 1)]])
-
-
-def _joined(sets: Integers, links: Integers, num_domains: int) -> Integers:
-    """Return (domain,) number of each domain's set after `links` (link, 2) join further domains."""
-    ends = sets[links]
-    return linked_sets(ends[:, 0], ends[:, 1], num_domains)[sets]
 
 
 def _levels(set_at_level: Integers, references: Integers) -> Integers:
@@ -322,67 +317,62 @@ def fit_method(ties: Ties, lines: Lines, component: Integers) -> str:
     )
 
 
-def _fitted(lines: Lines, alone: np.typing.NDArray[np.bool_]) -> str:
+def _fitted(lines: Lines, alone: Flags) -> str:
     """Say for how many domains a drift was fitted, and for how many the offset alone."""
     linked = int(np.count_nonzero(~alone))
     drifting = int(np.count_nonzero(lines.drift[~alone]))
-    if drifting == linked:
-        return f"offset and drift for {'all' if linked == len(alone) else linked} domains"
-    if not drifting:
-        return f"offsets alone for {'all' if linked == len(alone) else linked} domains"
-    return f"offset and drift for {drifting} domains, offset alone for {linked - drifting}"
+    if 0 < drifting < linked:
+        return f"offset and drift for {drifting} domains, offset alone for {linked - drifting}"
+    fitted = "offset and drift" if drifting else "offsets alone"
+    return f"{fitted} for {'all' if linked == len(alone) else linked} domains"
 
 
-def fit_notes(lines: Lines, component: Integers, rank: Integers) -> tuple[str, ...]:
+def fit_notes(lines: Lines, component: Integers, rank: Integers) -> Iterator[str]:
     """Say what limits a fit; `rank` (anchor,) is the global rank of each anchor."""
-    notes: list[str] = []
     num_components = int(component.max(initial=0)) + 1
     if num_components > 1:
-        alone = np.flatnonzero(np.bincount(component) == 1)
-        notes.append(
+        num_alone = np.count_nonzero(np.bincount(component) == 1)
+        yield (
             f"collectives and messages link the clocks in {num_components} separate sets "
-            f"({len(alone)} of a single clock): between them host clocks are believed and no "
+            f"({num_alone} of a single clock): between them host clocks are believed and no "
             "wait is claimed"
         )
     fixed = int(np.count_nonzero((lines.drift == 0) & (lines.num_anchors > 0)))
     if len(component) > 1 and fixed:
-        notes.append(
+        yield (
             f"the traced time is too short to determine the drift of {fixed} clocks to "
             f"{LARGEST_DRIFT_ERROR * 1e6:.0f} ppm; taken as 0"
         )
     rejected = np.flatnonzero(lines.weights == 0)
     if len(rejected):
-        notes.append(
+        yield (
             f"{len(rejected)} of {len(lines.weights)} anchors lie too far off and were not "
             f"believed, most on {most_frequent_ranks(rank[rejected])}"
         )
-    return tuple(notes)
 
 
-def order_notes(shift_ns: Floats, remaining: Contradictions) -> tuple[str, ...]:
+def order_notes(shift_ns: Floats, remaining: Contradictions) -> Iterator[str]:
     """Say what was done for causality, and what was left."""
-    notes: list[str] = []
     moved = np.abs(shift_ns) > _WORTH_A_NOTE_NS
     if moved.any():
-        notes.append(
+        yield (
             f"{np.count_nonzero(moved)} clocks were moved by up to "
             f"{np.abs(shift_ns).max() / 1e3:.1f} µs beyond the fit, so that messages end after "
             "they were sent and nobody leaves a collective before its last member has entered"
         )
     worst = float(remaining.error_ns.max(initial=0.0))
     if worst > _WORTH_A_NOTE_NS:
-        notes.append(
+        yield (
             f"{np.count_nonzero(remaining.error_ns > _WORTH_A_NOTE_NS)} clocks still let something "
             f"end before it can have begun, by up to {worst / 1e3:.1f} µs: their error bars are at "
             "least that wide"
         )
     if remaining.worst_disbelieved_ns > _WORTH_A_NOTE_NS:
-        notes.append(
+        yield (
             f"{remaining.num_disbelieved} matches cannot be right (one side ends up to "
             f"{remaining.worst_disbelieved_ns / 1e3:.1f} µs before the other begins) and were not "
             "believed"
         )
-    return tuple(notes)
 
 
 _GROSS_SIGMAS = 5.0
@@ -460,10 +450,7 @@ def _of_loose_sets(ties: Ties, problem: LineProblem, noise: Floats, drifting: Fl
 
 
 def _noise(
-    ties: Ties,
-    problem: LineProblem,
-    drifting: Flags,
-    start: Floats | None = None,
+    ties: Ties, problem: LineProblem, drifting: Flags, start: Floats | None = None
 ) -> Floats:
     """Return (anchor,) standard deviations of collectives and of messages about separate lines.
 
@@ -487,31 +474,15 @@ def _noise(
     return np.concatenate(parts)
 
 
-def relative_lines(
-    lines: Lines, reference_of: Integers, component: Integers
-) -> tuple[Floats, Floats]:
-    """Return offset (at each domain's centre) and drift of each domain against its reference's
-    clock.
+def relative_lines(lines: Lines, reference: Integers) -> tuple[Floats, Floats]:
+    """Return (domain,) offsets, at each domain's centre, and drifts against the clock of its
+    `reference` (domain,).
     """
-    reference = reference_of[component]
     rate = 1.0 + lines.drift[reference]
     drift = (1.0 + lines.drift) / rate - 1.0
     offset = (lines.offset_ns - lines.offset_ns[reference]) / rate
     offset += lines.centre_ns[reference] - lines.centre_ns
     return offset, drift
-
-
-def causality_of(ties: Ties, lines: Lines) -> Causality:
-    """Return the causality of ties, with what a fit believes of the collectives' ends."""
-    believed = np.zeros(len(ties.causality.members.event), dtype=np.bool_)
-    believed[ties.member_rows] = lines.weights[: ties.num_collective] > 0
-    return replace(ties.causality, believed=believed)
-
-
-def accuracy_of(ties: Ties, lines: Lines, component: Integers) -> Accuracy:
-    """Return the error bars of a fit, before contradictions."""
-    reference = references(ties.domain, component)[component]
-    return assess(ties.anchors, lines, ties.domain, _extents_ns(ties, lines), reference)
 
 
 def _extents_ns(ties: Ties, lines: Lines) -> Floats:
@@ -529,12 +500,6 @@ _LONGEST_RESIDUAL_NS = 2**40
 _PICOSECONDS = 3  # decimals of a nanosecond
 _FEMTOSECONDS_A_SECOND = 9  # decimals of a drift in parts per million
 _ORDER_ROUNDS = 4
-
-
-class _Residuals(TypedDict):
-    residual_median_ns: Floats
-    residual_p99_ns: Floats
-    num_anchors: Integers
 
 
 @dataclass(frozen=True)
@@ -563,7 +528,7 @@ class ClockLines:
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """Corrections of all ranks: common = local + offset_ns + drift · (local − centre_ns).
+    """Corrections of all ranks' clocks, and how good they are.
 
     Arrays are (rank,) in the order of `ranks`, unless another shape is given.
     """
@@ -572,9 +537,7 @@ class Alignment:
     domain: Integers
     domain_names: tuple[str, ...]
     component: Integers
-    offset_ns: Floats
-    drift: Floats
-    centre_ns: Integers
+    lines: ClockLines
     residual_median_ns: Floats
     residual_p99_ns: Floats
     num_anchors: Integers
@@ -586,15 +549,6 @@ class Alignment:
     step: ClockStep | None = None
     """A jump of a clock that no line fits; times are still as recorded (`without_steps`)."""
 
-    @property
-    def lines(self) -> ClockLines:
-        """Return the lines that put the ranks' times on the common clock."""
-        return ClockLines(self.offset_ns, self.drift, self.centre_ns)
-
-    def correct(self, position: Integers, time_ns: Integers) -> Integers:
-        """Return the common time of each time; `position` (time,) is its rank's in `ranks`."""
-        return self.lines.common(position, time_ns)
-
     def error_between(self, one: Integers, other: Integers) -> Floats:
         """Return the error bar, ns, of comparing times between ranks (positions in `ranks`).
 
@@ -605,7 +559,7 @@ class Alignment:
     def of_domains(self, domain: Integers, time_ns: Integers) -> Floats:
         """Return common times (time,) of clock domains (time,), ns from the first rank's centre."""
         position = np.unique(self.domain, return_index=True)[1][domain]
-        common: Integers = self.correct(position, time_ns) - self.centre_ns[0]
+        common: Integers = self.lines.common(position, time_ns) - self.lines.centre_ns[0]
         return common.astype(np.float64)
 
     def fits(self, reference_ns: int) -> dict[int, ClockFit]:
@@ -614,14 +568,15 @@ class Alignment:
         Offsets are rounded to picoseconds, far finer than can be measured: later digits depend on
         the processor, and the same trace would not give the same file on every machine.
         """
-        offset = self.offset_ns + self.drift * (reference_ns - self.centre_ns)
+        lines = self.lines
+        offset = lines.offset_ns + lines.drift * (reference_ns - lines.centre_ns)
         error_ns = self.accuracy.of_domains()[self.domain]
         return {
             int(rank): ClockFit(
                 rank=int(rank),
                 domain=self.domain_names[self.domain[place]],
                 offset_ns=round(float(offset[place]), _PICOSECONDS),
-                drift_ppm=round(float(self.drift[place] * 1e6), _FEMTOSECONDS_A_SECOND),
+                drift_ppm=round(float(lines.drift[place] * 1e6), _FEMTOSECONDS_A_SECOND),
                 residual_median_ns=round(float(self.residual_median_ns[place]), _PICOSECONDS),
                 residual_p99_ns=round(float(self.residual_p99_ns[place]), _PICOSECONDS),
                 error_ns=round(float(error_ns[place]), _PICOSECONDS),
@@ -640,9 +595,11 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
     domain = np.array([numbered[name] for name in names], dtype=np.int64)
     ties = tie(spans, matches, ranks, domain)
     component = components(ties.anchors, domain, ties.num_domains)
+    reference = references(domain, component)[component]
     lines = fit_clocks(ties)
-    offset, drift = relative_lines(lines, references(domain, component), component)
-    accuracy = accuracy_of(ties, lines, component)
+    offset, drift = relative_lines(lines, reference)
+    accuracy = assess(ties.anchors, lines, domain, _extents_ns(ties, lines), reference)
+    median_ns, p99_ns, num_anchors = _residuals(ties, lines, accuracy)
     refused = _num_refused(ties, lines)
     step, least_ns = None, np.zeros(ties.num_domains)
     if ties.num_domains > 1 and (refused >= _MANY_REFUSED).any():
@@ -654,21 +611,24 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
         domain=domain,
         domain_names=tuple(numbered),
         component=component[domain],
-        offset_ns=offset[domain],
-        drift=drift[domain],
-        centre_ns=lines.centre_ns[domain],
-        **_residuals(ties, lines, accuracy),
+        lines=ClockLines(offset[domain], drift[domain], lines.centre_ns[domain]),
+        residual_median_ns=median_ns,
+        residual_p99_ns=p99_ns,
+        num_anchors=num_anchors,
         accuracy=accuracy,
-        method="",
+        method=fit_method(ties, lines, component),
         num_refused=refused,
         step=step,
     )
-    alignment, shifted_notes = _in_order(alignment, causality_of(ties, lines), component)
-    alignment = _widened(alignment, least_ns)
+    believed = np.zeros(len(ties.causality.members.event), dtype=np.bool_)
+    believed[ties.member_rows] = lines.weights[: ties.num_collective] > 0
+    causality = replace(ties.causality, believed=believed)
+    alignment, shifted_notes = _in_order(alignment, causality, reference)
+    violation_ns = np.maximum(alignment.accuracy.violation_ns, least_ns)
     return replace(
         alignment,
-        method=fit_method(ties, lines, component),
-        notes=shifted_notes + fit_notes(lines, component, ranks[ties.anchors.rank]),
+        accuracy=replace(alignment.accuracy, violation_ns=violation_ns),
+        notes=(*shifted_notes, *fit_notes(lines, component, ranks[ties.anchors.rank])),
     )
 
 
@@ -679,11 +639,12 @@ def _num_refused(ties: Ties, lines: Lines) -> Integers:
     return np.bincount(domain, minlength=ties.num_domains).astype(np.int64)
 
 
-def _residuals(ties: Ties, lines: Lines, accuracy: Accuracy) -> _Residuals:
-    """Return the median and 99th percentile of each rank's distances over its believed anchors.
+def _residuals(ties: Ties, lines: Lines, accuracy: Accuracy) -> tuple[Floats, Floats, Integers]:
+    """Return (rank,) median and 99th percentile of the distances of believed anchors, and how many
+    anchors are believed.
 
     With several clocks, classes noisier than the one that joins the rank to the reference, and
-    classes that join no clocks, are left out of the residuals; num_anchors counts all classes.
+    classes that join no clocks, are left out of the distances.
     """
     anchors, num_ranks = ties.anchors, len(ties.domain)
     believed = np.flatnonzero(lines.weights > 0)
@@ -702,11 +663,8 @@ def _residuals(ties: Ties, lines: Lines, accuracy: Accuracy) -> _Residuals:
         place = first + np.ceil(share * np.maximum(count - 1, 0)).astype(np.int64)
         return np.where(count > 0, np.r_[distance, 0][np.where(count > 0, place, 0)], 0.0)
 
-    return {
-        "residual_median_ns": quantile(0.5),
-        "residual_p99_ns": quantile(0.99),
-        "num_anchors": np.bincount(anchors.rank[believed], minlength=num_ranks).astype(np.int64),
-    }
+    num_believed = np.bincount(anchors.rank[believed], minlength=num_ranks).astype(np.int64)
+    return quantile(0.5), quantile(0.99), num_believed
 
 
 def without_steps(
@@ -745,25 +703,16 @@ def _is_mended(domain: int, before: Integers, after: Integers) -> bool:
     return bool(is_better and _MENDED_SHARE * after.sum() <= before.sum())
 
 
-def _widened(alignment: Alignment, least_ns: Floats) -> Alignment:
-    """Return the alignment with error bars of `least_ns` (domain,) or more."""
-    if not least_ns.any():
-        return alignment
-    error_ns = np.maximum(alignment.accuracy.violation_ns, least_ns)
-    return replace(alignment, accuracy=replace(alignment.accuracy, violation_ns=error_ns))
-
-
 def _in_order(
-    alignment: Alignment, causality: Causality, component: Integers
+    alignment: Alignment, causality: Causality, reference: Integers
 ) -> tuple[Alignment, tuple[str, ...]]:
-    """Move clocks so that nothing is received before it was sent.
+    """Move clocks so that nothing is received before it was sent; `reference` is (domain,).
 
     How far clocks had to be moved, and what then remains impossible, widens the error bars.
     """
-    num_domains = len(component)
-    if num_domains == 1:
+    total = np.zeros(len(reference))
+    if len(total) == 1:
         return alignment, ()
-    total, reference = np.zeros(num_domains), references(alignment.domain, component)[component]
     for last in (*[False] * _ORDER_ROUNDS, True):
         orders = causality.orders(alignment.of_domains)
         delay = orders.delay_ns(alignment.of_domains)
@@ -772,8 +721,10 @@ def _in_order(
         shift = ordering_shift(alignment.accuracy, orders, delay)
         shift -= shift[reference]
         total += shift
-        alignment = replace(alignment, offset_ns=alignment.offset_ns + shift[alignment.domain])
+        lines = alignment.lines
+        lines = replace(lines, offset_ns=lines.offset_ns + shift[alignment.domain])
+        alignment = replace(alignment, lines=lines)
     remaining = contradictions(orders, delay, causality)
     error_ns = np.maximum(remaining.error_ns, np.abs(total))
     accuracy = replace(alignment.accuracy, violation_ns=error_ns)
-    return replace(alignment, accuracy=accuracy), order_notes(total, remaining)
+    return replace(alignment, accuracy=accuracy), tuple(order_notes(total, remaining))

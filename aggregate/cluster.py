@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -27,15 +28,12 @@ from distributed import Client, Future, KilledWorker
 from distributed.client import FutureCancelledError
 
 from megascan.errors import InputError, MegaScanError, MissingError, UsageError
-from megascan.overwriting import GrowingFile
-from megascan.parallel import Kept, Task, appended
+from megascan.parallel import Kept, Task, Workers
 from megascan.schema import SCHEMA_VERSION
 
 __all__ = ["Cluster", "connect"]
 
-
 Result = TypeVar("Result")
-Table = TypeVar("Table")
 
 _EQUAL_EVERYWHERE = ("numpy", "pyarrow", "isal", "perfetto")
 """Packages whose version may change a byte of the output: workers need the versions of this
@@ -59,21 +57,6 @@ def look(paths: Sequence[Path]) -> WorkerView:
         except PackageNotFoundError:
             versions[name] = "none"
     return WorkerView(versions, sum(os.access(path, os.R_OK) for path in paths))
-
-
-def first(pair: tuple[Table, object]) -> Table:
-    """Return the table from the (table, result) of a piece of work."""
-    return pair[0]
-
-
-def second(pair: tuple[object, Result]) -> Result:
-    """Return the result from the (table, result) of a piece of work."""
-    return pair[1]
-
-
-def run_on_worker(work: Callable[..., Result], *arguments: object) -> Result:
-    """Do a piece of work on a worker, where Dask has replaced futures in `arguments` by tables."""
-    return work(*arguments)
 
 
 _CONNECT_SECONDS = 10
@@ -123,8 +106,8 @@ class _Remote:
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """A connected cluster (`megascan.parallel.Workers`)."""
+class Cluster(Workers):
+    """A connected cluster; its workers may not see the output, which this process writes."""
 
     client: Client
     address: str
@@ -144,30 +127,27 @@ class Cluster:
     def files(self, paths: Sequence[Path]) -> list[Path]:
         """Return rank files by absolute paths; raise InputError if a worker cannot read them."""
         absolute = [path.absolute() for path in paths]
-        self._check_files(absolute)
+        num_here = look(absolute).num_readable
+        for worker, view in self._views(absolute).items():
+            if view.num_readable < num_here:
+                raise InputError(
+                    f"worker {worker} can read {view.num_readable} of the {num_here} rank files in "
+                    f"{absolute[0].parent}; put them where every worker sees them at the same path"
+                )
         return absolute
 
     def results(self, work: Callable[..., Result], tasks: Iterable[Task]) -> Iterator[Result]:
         """Yield what the work returns; raise what it raises."""
-        for future in self._in_turn((work, task) for task in tasks):
+        for future in self._in_turn(work, tasks):
             yield cast("Result", self.result_of(future))
 
     def keep(
         self, work: Callable[..., tuple[pa.Table, Result]], tasks: Iterable[Task]
     ) -> Iterator[tuple[Kept, Result]]:
         """Yield what the work returns; its table stays on the worker that made it."""
-        for future in self._in_turn((work, task) for task in tasks):
-            result = self.result_of(self._submit(second, future))
-            yield _Remote(self._submit(first, future), self), cast("Result", result)
-
-    def append(
-        self,
-        work: Callable[..., tuple[Result, bytes]],
-        tasks: Iterable[Task],
-        output: GrowingFile,
-    ) -> Iterator[Result]:
-        """Write the bytes that the work returns, in this process: workers may not see the file."""
-        return appended(self.results(work, tasks), output)
+        for future in self._in_turn(work, tasks):
+            result = self.result_of(self._submit(itemgetter(1), future))
+            yield _Remote(self._submit(itemgetter(0), future), self), cast("Result", result)
 
     def put(self, table: pa.Table) -> Kept:
         """Send a table to a worker."""
@@ -188,25 +168,16 @@ class Cluster:
                 )
         return cast("dict[str, WorkerView]", found)
 
-    def _check_files(self, paths: Sequence[Path]) -> None:
-        here = sum(os.access(path, os.R_OK) for path in paths)
-        for worker, view in self._views(paths).items():
-            if view.num_readable < here:
-                raise InputError(
-                    f"worker {worker} can read {view.num_readable} of the {here} rank files in "
-                    f"{paths[0].parent}; put them where every worker sees them at the same path"
-                )
-
     def _submit(self, function: Callable[..., object], *arguments: object) -> Future:
         return self.client.submit(function, *arguments, pure=False)
 
-    def _in_turn(self, tasks: Iterable[tuple[Callable[..., object], Task]]) -> Iterator[Future]:
+    def _in_turn(self, work: Callable[..., object], tasks: Iterable[Task]) -> Iterator[Future]:
         """Yield the futures of tasks in their order, a few for each thread under way at a time."""
         most = _WAITING_A_THREAD * max(sum(self.client.nthreads().values()), 1)
         waiting: deque[Future] = deque()
-        for work, task in tasks:
+        for task in tasks:  # Dask hands the work tables in place of futures
             arguments = [one.future if isinstance(one, _Remote) else one for one in task]
-            waiting.append(self._submit(run_on_worker, work, *arguments))
+            waiting.append(self._submit(work, *arguments))
             if len(waiting) >= most:
                 yield waiting.popleft()
         while waiting:

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from aggregate.anchors import Anchors
-from megascan.arrays import Flags, Floats, Integers, group_starts
+from megascan.arrays import Flags, Floats, Integers, group_numbers, group_starts
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -104,7 +104,7 @@ class LineProblem:
         """Return the problem with the anchors of some rows only, which must be whole events."""
         starts = group_starts(self.event[rows])
         return LineProblem(
-            event=np.cumsum(np.bincount(starts, minlength=len(rows))) - 1,
+            event=group_numbers(starts, len(rows)),
             starts=starts,
             domain=self.domain[rows],
             value=self.value[rows],
@@ -402,10 +402,7 @@ def estimate_noise(
 
 
 def fit_lines(
-    problem: LineProblem,
-    deviation_ns: Floats,
-    drifting: Flags,
-    start: Floats | None = None,
+    problem: LineProblem, deviation_ns: Floats, drifting: Flags, start: Floats | None = None
 ) -> Lines:
     """Fit the lines of all domains at once, by reweighted least squares.
 

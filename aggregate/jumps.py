@@ -33,14 +33,7 @@ from aggregate.anchors import Members, joining_members
 from aggregate.causality import Ties
 from aggregate.fitting import Lines
 from aggregate.match import Matches
-from megascan.arrays import (
-    Flags,
-    Floats,
-    Integers,
-    group_lengths,
-    group_starts,
-    lower_medians,
-)
+from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts, lower_medians
 from megascan.timeline import narrow, numbers
 
 _SUSPICIOUS_SHARE = 0.1
@@ -125,17 +118,12 @@ def jump_of(
     `refused` is (domain,), how many ends of collectives were not believed.
     """
     suspects = tuple(_suspects(ties, lines, refused))
-    step = find_step(suspects)
+    steps = [step for each in suspects for step in _steps(each)]
+    step = max(steps, key=lambda each: abs(each.jump_ns), default=None)
     if step is not None and ties.num_left_out:
         members = members_around(step, spans, matches, ranks, ties.domain)
         step = located(step, members, ties.domain[members.rank], lines)
     return step, unmended_ns(suspects, ties.num_domains)
-
-
-def find_step(suspects: Sequence[Suspect]) -> ClockStep | None:
-    """Find the largest jump among the clocks whose ends are refused in numbers."""
-    found = [step for each in suspects for step in _steps(each)]
-    return max(found, key=lambda step: abs(step.jump_ns), default=None)
 
 
 def unmended_ns(suspects: Sequence[Suspect], num_domains: int) -> Floats:

@@ -19,7 +19,7 @@ A communication span without `op` is a bracket around other spans and is not mat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeAlias
@@ -141,8 +141,12 @@ def match_spans(spans: pa.Table, headers: Mapping[int, RankHeader]) -> Matches:
     found = list(_matched_blocks(columns, groups))
     collectives, messages = [block[0] for block in found], [block[1] for block in found]
     parts = {str(Kind.COLLECTIVE): collectives, str(Kind.P2P): messages}
-    notes = _unmatched_notes(columns.rank, parts)
-    notes += _contradiction_notes(sum(block[2] for block in found)) + groups.notes
+    notes = list(_unmatched_notes(columns.rank, parts))
+    if num_contradictions := sum(block[2] for block in found):
+        notes.append(
+            f"{num_contradictions} send/recv pairs name different microbatches and are left "
+            "unmatched"
+        )
     match = np.full(spans.num_rows, NOT_APPLICABLE, dtype=np.int32)
     members = _concatenated(part.members for part in chain(collectives, messages))
     lengths = _concatenated(part.lengths for part in chain(collectives, messages))
@@ -154,7 +158,7 @@ def match_spans(spans: pa.Table, headers: Mapping[int, RankHeader]) -> Matches:
         num_matches=len(lengths),
         num_unmatched={kind: sum(len(part.unmatched) for part in parts[kind]) for kind in parts},
         num_duplicates=sum(len(part.duplicates) for part in chain(collectives, messages)),
-        notes=notes,
+        notes=(*notes, *groups.notes),
     )
 
 
@@ -212,7 +216,11 @@ class _Groups:
     @classmethod
     def of(cls, columns: _Columns, headers: Mapping[int, RankHeader]) -> _Groups:
         names = columns.group_names
-        declared = _declared_groups(headers)
+        declared = {  # as the first rank says that declares it
+            name: tuple(members)
+            for rank in sorted(headers, reverse=True)
+            for name, members in headers[rank].groups.items()
+        }
         recorded = _recorded_members(columns, declared)
         num_ranks = max(headers, default=0) + 1
         expected = np.zeros(len(names), dtype=np.int64)
@@ -226,25 +234,12 @@ class _Groups:
             alone[code] = len(present) == 1 < len(everyone)
             num_partial += 1 < len(present) < len(everyone)
             members += [code * num_ranks + rank for rank in present]
-        notes = (
-            (
-                f"{num_partial} process groups have members without a file: their waits are lower "
-                "bounds and their transfers upper bounds",
-            )
-            if num_partial
-            else ()
+        note = (
+            f"{num_partial} process groups have members without a file: their waits are lower "
+            "bounds and their transfers upper bounds"
         )
+        notes = (note,) * bool(num_partial)
         return cls(expected, np.array(members, dtype=np.int64), num_ranks, alone, notes)
-
-
-def _declared_groups(headers: Mapping[int, RankHeader]) -> dict[str, tuple[int, ...]]:
-    """Return the members of every group by name, as the first rank that declares it says."""
-    declared: dict[str, tuple[int, ...]] = {}
-    for rank in sorted(headers):
-        for name, members in headers[rank].groups.items():
-            if name not in declared:
-                declared[name] = tuple(members)
-    return declared
 
 
 def _recorded_members(
@@ -335,8 +330,7 @@ def _match_keys(
     )
 
 
-def _unmatched_notes(rank: Narrow, parts: Mapping[str, Sequence[_Part]]) -> tuple[str, ...]:
-    notes: list[str] = []
+def _unmatched_notes(rank: Narrow, parts: Mapping[str, Sequence[_Part]]) -> Iterator[str]:
     for kind, blocks in parts.items():
         for what, chosen in (
             ("without a counterpart", _concatenated(part.unmatched for part in blocks)),
@@ -344,8 +338,7 @@ def _unmatched_notes(rank: Narrow, parts: Mapping[str, Sequence[_Part]]) -> tupl
         ):
             if len(chosen):
                 worst = most_frequent_ranks(rank[chosen])
-                notes.append(f"{len(chosen)} {kind} spans {what}, most on {worst}")
-    return tuple(notes)
+                yield f"{len(chosen)} {kind} spans {what}, most on {worst}"
 
 
 def by_rank(ranks: Integers, values: Integers) -> RowNumbers:
@@ -360,11 +353,3 @@ def most_frequent_ranks(rank: Narrow) -> str:
     ranks, counts = np.unique(rank, return_counts=True)
     order = np.argsort(-counts, kind="stable")[:_MOST_RANKS_SAID]
     return ", ".join(f"rank {ranks[place]} ({counts[place]})" for place in order)
-
-
-def _contradiction_notes(num_contradictions: int) -> tuple[str, ...]:
-    if not num_contradictions:
-        return ()
-    return (
-        f"{num_contradictions} send/recv pairs name different microbatches and are left unmatched",
-    )

@@ -37,7 +37,7 @@ since before the border; `Group.busy_until_ns` tells since when.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,7 @@ from aggregate.clocks import (
     relative_lines,
     without_steps,
 )
-from aggregate.decompose import Parts, decompose, split_waits, transfers
+from aggregate.decompose import decompose, split_waits, transfers
 from aggregate.match import Matches, match_spans
 from aggregate.summary import Sums, ranks_on_cpu, sums_of
 from megascan.arrays import (
@@ -162,7 +162,7 @@ def _shifts(members: Members, messages: Messages, num_clocks: int) -> tuple[Floa
     ties = tied(members, messages, clocks)
     component = components(ties.anchors, clocks, num_clocks)
     lines = fit_clocks(ties, with_drift=False)
-    shift, _ = relative_lines(lines, references(clocks, component), component)
+    shift, _ = relative_lines(lines, references(clocks, component)[component])
     linked = np.bincount(component)[component] > 1
     return np.where(linked, shift, 0.0), linked
 
@@ -194,13 +194,6 @@ class Correction:
     lines: ClockLines
     steps: tuple[ClockStep, ...]
     restarts: Restarts | None
-
-    @classmethod
-    def of(
-        cls, clocks: Alignment, steps: tuple[ClockStep, ...], restarted: Restarts | None
-    ) -> Correction:
-        """Return the correction of all ranks."""
-        return cls(clocks.ranks, clocks.domain, clocks.lines, steps, restarted)
 
     def only(self, ranks: Sequence[int]) -> Correction:
         """Return the correction of some ranks, ascending."""
@@ -352,7 +345,7 @@ def align(trace: Trace) -> Aligned:
     if clocks.step is not None:
         steps, clocks = without_steps(own, matches, trace.headers, clocks)
     give_back_memory()
-    correction = Correction.of(clocks, steps, restarted)
+    correction = Correction(clocks.ranks, clocks.domain, clocks.lines, steps, restarted)
     ends = correction.applied(ends)
     order = row_order(ends)
     if order is not None:
@@ -413,12 +406,18 @@ def settle(
     InputError for a negative duration.
     """
     spans = sent.chosen(tables)
-    _check_durations(spans, run_id)
+    shortest = int(numbers(spans, "duration_ns").min(initial=0))
+    if shortest < 0:
+        raise InputError(
+            f"run {run_id!r} has a span that lasts {shortest} ns; durations are 0 or more"
+        )
     spans = sent.correction.applied(spans)
     order = row_order(spans)
     if order is not None:
         spans = spans.take(order)
-    table = _timeline_table(spans, decompose(spans, sent.match, sent.wait_ns))
+    for name, values in vars(decompose(spans, sent.match, sent.wait_ns)).items():
+        spans = spans.append_column(name, integer_column(values))
+    table = spans.select(TIMELINE_SCHEMA.names).cast(TIMELINE_SCHEMA)
     sums = None if on_cpu is None else sums_of(table, on_cpu, sent.busy_until_ns)
     start_ns = int(numbers(table, "start_ns").min(initial=np.iinfo(np.int64).max))
     return table, Settled(table.num_rows, start_ns, sums)
@@ -443,7 +442,10 @@ def build_shards(
         start_ns.append(found.start_ns)
         sums += [found.sums] if found.sums else []
     num_spans = sum(shard.num_spans for shard in shards)
-    _check_some(num_spans, trace.run_id)
+    if not num_spans:
+        raise InputError(
+            f"run {trace.run_id!r} has no spans to put on a timeline; trace at least one window"
+        )
     timeline = ShardedTimeline(
         frame=aligned.frame(min(start_ns), num_spans),
         ends=aligned.matched_ends(),
@@ -490,27 +492,6 @@ def _check_ranks(trace: Trace) -> None:
         )
 
 
-def _check_some(num_spans: int, run_id: str) -> None:
-    if not num_spans:
-        raise InputError(
-            f"run {run_id!r} has no spans to put on a timeline; trace at least one window"
-        )
-
-
-def _check_durations(spans: pa.Table, run_id: str) -> None:
-    shortest = int(numbers(spans, "duration_ns").min(initial=0))
-    if shortest < 0:
-        raise InputError(
-            f"run {run_id!r} has a span that lasts {shortest} ns; durations are 0 or more"
-        )
-
-
-def _timeline_table(spans: pa.Table, parts: Parts) -> pa.Table:
-    for field in fields(Parts):
-        spans = spans.append_column(field.name, integer_column(getattr(parts, field.name)))
-    return spans.select(TIMELINE_SCHEMA.names).cast(TIMELINE_SCHEMA)
-
-
 @dataclass(frozen=True)
 class Group:
     """Stretches of a rank that belong together, and how many ends they have.
@@ -532,43 +513,32 @@ def groups_of(
     `corrected` puts the times of spans on the common clock.
     """
     extents = [stay.extent for stay in stays if stay.extent is not None]
-    times = _on_common_clock(rank, extents, corrected)
-    busy_until_ns = times.device_end_ns.tolist()
+    first_start_ns, last_start_ns, end_ns, device_end_ns = _on_common_clock(
+        rank, extents, corrected
+    )
     last_iteration = np.maximum.accumulate([one.last_iteration for one in extents])
     first_iteration = np.array([one.first_iteration for one in extents])
-    is_border = times.first_start_ns[1:] >= np.maximum.accumulate(times.end_ns)[:-1]
+    is_border = first_start_ns[1:] >= np.maximum.accumulate(end_ns)[:-1]
     # Spans that start at the same time might otherwise change places.
-    is_border &= times.first_start_ns[1:] > np.maximum.accumulate(times.last_start_ns)[:-1]
+    is_border &= first_start_ns[1:] > np.maximum.accumulate(last_start_ns)[:-1]
     is_border &= first_iteration[1:] > last_iteration[:-1]
     borders = (np.flatnonzero(is_border) + 1).tolist()
     return [
         Group(
             tuple(stays[low:high]),
             sum(one.num_ends for one in extents[low:high]),
-            max((busy for busy in busy_until_ns[:low] if busy), default=None),
+            max((busy for busy in device_end_ns[:low].tolist() if busy), default=None),
         )
         for low, high in pairwise([0, *borders, len(stays)])
     ]
 
 
-@dataclass(frozen=True)
-class _StretchTimes:
-    """When stretches of a rank begin and end on the common clock, (stretch,) each."""
-
-    first_start_ns: Integers
-    """When the first span starts."""
-    last_start_ns: Integers
-    """When the last span starts."""
-    end_ns: Integers
-    """When the last span has ended."""
-    device_end_ns: Integers
-    """When the device has done its work, 0 if it had no work."""
-
-
 def _on_common_clock(
     rank: int, extents: Sequence[Extent], corrected: Callable[[pa.Table], pa.Table]
-) -> _StretchTimes:
-    """Return when the stretches of a rank begin and end on the common clock."""
+) -> Integers:
+    """Return times of stretches on the common clock, (time, stretch): when the first span starts,
+    the last span starts, the last span has ended, the device has done its work (0 if it has none).
+    """
     spans = [
         span
         for one in extents
@@ -583,12 +553,6 @@ def _on_common_clock(
     ranks = np.full(len(spans), rank, dtype=np.int32)
     columns = {"rank": ranks, "start_ns": start_ns.copy(), "duration_ns": duration_ns.copy()}
     table = corrected(pa.table(columns))
-    end_ns = (numbers(table, "start_ns") + numbers(table, "duration_ns")).reshape(-1, 4)
-    works = np.array([one.device is not None for one in extents])
-    first_start_ns, last_start_ns, last_end_ns, device_end_ns = end_ns.T
-    return _StretchTimes(
-        first_start_ns=first_start_ns,
-        last_start_ns=last_start_ns,
-        end_ns=last_end_ns,
-        device_end_ns=np.where(works, device_end_ns, 0),
-    )
+    times = (numbers(table, "start_ns") + numbers(table, "duration_ns")).reshape(-1, 4).T.copy()
+    times[-1, [one.device is None for one in extents]] = 0
+    return times

@@ -37,6 +37,7 @@ import pyarrow as pa
 from megascan.arrays import (
     Cover,
     Flags,
+    Floats,
     Integers,
     TimeAxis,
     combine,
@@ -63,27 +64,10 @@ from megascan.topology import Layout
 from megascan.vocabulary import GRAD_SYNC, is_copy
 
 SHARES = (
-    "compute",
-    "preempted",
-    "transfer",
-    "wait",
-    "unsplit",
-    "copy",
-    "host",
-    "dispatch",
-    "idle",
-)
+    "compute", "preempted", "transfer", "wait", "unsplit", "copy", "host", "dispatch", "idle",
+)  # fmt: skip
 COMPUTE_KINDS = (Kind.COMPUTE, Kind.OPTIMIZER)
 HOST_KINDS = (Kind.DATA, Kind.GC, Kind.CHECKPOINT, Kind.HOST)
-
-
-def iteration_shares(timeline: Timeline) -> pa.Table:
-    """Return one row a rank and iteration: rank, iteration, duration_ns and `<share>_ns` of SHARES.
-
-    The shares of a row add up to duration_ns. An iteration lasts as long as its ITERATION span, or
-    from its first span to its last where that span is missing.
-    """
-    return _shares_of(timeline.spans, ranks_on_cpu(timeline.headers))
 
 
 def ranks_on_cpu(headers: Mapping[int, RankHeader]) -> frozenset[int]:
@@ -93,7 +77,7 @@ def ranks_on_cpu(headers: Mapping[int, RankHeader]) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of some ranks' spans: shares as from `iteration_shares`, numbers of spans by kind, and
+    """Sums of some ranks' spans: iterations as in a Summary, numbers of spans by kind, and
     operations that are not matched (kind, rank, num_spans).
     """
 
@@ -291,18 +275,21 @@ def _off_core(
     awaited = np.minimum(away, beside.length_within(low, high))
     window = np.searchsorted(windows.start, low, side="right") - 1
     inside = (window >= 0) & (high <= np.r_[windows.end, 0][window])
-    sums = [
-        np.bincount(window[inside], part[inside], minlength=len(windows.start)).astype(np.int64)
-        for part in (awaited, away - awaited)
-    ]
-    return sums[0], sums[1]
+
+    def total(part: Floats) -> Integers:
+        sums = np.bincount(window[inside], part[inside], minlength=len(windows.start))
+        return sums.astype(np.int64)
+
+    return total(awaited), total(away - awaited)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """Sums of one timeline.
 
-    iterations  one row a rank and iteration: rank, iteration, duration_ns, `<share>_ns`
+    iterations  one row a rank and iteration: rank, iteration, duration_ns, `<share>_ns`. An
+                iteration lasts as long as its ITERATION span, or from its first span to its last
+                where that span is missing
     ranks       one row a rank, worst first: rank, num_iterations, iteration_median_ns (the first
                 iteration of a job, which loads and compiles, must not stand for the others),
                 duration_ns (of all its iterations), `<share>_ns` and `<share>_ratio` of duration_ns
@@ -527,8 +514,11 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _alignment(summary: Summary) -> list[str]:
-    domains = list(_domains(summary))
-    lines = textwrap.wrap(f"clocks: {summary.clock_method}", _WIDTH, subsequent_indent="  ")
+    by_domain: dict[str, list[ClockFit]] = {}
+    for _, fit in sorted(summary.clocks.items()):
+        by_domain.setdefault(fit.domain, []).append(fit)
+    domains = list(by_domain.values())
+    lines = _wrapped(f"clocks: {summary.clock_method}")
     if len(domains) == 1 and len(domains[0]) > 1:
         return lines + _one_clock(domains[0])
     if len(domains) > _MOST_CLOCKS:
@@ -540,22 +530,13 @@ def _alignment(summary: Summary) -> list[str]:
     return lines + _aligned(rows)
 
 
-def _domains(summary: Summary) -> Iterator[list[ClockFit]]:
-    """Yield the fits of the ranks of each clock domain, by lowest rank."""
-    by_domain: dict[str, list[ClockFit]] = {}
-    for rank in sorted(summary.clocks):
-        by_domain.setdefault(summary.clocks[rank].domain, []).append(summary.clocks[rank])
-    yield from by_domain.values()
-
-
 def _one_clock(fits: list[ClockFit]) -> list[str]:
-    median_ns = float(np.median([fit.residual_median_ns for fit in fits]))
-    p99_ns = max(fit.residual_p99_ns for fit in fits)
     if not any(fit.num_anchors for fit in fits):
         return []
+    median_ns = float(np.median([fit.residual_median_ns for fit in fits]))
     return [
         f"  ranks leave a collective within {_time(median_ns)} of each other (median; "
-        f"p99 {_time(p99_ns)}):",
+        f"p99 {_time(max(fit.residual_p99_ns for fit in fits))}):",
         "  with one clock that is the job's own timing (cores shared, late wake-ups), not an error",
     ]
 
@@ -595,35 +576,33 @@ def _compact(domains: list[list[ClockFit]]) -> list[str]:
     ]
 
 
-def _tracing(cost: Overhead) -> list[str]:
-    """Return lines on what tracing cost, or why that is unknown; none if nothing was traced."""
-    if cost.traced is None or cost.run is None:
-        why = _why_unknown(cost)
-        return textwrap.wrap(f"tracing: {why}", _WIDTH, subsequent_indent="  ") if why else []
-    text = (
-        f"tracing: a traced iteration takes {_times(cost.traced)} an untraced one, the whole run "
-        f"{_times(cost.run)} an untraced run (95 % intervals; {cost.num_cycles} windows at "
-        f"{cost.granularity}, one every {cost.interval} iterations)"
+def _tracing(cost: Overhead) -> str:
+    """Say what tracing cost, or why that is unknown; nothing if nothing was traced."""
+    if cost.traced is not None and cost.run is not None:
+        return (
+            f"tracing: a traced iteration takes {_times(cost.traced)} an untraced one, the whole "
+            f"run {_times(cost.run)} an untraced run (95 % intervals; {cost.num_cycles} windows at "
+            f"{cost.granularity}, one every {cost.interval} iterations)"
+        )
+    if not cost.num_traced:
+        return ""
+    if not cost.num_untraced:
+        return (
+            "tracing: its cost is not known, every iteration was traced; make --trace-interval "
+            "longer than --continuous-trace-iterations to have some to compare with"
+        )
+    return (
+        f"tracing: its cost is not known: {cost.num_cycles} windows can be compared with the "
+        f"untraced iterations after them, {MIN_CYCLES} are needed"
     )
-    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
 
 
 def _times(estimate: Estimate) -> str:
     return f"{estimate.ratio:.4f} times ({estimate.low:.4f} … {estimate.high:.4f})"
 
 
-def _why_unknown(cost: Overhead) -> str:
-    if not cost.num_traced:
-        return ""
-    if not cost.num_untraced:
-        return (
-            "its cost is not known, every iteration was traced; make --trace-interval longer than "
-            "--continuous-trace-iterations to have some to compare with"
-        )
-    return (
-        f"its cost is not known: {cost.num_cycles} windows can be compared with the untraced "
-        f"iterations after them, {MIN_CYCLES} are needed"
-    )
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_long_words=False)
 
 
 def _rest(summary: Summary) -> list[str]:
@@ -642,11 +621,5 @@ def _rest(summary: Summary) -> list[str]:
     unsplit = int(summary.ranks.column("unsplit_ns").to_numpy().sum())
     nothing = "none" if not unsplit else "none that names its partners, but see unsplit"
     lines.append(f"unmatched: {unmatched or nothing}; duplicates: {there.num_duplicates:,}")
-    lines += _tracing(summary.tracing)
-    return lines + [
-        line
-        for note in there.notes
-        for line in textwrap.wrap(
-            f"note: {note}", _WIDTH, subsequent_indent="  ", break_long_words=False
-        )
-    ]
+    lines += _wrapped(_tracing(summary.tracing))
+    return lines + [line for note in there.notes for line in _wrapped(f"note: {note}")]

@@ -168,7 +168,7 @@ def clock_errors(fit: Alignment, skew: Skew, window_ns: int) -> Floats:
     true = EPOCH_NS + np.linspace(0, window_ns, 9).astype(np.int64)
     rank = np.repeat(np.arange(len(skew.drift)), len(true))
     local = skew.local(rank, np.tile(true, len(skew.drift)))
-    common = fit.correct(rank, local).reshape(-1, len(true))
+    common = fit.lines.common(rank, local).reshape(-1, len(true))
     return np.asarray(common - common[0], dtype=np.float64)
 
 
@@ -255,7 +255,9 @@ def skewed_spans(spans: pa.Table, skew: Skew) -> pa.Table:
 def aligned_spans(spans: pa.Table, fit: Alignment) -> pa.Table:
     """Spans on the fit's common clock, in the same order of rows."""
     position = np.searchsorted(fit.ranks, numbers(spans, "rank"))
-    start, end = (fit.correct(position, at) for at in (numbers(spans, "start_ns"), ends_ns(spans)))
+    start, end = (
+        fit.lines.common(position, at) for at in (numbers(spans, "start_ns"), ends_ns(spans))
+    )
     return _with_times(spans, start, end)
 
 

@@ -193,8 +193,8 @@ def measure(num_bytes: int = 0) -> Costs:
 def _calls(bench: _Bench) -> Costs:
     tracer, position = bench.tracer, bench.position
     layer, tensor, config = _Layer(), torch.ones(4), SimpleNamespace(finalize_model_grads_func=None)
-    module = Modules(tracer, position, bench.spans).forward_of("mlp")(_Layer.forward)
-    reduce = Collectives(tracer, position, cast(Any, _Groups())).wrap(OPERATIONS[0])(_all_reduce)
+    module = Modules(tracer, position, bench.spans).forward_of("mlp", _Layer.forward)
+    reduce = Collectives(tracer, position, cast(Any, _Groups())).wrap(OPERATIONS[0], _all_reduce)
     passes = Passes(tracer, position, bench.spans, Updates(tracer))
     forward, backward = passes.forward_step(_forward_step), passes.backward_step(_backward_step)
 
@@ -215,8 +215,9 @@ def _calls(bench: _Bench) -> Costs:
 def _with_backward(bench: _Bench) -> float:
     """Of each of some modules one after the other, the hooks on their tensors included."""
     layer = _Layer()
-    module = Modules(bench.tracer, bench.position, bench.spans).forward_of("mlp")(
-        lambda own, value: cast(torch.Tensor, _Clone.apply(value, bench.caches))  # type: ignore[no-untyped-call]
+    module = Modules(bench.tracer, bench.position, bench.spans).forward_of(
+        "mlp",
+        lambda own, value: cast(torch.Tensor, _Clone.apply(value, bench.caches)),  # type: ignore[no-untyped-call]
     )
     source, gradient = torch.ones(2, requires_grad=True), torch.ones(2)
 

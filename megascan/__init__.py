@@ -17,14 +17,7 @@ import importlib
 
 __megascan__ = True
 
-__all__ = [
-    "Kind",
-    "TraceConfig",
-    "Tracer",
-    "add_trace_arguments",
-    "read",
-    "start",
-]
+__all__ = ["Kind", "TraceConfig", "Tracer", "add_trace_arguments", "read", "start"]
 
 _HOMES = {
     "Kind": "megascan.schema",

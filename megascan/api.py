@@ -48,13 +48,14 @@ class RunTables:
 
 def run_tables(timeline: Timeline) -> RunTables:
     """Make the tables of a timeline; spans without a match are only in `spans`."""
+    clocks = [asdict(fit) for _, fit in sorted(timeline.clocks.items())]
     return RunTables(
         run_id=timeline.run_id,
         layout=timeline.layout,
         spans=timeline.spans,
         collectives=_collectives(timeline.spans),
         messages=_messages(timeline.spans),
-        clocks=_clocks(timeline),
+        clocks=pa.Table.from_pylist(clocks, schema=_CLOCK_SCHEMA),
         completeness=timeline.completeness,
     )
 
@@ -63,14 +64,16 @@ def _collectives(spans: pa.Table) -> pa.Table:
     rows, starts = _matched(spans, Kind.COLLECTIVE)
     begin = numbers(spans, "start_ns")[rows]
     end = begin + numbers(spans, "duration_ns")[rows]
+    lengths = group_lengths(starts, len(rows))
+    last = np.lexsort((begin, group_numbers(starts, len(rows))))[starts + lengths - 1]
     first = spans.take(pa.array(rows[starts]))
     table = first.select(["match", "iteration", "op", "group", "sequence"])
     columns = {
-        "num_members": group_lengths(starts, len(rows)),
+        "num_members": lengths,
         "size_bytes": per_group(np.maximum, numbers(spans, "size_bytes")[rows], starts),
         "first_start_ns": per_group(np.minimum, begin, starts),
         "last_start_ns": per_group(np.maximum, begin, starts),
-        "last_rank": numbers(spans, "rank")[rows][_last_of_each(begin, starts)],
+        "last_rank": numbers(spans, "rank")[rows[last]],
         "end_ns": per_group(np.maximum, end, starts),
         "transfer_ns": per_group(np.minimum, numbers(spans, "transfer_ns")[rows], starts),
     }
@@ -115,22 +118,10 @@ def _pairs(spans: pa.Table, rows: Integers, starts: Integers) -> Integers:
     return pairs
 
 
-def _last_of_each(begin: Integers, starts: Integers) -> Integers:
-    """Return the row of each match's latest start."""
-    order = np.lexsort((begin, group_numbers(starts, len(begin))))
-    last: Integers = order[starts + group_lengths(starts, len(begin)) - 1]
-    return last
-
-
 def _with_columns(table: pa.Table, columns: dict[str, Integers]) -> pa.Table:
     for name, values in columns.items():
         table = table.append_column(name, pa.array(values, pa.int64()))
     return table
-
-
-def _clocks(timeline: Timeline) -> pa.Table:
-    rows = [asdict(fit) for _, fit in sorted(timeline.clocks.items())]
-    return pa.Table.from_pylist(rows, schema=_CLOCK_SCHEMA)
 
 
 _CLOCK_TYPES = {"int": pa.int64(), "float": pa.float64(), "str": pa.string()}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule
     from lightning.pytorch import Trainer as LightningTrainer
     from torch.distributed.device_mesh import DeviceMesh
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerCallback, TrainerState
 
 
 class Steps:
@@ -80,21 +80,13 @@ def for_transformers(config: TraceConfig, *, mesh: DeviceMesh | None = None) -> 
         """Traces steps of the optimizer, which may be several batches each."""
 
         def on_train_begin(
-            self,
-            args: TrainingArguments,
-            state: TrainerState,
-            control: TrainerControl,
-            **known: object,
+            self, _: object, state: TrainerState, *given: object, **known: object
         ) -> None:
             """Start, with the model that is trained."""
             steps.begin(known["model"], state.global_step)  # type: ignore[arg-type]
 
         def on_step_end(
-            self,
-            args: TrainingArguments,
-            state: TrainerState,
-            control: TrainerControl,
-            **known: object,
+            self, _: object, state: TrainerState, *given: object, **known: object
         ) -> None:
             """End an iteration."""
             steps.has_ended(state.global_step)

@@ -104,14 +104,12 @@ class TraceConfig:
         if self.interval < 1 or self.window < 1:
             raise ConfigError(
                 f"--trace-interval is {self.interval} and --continuous-trace-iterations is "
-                f"{self.window}, "
-                "expected 1 or more for both"
+                f"{self.window}, expected 1 or more for both"
             )
         if self.window > self.interval:
             raise ConfigError(
                 f"--continuous-trace-iterations {self.window} is longer than --trace-interval "
-                f"{self.interval}; "
-                "make them equal to trace every iteration"
+                f"{self.interval}; make them equal to trace every iteration"
             )
 
     def traces(self, iteration: int) -> bool:
@@ -181,67 +179,50 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("tracing")
     group.add_argument("--trace", action="store_true", help="trace this run with MegaScan")
     group.add_argument(
-        "--trace-armed",
-        action="store_true",
+        "--trace-armed", action="store_true",
         help="with --trace: record nothing until the file trace-on is made in the trace folder, "
         "stop when it is removed; SIGUSR2 does either",
-    )
+    )  # fmt: skip
     group.add_argument(
-        "--trace-dir",
-        type=Path,
-        default=defaults.directory,
-        metavar="DIR",
+        "--trace-dir", type=Path, default=defaults.directory, metavar="DIR",
         help="folder of the rank files, one a rank (default: %(default)s)",
-    )
+    )  # fmt: skip
     group.add_argument(
-        "--trace-interval",
-        type=int,
-        default=defaults.interval,
-        metavar="N",
+        "--trace-interval", type=int, default=defaults.interval, metavar="N",
         help="a window of traced iterations begins every N iterations (default: %(default)s)",
-    )
+    )  # fmt: skip
     group.add_argument(
-        "--continuous-trace-iterations",
-        type=int,
-        default=defaults.window,
-        metavar="K",
+        "--continuous-trace-iterations", type=int, default=defaults.window, metavar="K",
         help="iterations traced in each window (default: %(default)s)",
-    )
+    )  # fmt: skip
     group.add_argument(
-        "--trace-granularity",
-        choices=[str(choice) for choice in Granularity],
+        "--trace-granularity", choices=[str(choice) for choice in Granularity],
         default=str(defaults.granularity),
         help="base: passes, p2p, gradient sync, optimizer, loss, data; "
         "full: also layers, modules, every collective, gc, checkpoints (default: %(default)s)",
-    )
+    )  # fmt: skip
     group.add_argument(
-        "--trace-layer-stride",
-        type=int,
-        default=defaults.layer_stride,
-        metavar="N",
+        "--trace-layer-stride", type=int, default=defaults.layer_stride, metavar="N",
         help="full records the modules of every N-th layer, of two at least, others in each "
         "traced iteration; 1 is all of them, for the fullest picture (default: %(default)s)",
-    )
+    )  # fmt: skip
     _add_limits(group)
 
 
 def _add_limits(group: argparse._ArgumentGroup) -> None:
     """Declare the flags that bound the disk space and the time of tracing."""
     group.add_argument(
-        "--trace-compress",
-        action="store_true",
+        "--trace-compress", action="store_true",
         help="write .json.gz, one gzip member a window, as durable as plain files",
-    )
+    )  # fmt: skip
     group.add_argument(
-        "--trace-max-bytes",
-        metavar="SIZE",
+        "--trace-max-bytes", metavar="SIZE",
         help="what a rank's file takes on disk at most, for example 500MB or 2GiB; the oldest "
         "windows are dropped (default: no bound)",
-    )
+    )  # fmt: skip
     group.add_argument(
-        "--trace-budget",
-        metavar="SHARE",
+        "--trace-budget", metavar="SHARE",
         help="share of the run's time that tracing may cost, for example 1%%; above it, modules of "
         "fewer layers are recorded, then none, and then windows become fewer (default: above "
         f"{LAYERS_BUDGET_RATIO * 100:g}%%, modules of fewer layers and nothing else; 99%%: never)",
-    )
+    )  # fmt: skip

@@ -74,17 +74,14 @@ class TrainSteps:
         def train_step(*positional: Parameters.args, **named: Parameters.kwargs) -> Result:
             number = self._next_iteration(self._number)
             if self._tracer is None:
-                self._tracer = self._start(resumed=number > 1)
+                from megascan.instrument import start
+
+                self._tracer = start(self._config, resumed=number > 1)
             self._number = number
             with self._tracer.iteration(number):
                 return original(*positional, **named)
 
         return train_step
-
-    def _start(self, *, resumed: bool) -> Tracer:
-        from megascan.instrument import start
-
-        return start(self._config, resumed=resumed)
 
     def close(self) -> None:
         """Write the last window, or warn that no step was recognised."""

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -100,7 +100,8 @@ def replacing(path: Path, *, force: bool) -> Iterator[BinaryIO]:
         ) from error
     finally:
         if ours is not None and _is(partial, ours):
-            _remove_quietly(partial)
+            with suppress(OSError):  # the error being reported is also why it cannot be removed
+                partial.unlink(missing_ok=True)
 
 
 _BYTES_BEHIND = 32 << 20
@@ -182,13 +183,6 @@ def _check_name(path: Path, *, force: bool) -> None:
         )
     if path.exists() and not force:
         raise OutputError(f"{path}: exists already; pass --force to replace it")
-
-
-def _remove_quietly(partial: Path) -> None:
-    try:
-        partial.unlink(missing_ok=True)
-    except OSError:
-        return  # the error being reported is also why it cannot be removed
 
 
 def check_can_be_made(folder: Path) -> None:

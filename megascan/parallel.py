@@ -82,7 +82,11 @@ class Workers(Protocol):
     """
 
     def files(self, paths: Sequence[Path]) -> list[Path]:
-        """Return files by names that workers can use; raise InputError if they cannot read them."""
+        """Return files by names that workers can use, here as they are named.
+
+        Raises InputError if workers cannot read them.
+        """
+        return list(paths)
 
     def results(self, work: Callable[..., Result], tasks: Iterable[Task]) -> Iterator[Result]:
         """Yield what the work returns."""
@@ -93,16 +97,14 @@ class Workers(Protocol):
         """Yield what the work returns, with a handle in place of its table."""
 
     def append(
-        self,
-        work: Callable[..., tuple[Result, bytes]],
-        tasks: Iterable[Task],
-        output: GrowingFile,
+        self, work: Callable[..., tuple[Result, bytes]], tasks: Iterable[Task], output: GrowingFile
     ) -> Iterator[Result]:
         """Write the bytes that the work returns, in the order of tasks; yield its other results.
 
         The bytes follow what is in the output when the first result is asked for; all are written
-        when there are no more results.
+        when there are no more results. Here this process writes them.
         """
+        return appended(self.results(work, tasks), output)
 
     def put(self, table: pa.Table) -> Kept:
         """Hand a table over to any worker that may need it."""
@@ -185,14 +187,10 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class Here:
+class Here(Workers):
     """Threads of this process, by default one a core; tables stay in its memory."""
 
     num_threads: int | None = None
-
-    def files(self, paths: Sequence[Path]) -> list[Path]:
-        """Return the files as they are named."""
-        return list(paths)
 
     def results(self, work: Callable[..., Result], tasks: Iterable[Task]) -> Iterator[Result]:
         """Yield what the work returns."""
@@ -206,15 +204,6 @@ class Here:
         """Yield what the work returns, with its table held in memory."""
         for table, result in self.results(work, tasks):
             yield _Held(table), result
-
-    def append(
-        self,
-        work: Callable[..., tuple[Result, bytes]],
-        tasks: Iterable[Task],
-        output: GrowingFile,
-    ) -> Iterator[Result]:
-        """Write the bytes that the work returns."""
-        return appended(self.results(work, tasks), output)
 
     def put(self, table: pa.Table) -> Kept:
         """Hold a table."""
@@ -312,17 +301,13 @@ def _gone(path: Path, reason: str) -> MissingError:
 
 
 @dataclass(frozen=True)
-class Pool:
+class Pool(Workers):
     """Processes of this machine; tables stay in Arrow files of a folder."""
 
     executor: ProcessPoolExecutor
     count: int
     folder: Path
     _number: Iterator[int] = field(default_factory=counting)
-
-    def files(self, paths: Sequence[Path]) -> list[Path]:
-        """Return the files as they are named."""
-        return list(paths)
 
     def results(self, work: Callable[..., Result], tasks: Iterable[Task]) -> Iterator[Result]:
         """Yield what the work returns."""
@@ -337,10 +322,7 @@ class Pool:
         return ((kept, cast("Result", _taken(result))) for kept, result in done)
 
     def append(
-        self,
-        work: Callable[..., tuple[Result, bytes]],
-        tasks: Iterable[Task],
-        output: GrowingFile,
+        self, work: Callable[..., tuple[Result, bytes]], tasks: Iterable[Task], output: GrowingFile
     ) -> Iterator[Result]:
         """Write the bytes that the work returns; workers write large ones, as otherwise all workers
         would wait for this process.
@@ -428,10 +410,7 @@ def workers_here(*, worth_processes: bool) -> Iterator[Workers]:
 
 @contextmanager
 def process_pool(
-    count: int,
-    start: Literal["fork", "spawn"],
-    advice: str,
-    scratch: Path | None = None,
+    count: int, start: Literal["fork", "spawn"], advice: str, scratch: Path | None = None
 ) -> Iterator[ProcessPoolExecutor]:
     """Open a pool of processes that end with the block, in the middle of their work if need be.
 

@@ -15,11 +15,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from megascan.errors import ConfigError, InputError
 from megascan.topology import PROBE_FILE_PATTERN, Coordinates, Layout
 
 SCHEMA = 1
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, order=True)
@@ -130,10 +133,10 @@ def _read_file(path: Path) -> tuple[Prober | None, dict[int, tuple[str, ...]]]:
             if "points" in record:
                 prober, own = _prober(record), {}
             elif prober is not None:
-                values = tuple(_text(one) for one in _list(record["sums"]))
+                values = tuple(_of_kind(str, one) for one in _of_kind(list, record["sums"]))
                 if len(values) != len(prober.points):
                     raise ValueError(f"{len(values)} sums for {len(prober.points)} points")
-                own[_number(record["iteration"])] = values
+                own[_of_kind(int, record["iteration"])] = values
         except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise InputError(
                 f"{path} is damaged ({error}); set it aside and read the folder again"
@@ -163,31 +166,23 @@ def _prober(record: Mapping[str, object]) -> Prober:
     if not isinstance(layout, dict):
         raise TypeError("no layout")
     points = []
-    for pair in _list(record["points"]):
-        layer, name = _list(pair)
-        points.append(Point(_number(layer), _text(name)))
+    for pair in _of_kind(list, record["points"]):
+        layer, name = _of_kind(list, pair)
+        points.append(Point(_of_kind(int, layer), _of_kind(str, name)))
     return Prober(
-        rank=_number(record["rank"]),
+        rank=_of_kind(int, record["rank"]),
         layout=Layout(**layout),
-        host=_text(record["host"]),
-        device=_text(record["device"]),
+        host=_of_kind(str, record["host"]),
+        device=_of_kind(str, record["device"]),
         points=tuple(points),
     )
 
 
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise TypeError(f"{str(value)[:40]!r} is no list")
-    return value
+_WORDS: Mapping[type, str] = {list: "list", int: "number", str: "text"}
 
 
-def _number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{str(value)[:40]!r} is no number")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{str(value)[:40]!r} is no text")
+def _of_kind(kind: type[Kind], value: object) -> Kind:
+    """Return a value of JSON that must be a list, number or text; raise TypeError otherwise."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{str(value)[:40]!r} is no {_WORDS[kind]}")
     return value

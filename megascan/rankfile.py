@@ -194,11 +194,6 @@ class Gzip:
             yield Piece(begin, end, events.partition(b",\n")[0], events.rpartition(b"\n")[2])
 
 
-def framing(*, compress: bool) -> Framing:
-    """Return gzip or plain framing."""
-    return Gzip() if compress else Plain()
-
-
 def _complete_length(tail: bytes) -> int:
     """Return the length of a tail up to its last complete event; 0 if it is only a bracket."""
     start = tail.rfind(b"\n") + 1
@@ -284,9 +279,10 @@ class RankFile:
 
     def __init__(self, path: Path, *, compress: bool = False) -> None:
         self.path = path
-        self.framing = framing(compress=compress)
+        self.framing: Framing = Gzip() if compress else Plain()
         self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
-        self._end = self._trim()
+        self.size = self._trim()
+        """Bytes in the file."""
 
     def _trim(self) -> int:
         """Cut the file back to the end of its last complete event; return that position."""
@@ -295,11 +291,6 @@ class RankFile:
         self._file.truncate(keep)
         return self._file.seek(keep)
 
-    @property
-    def size(self) -> int:
-        """Return the bytes in the file."""
-        return self._end
-
     def pack(self, lines: Sequence[bytes], *, first: bool) -> bytes:
         """Return the bytes that an append of events writes; `first` if the file is empty."""
         return self.framing.pack((b"[\n" if first else b",\n") + b",\n".join(lines))
@@ -307,7 +298,7 @@ class RankFile:
     def append(self, lines: Sequence[bytes]) -> None:
         """Write events in one piece and wait until they are on disk."""
         if lines:
-            self.write(self.pack(lines, first=not self._end))
+            self.write(self.pack(lines, first=not self.size))
 
     def write(self, data: bytes) -> None:
         """Write packed bytes, and wait until they are on disk."""
@@ -315,9 +306,11 @@ class RankFile:
             _write_all(self._file, data)
             self._check_reachable()
         except OSError:
-            self._take_back()
+            with contextlib.suppress(OSError):
+                self._file.truncate(self.size)
+                self._file.seek(self.size)
             raise
-        self._end += len(data)
+        self.size += len(data)
 
     def become(self, parts: Sequence[bytes | tuple[int, int]], temporary: Path) -> None:
         """Replace the whole content at once by parts: bytes, or (begin, end) of the old content.
@@ -339,7 +332,7 @@ class RankFile:
             raise
         self._file.close()
         self._file = replacement
-        self._end = replacement.seek(0, os.SEEK_END)
+        self.size = replacement.seek(0, os.SEEK_END)
         _make_durable(self.path.parent)
 
     def _read(self, begin: int, end: int) -> bytes:
@@ -354,15 +347,10 @@ class RankFile:
         ):
             raise FileNotFoundError(f"{self.path} was removed while it was written")
 
-    def _take_back(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.truncate(self._end)
-            self._file.seek(self._end)
-
     def close(self) -> None:
         """Close the JSON array and the file."""
         try:
-            if self._end:
+            if self.size:
                 self.write(self.framing.pack(CLOSING))
         finally:
             self._file.close()
@@ -513,7 +501,7 @@ def _runs(file: RankFile) -> Iterator[_Run]:
                 record = WindowRecord.from_json(window, str(file.path))
                 if run is not None:
                     run.windows.append(_Place(begin, piece.end, record.last_iteration))
-            if header or window or not _is_span(piece.last):
+            if header or window or b'"ph":"X"' not in piece.last:
                 begin = piece.end
     if run is not None:
         yield run
@@ -524,7 +512,3 @@ def _arguments(event: bytes, name: str) -> dict[str, Json]:
     if f'"{name}"'.encode() not in event[:80]:
         return {}
     return dict(orjson.loads(event)["args"])
-
-
-def _is_span(event: bytes) -> bool:
-    return b'"ph":"X"' in event

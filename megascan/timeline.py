@@ -53,21 +53,9 @@ TIMELINE_SCHEMA = arrow_schema(TIMELINE_COLUMNS)
 
 
 END_COLUMNS = (
-    "rank",
-    "kind",
-    "name",
-    "start_ns",
-    "duration_ns",
-    "iteration",
-    "microbatch",
-    "op",
-    "group",
-    "sequence",
-    "size_bytes",
-    "peer",
-    "direction",
-    "end_is_bound",
-)
+    "rank", "kind", "name", "start_ns", "duration_ns", "iteration", "microbatch", "op", "group",
+    "sequence", "size_bytes", "peer", "direction", "end_is_bound",
+)  # fmt: skip
 """Columns of ends, for matching, alignment and arrows between ranks.
 
 In a large trace, ends are most of what a single process holds, so the ends it keeps are `narrowed`.
@@ -311,17 +299,11 @@ def sharded(timeline: Timeline, workers: Workers) -> ShardedTimeline:
     """Return a timeline, whose spans this process holds, as a single shard."""
     spans = timeline.spans.unify_dictionaries()
     rows = pa.array(np.flatnonzero(is_end(spans)))
+    ranks = tuple(np.unique(numbers(spans, "rank")).tolist())
     return ShardedTimeline(
         frame=replace(timeline, spans=spans.slice(0, 0)),
         ends=spans.select([*END_COLUMNS, "match", "transfer_ns"]).take(rows),
-        shards=(
-            Shard(
-                workers.put(spans),
-                spans.num_rows,
-                tuple(np.unique(numbers(spans, "rank")).tolist()),
-                np.arange(len(rows)),
-            ),
-        ),
+        shards=(Shard(workers.put(spans), spans.num_rows, ranks, np.arange(len(rows))),),
         workers=workers,
     )
 

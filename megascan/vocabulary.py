@@ -23,8 +23,9 @@ A MODULE may lie inside another MODULE (`mlp` in `moe`): then the outer one coun
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from megascan.schema import Kind, Phase
@@ -91,7 +92,7 @@ class CountsAs(StrEnum):
     """Shown only: messages are found by their kind."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Word:
     """The name of a span, and properties of spans with this name.
 
@@ -104,6 +105,7 @@ class Word:
     kind: Kind
     counts_as: CountsAs
     phase: Phase | None = None
+    _: KW_ONLY
     contains_spans: bool = False
     contains_communication: bool = False
 
@@ -148,18 +150,16 @@ def collection_of(generation: int) -> str:
     return f"{_COLLECTION}{generation}"
 
 
-def _of_model(
-    name: str, counts_as: CountsAs, *, contains_spans: bool = False
-) -> tuple[Word, Word, Word]:
+_communicating = partial(Word, contains_communication=True)
+_container = partial(_communicating, contains_spans=True)
+
+
+def _of_model(name: str, counts_as: CountsAs, *, contains_spans: bool = False) -> tuple[Word, ...]:
     """Return the words of a part of the model: forward, backward, and forward repeated."""
     forward = Word(
-        name=name,
-        kind=Kind.COMPUTE,
-        counts_as=counts_as,
-        phase=Phase.FORWARD,
-        contains_spans=contains_spans,
-        contains_communication=True,
-    )
+        name, Kind.COMPUTE, counts_as, Phase.FORWARD,
+        contains_spans=contains_spans, contains_communication=True,
+    )  # fmt: skip
     return (
         forward,
         replace(forward, name=backward_of(name), phase=Phase.BACKWARD),
@@ -167,38 +167,16 @@ def _of_model(
     )
 
 
-def _container(name: str, counts_as: CountsAs, phase: Phase = Phase.FORWARD) -> Word:
-    return Word(
-        name=name,
-        kind=Kind.COMPUTE,
-        counts_as=counts_as,
-        phase=phase,
-        contains_spans=True,
-        contains_communication=True,
-    )
-
-
 def _repeated_part(name: str) -> Word:
-    return Word(
-        name=recompute_of(name),
-        kind=Kind.COMPUTE,
-        counts_as=CountsAs.PART,
-        phase=Phase.RECOMPUTE,
-    )
+    return Word(recompute_of(name), Kind.COMPUTE, CountsAs.PART, Phase.RECOMPUTE)
 
 
 WORDS: Final = (
-    Word(
-        name=ITERATION,
-        kind=Kind.ITERATION,
-        counts_as=CountsAs.ITERATION,
-        contains_spans=True,
-        contains_communication=True,
-    ),
-    _container(FORWARD, CountsAs.PASS),
-    _container(BACKWARD, CountsAs.PASS, Phase.BACKWARD),
-    _container(BACKWARD_WEIGHTS, CountsAs.PASS, Phase.BACKWARD),
-    _container(DECODER, CountsAs.BLOCK),
+    _container(ITERATION, Kind.ITERATION, CountsAs.ITERATION),
+    _container(FORWARD, Kind.COMPUTE, CountsAs.PASS, Phase.FORWARD),
+    _container(BACKWARD, Kind.COMPUTE, CountsAs.PASS, Phase.BACKWARD),
+    _container(BACKWARD_WEIGHTS, Kind.COMPUTE, CountsAs.PASS, Phase.BACKWARD),
+    _container(DECODER, Kind.COMPUTE, CountsAs.BLOCK, Phase.FORWARD),
     *_of_model(TRANSFORMER_LAYER, CountsAs.LAYER, contains_spans=True),
     *_of_model(PLAIN_LAYER, CountsAs.LAYER),
     *_of_model(ATTENTION, CountsAs.MODULE),
@@ -208,43 +186,13 @@ WORDS: Final = (
     *_of_model(OUTPUT_LAYER, CountsAs.MODEL_END),
     _repeated_part(CORE_ATTENTION),
     _repeated_part(RECOMPUTED_OUTPUT),
-    Word(
-        name=LOSS,
-        kind=Kind.COMPUTE,
-        counts_as=CountsAs.LOSS,
-        phase=Phase.FORWARD,
-        contains_communication=True,
-    ),
-    Word(
-        name=LOSS_SYNC,
-        kind=Kind.COLLECTIVE,
-        counts_as=CountsAs.LOSS,
-        phase=Phase.FORWARD,
-        contains_communication=True,
-    ),
-    Word(
-        name=OPTIMIZER,
-        kind=Kind.OPTIMIZER,
-        counts_as=CountsAs.OPTIMIZER,
-        contains_communication=True,
-    ),
-    Word(
-        name=GRAD_SYNC,
-        kind=Kind.OPTIMIZER,
-        counts_as=CountsAs.GRADIENT_SYNC,
-        contains_communication=True,
-    ),
-    Word(
-        name=BATCH_GENERATOR,
-        kind=Kind.DATA,
-        counts_as=CountsAs.LOADER,
-        contains_communication=True,
-    ),
-    *(
-        Word(name=collection_of(generation), kind=Kind.GC, counts_as=CountsAs.COLLECTOR)
-        for generation in _GENERATIONS
-    ),
-    Word(name=SAVE_CHECKPOINT, kind=Kind.CHECKPOINT, counts_as=CountsAs.CHECKPOINT),
+    _communicating(LOSS, Kind.COMPUTE, CountsAs.LOSS, Phase.FORWARD),
+    _communicating(LOSS_SYNC, Kind.COLLECTIVE, CountsAs.LOSS, Phase.FORWARD),
+    _communicating(OPTIMIZER, Kind.OPTIMIZER, CountsAs.OPTIMIZER),
+    _communicating(GRAD_SYNC, Kind.OPTIMIZER, CountsAs.GRADIENT_SYNC),
+    _communicating(BATCH_GENERATOR, Kind.DATA, CountsAs.LOADER),
+    *(Word(collection_of(each), Kind.GC, CountsAs.COLLECTOR) for each in _GENERATIONS),
+    Word(SAVE_CHECKPOINT, Kind.CHECKPOINT, CountsAs.CHECKPOINT),
 )
 """All names of spans that are not communication.
 
@@ -342,85 +290,63 @@ UNDIRECTED_MESSAGES: Final = (SEND, RECV, SEND_RECV)
 """Messages of profiles, which name no direction; `send_recv` is a batch of several messages."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GroupAxis:
     """The axis that joins the members of a process group, the first part of the group's id.
 
-    `variables` are variables of `megatron.core.parallel_state`, by which profiles describe groups,
+    `variable` is the variable of `megatron.core.parallel_state`, by which profiles describe groups,
     too. `within_pass`: members wait for each other inside a pass. `is_data_parallel`: gradients and
     parameters travel over the group.
     """
 
     name: str
-    variables: tuple[str, ...] = ()
+    variable: str = ""
+    _: KW_ONLY
     within_pass: bool = False
     is_data_parallel: bool = False
 
 
-def _axis(
-    name: str, *variables: str, within_pass: bool = False, is_data_parallel: bool = False
-) -> GroupAxis:
-    return GroupAxis(
-        name=name,
-        variables=variables,
-        within_pass=within_pass,
-        is_data_parallel=is_data_parallel,
-    )
-
-
 GROUP_AXES: Final = (
-    _axis("tp", "_TENSOR_MODEL_PARALLEL_GROUP", within_pass=True),
-    _axis("pp", "_PIPELINE_MODEL_PARALLEL_GROUP"),
-    _axis("dp", "_DATA_PARALLEL_GROUP", is_data_parallel=True),
-    _axis("dp_cp", "_DATA_PARALLEL_GROUP_WITH_CP", is_data_parallel=True),
-    _axis("dp_cp_ag", "_DATA_PARALLEL_GROUP_WITH_CP_AG", is_data_parallel=True),
-    _axis("cp", "_CONTEXT_PARALLEL_GROUP", within_pass=True),
-    _axis("ep", "_EXPERT_MODEL_PARALLEL_GROUP", within_pass=True),
-    _axis("expt_dp", "_EXPERT_DATA_PARALLEL_GROUP", is_data_parallel=True),
-    _axis("expt_tp", "_EXPERT_TENSOR_PARALLEL_GROUP", within_pass=True),
-    _axis("tp_ep", "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", within_pass=True),
-    _axis("tp_ep_pp", "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP"),
-    _axis("mp", "_MODEL_PARALLEL_GROUP"),
-    _axis("embd", "_EMBEDDING_GROUP"),
-    _axis("pos_embd", "_POSITION_EMBEDDING_GROUP"),
-    _axis("tp_dp", "_TENSOR_AND_DATA_PARALLEL_GROUP"),
-    _axis("tp_dp_cp", "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP"),
-    _axis("tp_cp", "_TENSOR_AND_CONTEXT_PARALLEL_GROUP", within_pass=True),
-    _axis("intra_dp_cp", "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP", is_data_parallel=True),
-    _axis("intra_expt_dp", "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP", is_data_parallel=True),
-    _axis("inter_expt_dp", "_INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP"),
-    _axis("intra_dist_opt", "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP"),
-    _axis("dp_gloo", "_DATA_PARALLEL_GROUP_GLOO"),
-    _axis("dp_cp_gloo", "_DATA_PARALLEL_GROUP_WITH_CP_GLOO"),
-    _axis("expt_dp_gloo", "_EXPERT_DATA_PARALLEL_GROUP_GLOO"),
-    _axis("intra_dp_cp_gloo", "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO"),
-    _axis("intra_expt_dp_gloo", "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_GLOO"),
-    _axis("world"),
+    GroupAxis("tp", "_TENSOR_MODEL_PARALLEL_GROUP", within_pass=True),
+    GroupAxis("pp", "_PIPELINE_MODEL_PARALLEL_GROUP"),
+    GroupAxis("dp", "_DATA_PARALLEL_GROUP", is_data_parallel=True),
+    GroupAxis("dp_cp", "_DATA_PARALLEL_GROUP_WITH_CP", is_data_parallel=True),
+    GroupAxis("dp_cp_ag", "_DATA_PARALLEL_GROUP_WITH_CP_AG", is_data_parallel=True),
+    GroupAxis("cp", "_CONTEXT_PARALLEL_GROUP", within_pass=True),
+    GroupAxis("ep", "_EXPERT_MODEL_PARALLEL_GROUP", within_pass=True),
+    GroupAxis("expt_dp", "_EXPERT_DATA_PARALLEL_GROUP", is_data_parallel=True),
+    GroupAxis("expt_tp", "_EXPERT_TENSOR_PARALLEL_GROUP", within_pass=True),
+    GroupAxis("tp_ep", "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", within_pass=True),
+    GroupAxis("tp_ep_pp", "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP"),
+    GroupAxis("mp", "_MODEL_PARALLEL_GROUP"),
+    GroupAxis("embd", "_EMBEDDING_GROUP"),
+    GroupAxis("pos_embd", "_POSITION_EMBEDDING_GROUP"),
+    GroupAxis("tp_dp", "_TENSOR_AND_DATA_PARALLEL_GROUP"),
+    GroupAxis("tp_dp_cp", "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP"),
+    GroupAxis("tp_cp", "_TENSOR_AND_CONTEXT_PARALLEL_GROUP", within_pass=True),
+    GroupAxis("intra_dp_cp", "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP", is_data_parallel=True),
+    GroupAxis("intra_expt_dp", "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP", is_data_parallel=True),
+    GroupAxis("inter_expt_dp", "_INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP"),
+    GroupAxis("intra_dist_opt", "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP"),
+    GroupAxis("dp_gloo", "_DATA_PARALLEL_GROUP_GLOO"),
+    GroupAxis("dp_cp_gloo", "_DATA_PARALLEL_GROUP_WITH_CP_GLOO"),
+    GroupAxis("expt_dp_gloo", "_EXPERT_DATA_PARALLEL_GROUP_GLOO"),
+    GroupAxis("intra_dp_cp_gloo", "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO"),
+    GroupAxis("intra_expt_dp_gloo", "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_GLOO"),
+    GroupAxis("world"),
 )
 """Megatron-Core's groups; a group in two variables gets the first axis of this table. Groups that a
 trainer makes itself keep their own descriptions."""
 
-AXIS_OF_VARIABLE: Final = {
-    variable: axis.name for axis in GROUP_AXES for variable in axis.variables
-}
+AXIS_OF_VARIABLE: Final = {axis.variable: axis.name for axis in GROUP_AXES if axis.variable}
 MODEL_AXES: Final = tuple(axis.name for axis in GROUP_AXES if axis.within_pass)
 """Axes over which ranks of one stage and replica wait for each other inside a pass."""
 _DATA_PARALLEL_AXES: Final = tuple(axis.name for axis in GROUP_AXES if axis.is_data_parallel)
 
 
-MESH_AXES: Final = {
-    "dp": "dp",
-    "ddp": "dp",
-    "fsdp": "dp",
-    "hsdp": "dp",
-    "dp_replicate": "dp",
-    "dp_shard": "dp",
-    "replicate": "dp",
-    "shard": "dp",
-    "tp": "tp",
-    "cp": "cp",
-    "pp": "pp",
-}
+MESH_AXES: Final = dict.fromkeys(
+    ("dp", "ddp", "fsdp", "hsdp", "dp_replicate", "dp_shard", "replicate", "shard"), "dp"
+) | {"tp": "tp", "cp": "cp", "pp": "pp"}
 """Axes by the names that torch's own examples and torchtitan give to dimensions of a mesh."""
 
 
@@ -452,20 +378,12 @@ def word_of(kind: Kind, name: str) -> Word | None:
     if declared is not None:
         return declared
     if kind in _UNDECLARED:
-        return Word(name=name, kind=kind, counts_as=_UNDECLARED[kind])
-    is_message = name in MESSAGES or name in UNDIRECTED_MESSAGES
+        return Word(name, kind, _UNDECLARED[kind])
     if kind is Kind.COLLECTIVE and name in COLLECTIVES:
-        return Word(name=name, kind=kind, counts_as=CountsAs.COLLECTIVE)
-    if kind is Kind.P2P and is_message:
-        return Word(name=name, kind=kind, counts_as=CountsAs.MESSAGE)
+        return Word(name, kind, CountsAs.COLLECTIVE)
+    if kind is Kind.P2P and name in (*MESSAGES, *UNDIRECTED_MESSAGES):
+        return Word(name, kind, CountsAs.MESSAGE)
     return None
-
-
-def is_declared(kind: Kind, name: str) -> bool:
-    """Return whether a name is declared here, and not an open name of other tools."""
-    return (kind, name) in _DECLARED or (
-        kind not in _UNDECLARED and word_of(kind, name) is not None
-    )
 
 
 def names_of(*wanted: CountsAs, phases: Iterable[Phase] = tuple(Phase)) -> tuple[str, ...]:

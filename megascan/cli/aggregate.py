@@ -37,38 +37,28 @@ from megascan.cli.options import (
 )
 from megascan.cli.output import check_outputs, require, say, stage, write_json
 from megascan.errors import UsageError
-from megascan.export import (
-    Mark,
-    format_of,
-    leftovers,
-    write_timeline,
-)
+from megascan.export import Mark, format_of, leftovers, write_timeline
 from megascan.header import Json
 from megascan.parallel import Workers
 from megascan.timeline import numbers
+
+LARGE_BYTES = 256 << 20
+"""Size of rank files from which Chrome JSON, which is as large as they are, is no longer the
+default; Perfetto's own format takes 0.6 of that size."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags; `--b`, `--bench-dir` and `--benchmark_dir` are names that scripts use."""
     parser.add_argument(
-        "-b",
-        "--bench-dir",
-        "--b",
-        "--benchmark_dir",
-        dest="folder",
-        type=Path,
-        required=True,
+        "-b", "--bench-dir", "--b", "--benchmark_dir", dest="folder", type=Path, required=True,
         metavar="DIR",
         help="the trace folder: one rank file a rank",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
+        "-o", "--output", type=Path, metavar="FILE",
         help="the timeline (default: benchmark_<date and time>.json in the current folder; "
         ".pftrace from 256 MiB of rank files on)",
-    )
+    )  # fmt: skip
     parser.add_argument("-d", "--detect", action="store_true", help="look for slow ranks, too")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write summary and findings as JSON"
@@ -78,21 +68,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_scheduler_argument(parser)
     add_selection_arguments(parser)
     parser.add_argument(
-        "--focus",
-        action="store_true",
+        "--focus", action="store_true",
         help="write only the suspects of -d and the ranks that share a group with them",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--path",
-        action="store_true",
+        "--path", action="store_true",
         help="draw the chain of spans that determines each iteration's end, too (megascan path)",
-    )
+    )  # fmt: skip
     add_detector_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, align, write; print the summary, the verdict and the next command to type."""
-    output: Path = arguments.output or _default_output(arguments.folder)
+    output: Path | None = arguments.output
+    if output is None:
+        suffix = "pftrace" if size_bytes(arguments.folder) >= LARGE_BYTES else "json"
+        output = Path(f"benchmark_{datetime.now():%Y%m%d_%H%M%S}.{suffix}")
     if arguments.focus and not arguments.detect:
         raise UsageError("--focus shows the suspects of a detection; pass -d, too")
     if is_tuned(arguments) and not arguments.detect:
@@ -110,16 +101,6 @@ def run(arguments: argparse.Namespace) -> int:
         num_events = _aggregate(arguments, output, workers)
     say(f"wrote {output} ({num_events:,} events); look at it: {_view(output)}")
     return 0
-
-
-LARGE_BYTES = 256 << 20
-"""Size of rank files from which Chrome JSON, which is as large as they are, is no longer the
-default; Perfetto's own format takes 0.6 of that size."""
-
-
-def _default_output(folder: Path) -> Path:
-    suffix = "pftrace" if size_bytes(folder) >= LARGE_BYTES else "json"
-    return Path(f"benchmark_{datetime.now():%Y%m%d_%H%M%S}.{suffix}")
 
 
 def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) -> int:

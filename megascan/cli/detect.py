@@ -39,16 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
     parser.add_argument("--force", action="store_true", help="replace an existing --json file")
     parser.add_argument(
-        "--fail-on-finding",
-        action="store_true",
+        "--fail-on-finding", action="store_true",
         help=f"exit with {EXIT_FINDING} when a finding's owner is a node",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--history",
-        type=Path,
-        metavar="FILE",
+        "--history", type=Path, metavar="FILE",
         help="quote what earlier jobs' findings say of the devices (megascan history)",
-    )
+    )  # fmt: skip
     add_run_arguments(parser)
     add_scheduler_argument(parser)
     add_detector_arguments(parser)

@@ -34,16 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every change as JSON")
     parser.add_argument("--force", action="store_true", help="replace an existing --json file")
     parser.add_argument(
-        "--fail-on-regression",
-        action="store_true",
+        "--fail-on-regression", action="store_true",
         help=f"exit with {EXIT_FINDING} when something got slower",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--min-change",
-        default="3%",
-        metavar="CHANGE",
+        "--min-change", default="3%", metavar="CHANGE",
         help="smallest change that counts: 3%%, 0.03 or 1.03 (default: 3%%)",
-    )
+    )  # fmt: skip
     add_run_arguments(parser)
 
 

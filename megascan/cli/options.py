@@ -35,7 +35,7 @@ from megascan.topology import PROBE_FILE_PATTERN, RANK_FILE_PATTERNS
 
 if TYPE_CHECKING:
     from aggregate import Sums
-    from detect import DetectorSettings, Finding, Report
+    from detect import DetectorSettings, Report
     from megascan.export import Hop, Mark, Selection
     from megascan.timeline import Trace
 
@@ -46,10 +46,9 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags that choose among runs and ranks of a trace folder."""
     parser.add_argument("--run", metavar="ID", help="take this run of the folder (default: newest)")
     parser.add_argument(
-        "--allow-missing-ranks",
-        action="store_true",
+        "--allow-missing-ranks", action="store_true",
         help="go on, with a warning, when some ranks' files are not there",
-    )
+    )  # fmt: skip
 
 
 def load_timeline(path: Path, arguments: argparse.Namespace) -> Timeline:
@@ -85,12 +84,6 @@ def aggregate_folder(
         return build_shards(aligned, kept, workers, summed=summed)
 
 
-def _holds_probes_only(path: Path) -> bool:
-    """Return whether a folder has files of probes, but no file with the name of a rank file."""
-    named = (file for pattern in RANK_FILE_PATTERNS for file in path.glob(pattern))
-    return _has_probes(path) and next(named, None) is None
-
-
 def _has_probes(path: Path) -> bool:
     return next(path.glob(PROBE_FILE_PATTERN), None) is not None
 
@@ -110,7 +103,8 @@ def _trace(path: Path, arguments: argparse.Namespace, workers: Workers) -> tuple
                 meanwhile=load_solver,
             )
     except InputError as error:
-        if _holds_probes_only(path):
+        named = (file for pattern in RANK_FILE_PATTERNS for file in path.glob(pattern))
+        if _has_probes(path) and not any(named):
             raise InputError(f"{error}; megascan probe {path} compares its probes") from error
         raise
     if trace.completeness.missing_ranks:
@@ -213,17 +207,13 @@ def add_detector_arguments(parser: argparse.ArgumentParser) -> None:
     """
     group = parser.add_argument_group("detection")
     group.add_argument(
-        "--min-slowdown",
-        type=float,
-        metavar="RATIO",
+        "--min-slowdown", type=float, metavar="RATIO",
         help="smallest slowdown that is reported, 1.03 is 3 %% (default: 1.03)",
-    )
+    )  # fmt: skip
     group.add_argument(
-        "--false-discovery-rate",
-        type=float,
-        metavar="Q",
+        "--false-discovery-rate", type=float, metavar="Q",
         help="share of false names accepted among all names (default: 0.01)",
-    )
+    )  # fmt: skip
 
 
 def is_tuned(arguments: argparse.Namespace) -> bool:
@@ -304,6 +294,8 @@ def marks_of_findings(report: Report, spans: pa.Table) -> list[Mark]:
 
     `spans` are those of the timeline, or only its ends, which include iteration spans.
     """
+    from megascan.export import Mark
+
     spans = spans.filter(equals(spans, "kind", Kind.ITERATION))
     ranks, iterations = numbers(spans, "rank"), numbers(spans, "iteration")
     starts = numbers(spans, "start_ns")
@@ -314,20 +306,15 @@ def marks_of_findings(report: Report, spans: pa.Table) -> list[Mark]:
             for first, last in finding.stretches:
                 inside = (ranks == rank) & (iterations >= first) & (iterations <= last)
                 if np.any(inside):
-                    marks.append(_mark(finding, rank, starts[inside].min(), ends[inside].max()))
+                    mark = Mark(
+                        rank=rank,
+                        start_ns=int(starts[inside].min()),
+                        end_ns=int(ends[inside].max()),
+                        label=f"{finding.cause} {finding.slowdown:.2f}x ({finding.owner})",
+                        args={"headline": finding.headline, "q_value": finding.q_value},
+                    )
+                    marks.append(mark)
     return marks
-
-
-def _mark(finding: Finding, rank: int, start_ns: np.int64, end_ns: np.int64) -> Mark:
-    from megascan.export import Mark
-
-    return Mark(
-        rank=rank,
-        start_ns=int(start_ns),
-        end_ns=int(end_ns),
-        label=f"{finding.cause} {finding.slowdown:.2f}x ({finding.owner})",
-        args={"headline": finding.headline, "q_value": finding.q_value},
-    )
 
 
 def path_hops(timeline: Timeline) -> list[Hop]:
@@ -414,11 +401,10 @@ def size_bytes(path: Path) -> int:
 def add_scheduler_argument(parser: argparse.ArgumentParser) -> None:
     """Declare the flag that moves work to a Dask cluster."""
     parser.add_argument(
-        "--scheduler",
-        metavar="ADDRESS",
+        "--scheduler", metavar="ADDRESS",
         help="let the workers of this Dask scheduler (tcp://host:8786) do what can be divided; "
         "the result is the same to the bit (docs/scale.md)",
-    )
+    )  # fmt: skip
 
 
 @contextmanager

@@ -36,26 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.add_argument("path", type=Path, metavar="PATH", help="trace folder, timeline, plan.csv")
     parser.add_argument(
-        "--memory-limit",
-        type=float,
-        metavar="X",
+        "--memory-limit", type=float, metavar="X",
         help="activations a rank may hold, in microbatches of the traced job (default: as traced)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--num-layers",
-        type=int,
-        metavar="N",
+        "--num-layers", type=int, metavar="N",
         help="layers of the model, evenly over the stages, where the trace does not say",
-    )
+    )  # fmt: skip
     parser.add_argument("--fbd", action="store_true", help="also try helpers that run forwards")
     parser.add_argument("--helpers", type=int, default=1, metavar="N", help="(default: 1)")
     parser.add_argument(
-        "--helper-speed",
-        type=float,
-        default=1.0,
-        metavar="X",
+        "--helper-speed", type=float, default=1.0, metavar="X",
         help="of a helper over that of a pipeline rank (default: 1)",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--write", type=Path, metavar="DIR", help="write the plan, its flags and its prediction"
     )
@@ -125,14 +118,9 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _check_alone(arguments: argparse.Namespace) -> None:
     """Raise UsageError for flags that need a trace if PATH is a plan."""
-    beside = {
-        "--num-layers": arguments.num_layers is not None,
-        "--fbd": arguments.fbd,
-        "--write": arguments.write is not None,
-        "--json": arguments.json is not None,
-        "--compare": arguments.compare is not None,
-    }
-    given = [option for option, is_given in beside.items() if is_given]
+    beside = ("num_layers", "fbd", "write", "json", "compare")
+    values = {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in beside}
+    given = [flag for flag, value in values.items() if value is not None and value is not False]
     if given:
         raise UsageError(
             f"{arguments.path} is a plan, which is checked and drawn; {', '.join(given)} "

@@ -61,20 +61,15 @@ def _add_job_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--microbatches", type=int, default=8, help="(default: %(default)s)")
     group.add_argument("--layers", type=int, default=16, help="(default: %(default)s)")
     group.add_argument(
-        "--costs",
-        choices=sorted(_COST_MODELS),
-        default="compute",
+        "--costs", choices=sorted(_COST_MODELS), default="compute",
         help="what dominates a step (default: %(default)s)",
-    )
+    )  # fmt: skip
     group.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     group.add_argument("--granularity", choices=[str(each) for each in Granularity], default="full")
     group.add_argument(
-        "--layer-stride",
-        type=int,
-        default=1,
-        metavar="N",
+        "--layer-stride", type=int, default=1, metavar="N",
         help="as --trace-layer-stride (default: 1)",
-    )
+    )  # fmt: skip
     group.add_argument("--interval", type=int, default=5, help="as --trace-interval (default: 5)")
     group.add_argument(
         "--window", type=int, default=5, help="traced iterations of an interval (default: 5, all)"
@@ -101,21 +96,14 @@ def _add_noise_arguments(group: argparse._ArgumentGroup) -> None:
 
 def _add_trouble_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--fault",
-        type=str,
-        action="append",
-        default=[],
-        metavar="SPEC",
+        "--fault", type=str, action="append", default=[], metavar="SPEC",
         help="rank=R,kind=compute|link|host|loader|gc,factor=F[,from=I][,to=J][,peer=R]"
         "[,period=N], repeatable",
-    )
+    )  # fmt: skip
     group.add_argument(
-        "--stage-imbalance",
-        action="append",
-        default=[],
-        metavar="STAGE=RATIO",
+        "--stage-imbalance", action="append", default=[], metavar="STAGE=RATIO",
         help="first, last or a number: its forward takes RATIO times its layers; repeatable",
-    )
+    )  # fmt: skip
     group.add_argument(
         "--sequence-imbalance", type=float, default=0.0, metavar="X", help="spread of lengths"
     )

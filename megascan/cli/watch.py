@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from megascan.cli.options import add_detector_arguments, settings_from
 from megascan.cli.output import check_folder, require, say
-from megascan.errors import InputError, UsageError
+from megascan.errors import InputError, MissingError, UsageError
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -154,8 +154,13 @@ def _view(arguments: argparse.Namespace) -> Iterator[tuple[Screen, Live] | None]
     if not arguments.tui:
         yield None
         return
-    from megascan.watch.screen import open_screen
-
+    try:
+        from megascan.watch.screen import open_screen
+    except ModuleNotFoundError as error:
+        raise MissingError(
+            "--tui needs rich, which is not installed; install MegaScan with its extra `watch` "
+            "(pip install 'megascan[watch]')"
+        ) from error
     with open_screen() as view:
         yield view
 
@@ -258,7 +263,7 @@ def _loop(
     """Look once, or again and again, until there is nothing more to look at."""
     from megascan.watch.watcher import watch
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     with contextlib.suppress(KeyboardInterrupt):
         if arguments.once:
             watcher.look()
@@ -274,8 +279,3 @@ def _loop(
                     screen, live = view
                     live.update(screen.draw(watcher), refresh=True)
         watcher.end()
-
-
-def _interrupt(*_: object) -> None:
-    """End as at Ctrl-C: pending events are delivered, and the state is saved."""
-    raise KeyboardInterrupt

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from detect import Finding
-    from detect.optable import OpTable
     from detect.whatif import Replay, Saving
     from detect.whatif.slowness import WhatIf
     from megascan.timeline import Timeline
@@ -47,11 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ideal", type=Path, metavar="FILE", help="timeline of the ideal run, for Perfetto"
     )
     parser.add_argument(
-        "-d",
-        "--detect",
-        action=argparse.BooleanOptionalAction,
+        "-d", "--detect", action=argparse.BooleanOptionalAction,
         help="look for findings, and say what each costs (default: yes, but not in an op table)",
-    )
+    )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="replace existing output files")
     add_run_arguments(parser)
 
@@ -92,10 +89,15 @@ def _replayed(
     from detect.whatif import replay_of_timeline
 
     if is_op_table(path):
-        from detect.optable import read_op_table, replay_of_op_table
+        from detect import DetectorSettings
+        from detect.detector import judge
+        from detect.optable import observe_op_table, read_op_table, replay_of_op_table
 
         table = read_op_table(path)
-        findings = _findings_of_op_table(table) if arguments.detect else ()
+        findings: Sequence[Finding] = ()
+        if arguments.detect:
+            with stage("comparing ranks with their peers"):
+                findings = judge(observe_op_table(table), DetectorSettings()).findings
         return replay_of_op_table(table), None, findings
     timeline = load_timeline(path, arguments)
     replay = replay_of_timeline(timeline)
@@ -105,15 +107,6 @@ def _replayed(
 
     with stage(f"comparing {len(timeline.headers)} ranks with their peers"):
         return replay, timeline, detect(timeline).findings
-
-
-def _findings_of_op_table(table: OpTable) -> Sequence[Finding]:
-    from detect import DetectorSettings
-    from detect.detector import judge
-    from detect.optable import observe_op_table
-
-    with stage("comparing ranks with their peers"):
-        return judge(observe_op_table(table), DetectorSettings()).findings
 
 
 def _write(

@@ -6,8 +6,8 @@ running job (megatron.core, torch.distributed, torch.nn); hands spans to `megasc
 come from `megascan.vocabulary`.
 
     table.py        the table of places: start here, add a line to trace something new
-    place.py        how a place is wrapped (`in_span`, `around`, `beside`) and put back; where a
-                    rank is within an iteration
+    place.py        how a place is wrapped (`in_span`, `around`, `before`, `beside`) and put back;
+                    where a rank is within an iteration
     megatron.py     passes, modules, messages, checkpoints of Megatron-Core; garbage collections
     collectives.py  process groups by id, layout of a device mesh; torch.distributed's collectives;
                     the gradient reduction of DDP

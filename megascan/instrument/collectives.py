@@ -26,7 +26,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
@@ -141,29 +141,41 @@ class Groups:
 
     def name(self, group: ProcessGroup | None) -> str:
         """Return the id of a group; None is the world."""
-        if group is None:
-            from torch.distributed import group as groups
+        import torch.distributed as dist
 
-            group = groups.WORLD
+        if group is None:
+            group = dist.group.WORLD
         known = self._names.get(group)  # type: ignore[arg-type]
         if known is not None:
             return known
         assert group is not None  # a collective needs an initialised world
         description = getattr(group, "group_desc", "") or "group"
         axis = f"{description}-{group.group_name}".lower()
-        return self._enter(group, f"dp-{axis}" if self._is_whole(group) else axis)
+        # groups of some ranks only may have any purpose, experts for example
+        is_whole = dist.get_world_size(group) == dist.get_world_size()
+        return self._enter(group, f"dp-{axis}" if self._all_data_parallel and is_whole else axis)
 
-    def _is_whole(self, group: ProcessGroup) -> bool:
-        """Return whether a group holds all ranks of a job that is all data parallel; groups of some
-        ranks may have any purpose, experts for example.
+    def follow(
+        self,
+        tracer: RecordingTracer,
+        work: AsyncWork,
+        name: str,
+        begin: Mark,
+        arguments: Arguments,
+        *,
+        lane: str,
+        keep: object,
+    ) -> PendingWork:
+        """Record asynchronous communication until it is done; return what its caller gets as work.
+
+        `keep` are the tensors of the communication.
         """
-        import torch.distributed as dist
-
-        return self._all_data_parallel and dist.get_world_size(group) == dist.get_world_size()
-
-    def backend(self, name: str) -> str:
-        """Return the backend of a group's communication: nccl, gloo, …"""
-        return self._backends[name]
+        kind = Kind.P2P if "peer" in arguments else Kind.COLLECTIVE
+        backend = self._backends[str(arguments["group"])]
+        span, watched = tracer.add_pending(
+            work, kind, name, begin, arguments=arguments, lane=lane, backend=backend
+        )
+        return PendingWork(work, tracer, span, watched, keep)
 
     def num_members(self, name: str) -> int:
         """Return the size of a group."""
@@ -321,6 +333,7 @@ class _Coalescing:
     keep: list[object] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Collectives:
     """Wraps the collectives of torch.distributed.
 
@@ -328,30 +341,20 @@ class Collectives:
     gradients and the gathering of parameters.
     """
 
-    def __init__(
-        self,
-        tracer: RecordingTracer,
-        position: Position,
-        groups: Groups,
-        *,
-        knows_experts: bool = True,
-    ) -> None:
-        self._tracer = tracer
-        self._position = position
-        self._groups = groups
-        self._knows_experts = knows_experts
-        self._coalescing: list[_Coalescing] = []
-        self._inside = threading.local()
+    tracer: RecordingTracer
+    position: Position
+    groups: Groups
+    _: KW_ONLY
+    knows_experts: bool = True
+    _coalescing: list[_Coalescing] = field(default_factory=list)
+    _inside: threading.local = field(default_factory=threading.local)
 
-    def wrap(self, operation: Operation) -> Callable[[Function], Function]:
+    def wrap(self, operation: Operation, original: Function) -> Function:
         """Wrap one function of torch.distributed."""
-        return lambda original: self._wrap(operation, original)
-
-    def _wrap(self, operation: Operation, original: Function) -> Function:
         group_of = argument_reader(original, "group")
         payload_of = argument_reader(original, operation.payload)
         result_of = argument_reader(original, operation.result)
-        tracer = self._tracer
+        tracer = self.tracer
 
         def enter(call: Call) -> bool:
             group = cast("ProcessGroup | None", group_of(call))
@@ -400,7 +403,7 @@ class Collectives:
         """Wrap what DDP does at the begin of a forward: C++ sends the first rank's buffers to all
         ranks, and a rank that comes before the first rank waits for it inside its own forward.
         """
-        tracer = self._tracer
+        tracer = self.tracer
 
         def enter(call: Call) -> bool:
             model = cast("DistributedDataParallel", call.positional[0])
@@ -422,8 +425,8 @@ class Collectives:
         """Note that the tokens of a pass are unknown if an all-to-all may belong to experts: a
         router may send more tokens to some ranks than to others.
         """
-        if operation == ALL_TO_ALL and not self._knows_experts:
-            self._tracer.note_tokens(0)
+        if operation == ALL_TO_ALL and not self.knows_experts:
+            self.tracer.note_tokens(0)
 
     def _note_down(
         self, operation: Operation, group: ProcessGroup | None, payload: object, call: Call
@@ -439,16 +442,16 @@ class Collectives:
 
     def _name_if_wanted(self, group: ProcessGroup | None) -> str | None:
         """Return the id of a group; None if it has one member, or `base` does not record it."""
-        name = self._groups.name(group)
-        if self._groups.num_members(name) < 2:
+        name = self.groups.name(group)
+        if self.groups.num_members(name) < 2:
             return None
-        return name if self._tracer.full or self._groups.is_data_parallel(name) else None
+        return name if self.tracer.full or self.groups.is_data_parallel(name) else None
 
     def _describe(self, operation: str, group: str, size_bytes: int) -> Arguments:
-        arguments = self._position.arguments()
+        arguments = self.position.arguments()
         arguments["op"] = operation
         arguments["group"] = group
-        arguments["sequence"] = self._position.number(group, operation)
+        arguments["sequence"] = self.position.number(group, operation)
         arguments["size_bytes"] = size_bytes
         return arguments
 
@@ -463,17 +466,8 @@ class Collectives:
     def _follow(
         self, work: AsyncWork, name: str, begin: Mark, arguments: Arguments, keep: object
     ) -> PendingWork:
-        group = str(arguments["group"])
-        span, watched = self._tracer.add_pending(
-            work,
-            Kind.COLLECTIVE,
-            name,
-            begin,
-            arguments=arguments,
-            lane=group,
-            backend=self._groups.backend(group),
-        )
-        return PendingWork(work, self._tracer, span, watched, keep)
+        lane = str(arguments["group"])
+        return self.groups.follow(self.tracer, work, name, begin, arguments, lane=lane, keep=keep)
 
     def coalescing_manager(self, original: Function) -> Function:
         """Wrap `_coalescing_manager`: all that is launched inside it becomes one span."""
@@ -482,14 +476,13 @@ class Collectives:
             group: ProcessGroup | None = None, *positional: object, **named: object
         ) -> object:
             manager = cast("_Manager", original(group, *positional, **named))
-            return _CoalescedSet(self, manager, group) if self._tracer.active else manager
+            return _CoalescedSet(self, manager, group) if self.tracer.active else manager
 
         return traced
 
-    def begin_set(self, group: ProcessGroup | None) -> _Coalescing:
-        """Begin a coalesced set: note all calls on this group from now on."""
-        self._coalescing.append(_Coalescing(group))
-        return self._coalescing[-1]
+    def begin_set(self, coalescing: _Coalescing) -> None:
+        """Begin a coalesced set: note all calls on its group from now on."""
+        self._coalescing.append(coalescing)
 
     def leave_set(self, coalescing: _Coalescing) -> None:
         """End a coalesced set without recording it."""
@@ -500,17 +493,13 @@ class Collectives:
         recorded.
         """
         name = self._name_if_wanted(coalescing.group)
-        if name is None or not coalescing.operation or not self._tracer.active:
+        if name is None or not coalescing.operation or not self.tracer.active:
             return None
         arguments = self._describe(coalescing.operation, name, coalescing.size_bytes)
-        return arguments, self._tracer.mark()
+        return arguments, self.tracer.mark()
 
     def record_set(
-        self,
-        works: list[AsyncWork],
-        arguments: Arguments,
-        begin: Mark,
-        coalescing: _Coalescing | None,
+        self, works: list[AsyncWork], arguments: Arguments, begin: Mark, coalescing: _Coalescing
     ) -> None:
         """Record the launched set now, or when its last work is done."""
         name = str(arguments["op"])
@@ -518,11 +507,11 @@ class Collectives:
             works[-1] = self._follow(works[-1], name, begin, arguments, coalescing)
         else:
             group = str(arguments["group"])
-            self._tracer.add_collective(name, begin, self._tracer.mark(), arguments, group)
+            self.tracer.add_collective(name, begin, self.tracer.mark(), arguments, group)
 
     def fail(self, error: Exception) -> None:
         """Stop tracing."""
-        self._tracer.fail(error)
+        self.tracer.fail(error)
 
 
 class _CoalescedSet:
@@ -533,13 +522,12 @@ class _CoalescedSet:
     ) -> None:
         self._collectives = collectives
         self._manager = manager
-        self._group = group
-        self._coalescing: _Coalescing | None = None
+        self._coalescing = _Coalescing(group)
         self._handle: object = None
 
     def __enter__(self) -> object:
         self._handle = self._manager.__enter__()
-        self._coalescing = self._collectives.begin_set(self._group)
+        self._collectives.begin_set(self._coalescing)
         return self._handle
 
     def __exit__(
@@ -548,21 +536,20 @@ class _CoalescedSet:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
+        self._collectives.leave_set(self._coalescing)
         launched = None
-        if self._coalescing is not None:
-            self._collectives.leave_set(self._coalescing)
         try:
-            if self._coalescing is not None and error is None:
+            if error is None:
                 launched = self._collectives.launch_set(self._coalescing)
         except Exception as failure:
             self._collectives.fail(failure)
         swallowed = self._manager.__exit__(kind, error, traceback)
-        if launched is not None and error is None:
-            try:
+        try:
+            if launched is not None:
                 works = getattr(self._handle, "works", [])
                 self._collectives.record_set(works, *launched, self._coalescing)
-            except Exception as failure:
-                self._collectives.fail(failure)
+        except Exception as failure:
+            self._collectives.fail(failure)
         return swallowed
 
 

@@ -11,22 +11,18 @@ wrapper around a function would break its graph.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from typing import TYPE_CHECKING
 
-from megascan.instrument.collectives import (
-    ALL_TO_ALL,
-    Collectives,
-    argument_reader,
-    size_bytes_of,
-)
+import torch
+
+from megascan.instrument.collectives import ALL_TO_ALL, Collectives, argument_reader, size_bytes_of
 from megascan.instrument.place import Call, Function, Place, Position
 from megascan.tracer import Arguments, IterationListener, Mark, RecordingTracer
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed import ProcessGroup
 
 MODULE = "torch.distributed._functional_collectives"
@@ -71,22 +67,17 @@ class FunctionalCollectives(IterationListener):
 
     def places(self) -> list[Place]:
         """Return the places to wrap."""
+        launches = FUNCTIONS.items()
         return [
-            *(
-                Place(module=MODULE, attribute=name, wrap=self._wrap(operation))
-                for name, operation in FUNCTIONS.items()
-            ),
-            Place(module=MODULE, attribute="wait_tensor", wrap=self._wrap_wait),
+            *(Place(MODULE, name, partial(self._wrap, operation)) for name, operation in launches),
+            Place(MODULE, "wait_tensor", self._wrap_wait),
         ]
 
-    def _wrap(self, operation: str) -> Callable[[Function], Function]:
-        return lambda original: self._launching(operation, original)
-
-    def _launching(self, operation: str, original: Function) -> Function:
+    def _wrap(self, operation: str, original: Function) -> Function:
         group_of = argument_reader(original, "group")
         tracer = self.tracer
 
-        @functools.wraps(original)
+        @wraps(original)
         def traced(*positional: object, **named: object) -> object:
             if _is_compiling() or not tracer.active or self._under_way:  # inside another
                 return original(*positional, **named)
@@ -137,7 +128,7 @@ class FunctionalCollectives(IterationListener):
     def _wrap_wait(self, original: Function) -> Function:
         tracer = self.tracer
 
-        @functools.wraps(original)
+        @wraps(original)
         def traced(tensor: torch.Tensor) -> object:
             result = original(tensor)
             if _is_compiling() or not tracer.active:
@@ -170,8 +161,6 @@ class FunctionalCollectives(IterationListener):
 
 
 def _is_compiling() -> bool:
-    import torch
-
     return torch.compiler.is_compiling()
 
 

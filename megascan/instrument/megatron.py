@@ -30,12 +30,21 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
-from megascan.instrument.collectives import Groups, PendingWork, argument_reader, argument_writer
+from megascan.instrument.collectives import Groups, argument_reader, argument_writer
 from megascan.instrument.layers import kinds_of, numbered_layers
-from megascan.instrument.place import Call, Function, Position, around, beside, first_of, in_span
+from megascan.instrument.place import (
+    Call,
+    Function,
+    Position,
+    around,
+    before,
+    beside,
+    first_of,
+    in_span,
+)
 from megascan.instrument.updates import Config, Updates
 from megascan.schema import Kind, Phase
 from megascan.tracer import Arguments, AsyncWork, IterationListener, Mark, RecordingTracer
@@ -170,28 +179,22 @@ class BackwardSpans(IterationListener):
             self._close(0, self._tracer.mark_at(None, self._stack[0][1]))
 
 
+@dataclass(eq=False)
 class Modules:
     """Wraps the forward of module classes."""
 
-    def __init__(
-        self, tracer: RecordingTracer, position: Position, backward_spans: BackwardSpans
-    ) -> None:
-        self._tracer = tracer
-        self._position = position
-        self._backward_spans = backward_spans
-        self._patched: list[weakref.ref[torch.nn.Module]] = []
+    tracer: RecordingTracer
+    position: Position
+    backward_spans: BackwardSpans
+    _patched: list[weakref.ref[torch.nn.Module]] = field(default_factory=list)
 
-    def forward_of(self, name: str) -> Callable[[Function], Function]:
-        """Record spans `name`, `name-recompute` and `name-backward` of a module's method."""
-        return lambda original: self._wrap(name, original)
-
-    def recompute_of(self, name: str) -> Callable[[Function], Function]:
+    def recompute_of(self, name: str, original: Function) -> Function:
         """Record spans `name-recompute` of a function, only for calls inside a backward pass.
 
         This is for functions that selective recomputation repeats; they are not recorded in the
         first pass.
         """
-        position, tracer, title = self._position, self._tracer, recompute_of(name)
+        position, tracer, title = self.position, self.tracer, recompute_of(name)
 
         def enter(call: Call) -> bool:
             layer = getattr(call.positional[0], "layer_number", position.layer)
@@ -208,13 +211,14 @@ class Modules:
             tracer.add(Kind.COMPUTE, title, call.memory, tracer.mark(), arguments)
             return result
 
-        return lambda original: around(tracer, original, enter, leave)
+        return around(tracer, original, enter, leave)
 
-    def _wrap(self, name: str, original: Function) -> Function:
-        position, tracer = self._position, self._tracer
+    def forward_of(self, name: str, original: Function) -> Function:
+        """Record spans `name`, `name-recompute` and `name-backward` of a module's method."""
+        position, tracer = self.position, self.tracer
         repeated_name, backward_name = recompute_of(name), backward_of(name)
         in_backward, in_recompute = Phase.BACKWARD, Phase.RECOMPUTE
-        watch_backward = self._backward_spans.watch
+        watch_backward = self.backward_spans.watch
         activation_of = _activation_finder()
 
         def begin(positional: tuple[object, ...], named: dict[str, object]) -> _Entered | None:
@@ -252,17 +256,15 @@ class Modules:
         The output layer is an ordinary column-parallel linear, whose class is used everywhere, so
         the object itself is wrapped.
         """
-        tracer = self._tracer
 
-        def enter(call: Call) -> bool:
+        def wrap_output_layer(call: Call) -> None:
             layer = getattr(call.positional[0], "output_layer", None)
             if layer is not None and "forward" not in vars(layer):
-                traced = self._wrap(OUTPUT_LAYER, type(layer).forward)
+                traced = self.forward_of(OUTPUT_LAYER, type(layer).forward)
                 layer.forward = traced.__get__(layer)
                 self._patched.append(weakref.ref(layer))
-            return False
 
-        return around(tracer, original, enter, lambda call, result: result)
+        return before(self.tracer, original, wrap_output_layer)
 
     def remove(self) -> None:
         """Restore the output layers' own forward."""
@@ -320,20 +322,14 @@ class TracedIterator:
         return getattr(self._data, name)
 
 
+@dataclass(eq=False)
 class Passes:
     """Wraps the steps that megatron.core's schedules are made of."""
 
-    def __init__(
-        self,
-        tracer: RecordingTracer,
-        position: Position,
-        backward_spans: BackwardSpans,
-        updates: Updates,
-    ) -> None:
-        self._tracer = tracer
-        self._position = position
-        self._backward_spans = backward_spans
-        self._updates = updates
+    tracer: RecordingTracer
+    position: Position
+    backward_spans: BackwardSpans
+    updates: Updates
 
     def forward_step(self, original: Function) -> Function:
         """Record `forward`: one microbatch through one chunk, with its loss; not in evaluations."""
@@ -345,7 +341,7 @@ class Passes:
         config_of = argument_reader(original, "config")
         data_of = argument_reader(original, "data_iterator")
         set_data = argument_writer(original, "data_iterator")
-        position, tracer = self._position, self._tracer
+        position, tracer = self.position, self.tracer
 
         def enter(call: Call) -> bool:
             position.passes_known = True
@@ -357,7 +353,7 @@ class Passes:
             data = data_of(call)
             if _is_plain_iterator(data):
                 set_data(call, TracedIterator(tracer, position, cast("Iterator[object]", data)))
-            self._updates.trace_finalize(cast(Config, config_of(call)))
+            self.updates.trace_finalize(cast(Config, config_of(call)))
             call.memory = tracer.mark()
             return True
 
@@ -378,10 +374,10 @@ class Passes:
 
         tokens_of = argument_reader(original, "input_ids")
         packed_of = argument_reader(original, "packed_seq_params")
-        position, tracer = self._position, self._tracer
+        position, tracer = self.position, self.tracer
         known: set[int] = set()  # chunks whose layers have been noted
 
-        def enter(call: Call) -> bool:
+        def note(call: Call) -> None:
             model = call.positional[0]
             if id(model) not in known:
                 known.add(id(model))
@@ -391,31 +387,29 @@ class Passes:
                 # a packed sequence's attention depends on where its documents end
                 is_packed = packed_of(call) is not None
                 tracer.note_tokens(0 if is_packed else num_tokens(model, tokens_of(call)))
-            return False
 
-        return around(tracer, original, enter, lambda call, result: result)
+        return before(tracer, original, note)
 
     def calculate_loss(self, original: Function) -> Function:
         """Record `loss`: the trainer's loss function, on the stage that has one."""
         function_of = argument_reader(original, "loss_func")
         set_function = argument_writer(original, "loss_func")
 
-        def enter(call: Call) -> bool:
-            function = cast("Function | None", function_of(call))
-            if function is not None and not self._position.is_elsewhere:
-                set_function(
-                    call,
-                    in_span(self._tracer, function, LOSS, Kind.COMPUTE, self._position.arguments),
-                )
-            return False
+        position, tracer = self.position, self.tracer
 
-        return around(self._tracer, original, enter, lambda call, result: result)
+        def wrap_loss(call: Call) -> None:
+            function = cast("Function | None", function_of(call))
+            if function is not None and not position.is_elsewhere:
+                traced = in_span(tracer, function, LOSS, Kind.COMPUTE, position.arguments)
+                set_function(call, traced)
+
+        return before(tracer, original, wrap_loss)
 
     def backward_step(self, original: Function) -> Function:
         """Record `backward`: the gradients of one microbatch through one chunk."""
         output_of = argument_reader(original, "output_tensor")
         gradient_of = argument_reader(original, "output_tensor_grad")
-        position, tracer = self._position, self._tracer
+        position, tracer = self.position, self.tracer
 
         def enter(call: Call) -> bool:
             output = first_of(output_of(call))
@@ -427,7 +421,7 @@ class Passes:
             return True
 
         def leave(call: Call, result: object) -> object:
-            self._backward_spans.end_all()
+            self.backward_spans.end_all()
             tracer.add(Kind.COMPUTE, BACKWARD, call.memory, tracer.mark(), position.arguments())
             gradient = first_of(result)
             if gradient is not None and position.slot is not None:
@@ -441,7 +435,7 @@ class Passes:
         """Record `backward-weights`: the second half of a backward pass that a plan splits."""
         microbatch_of = argument_reader(original, "microbatch")
         chunk_of = argument_reader(original, "chunk")
-        position, tracer = self._position, self._tracer
+        position, tracer = self.position, self.tracer
 
         def enter(call: Call) -> bool:
             position.slot = (cast(int, microbatch_of(call)), cast(int, chunk_of(call)))
@@ -500,19 +494,19 @@ class _Message:
         return self.name.partition("_")[2]
 
 
+@dataclass(eq=False)
 class PointToPoint:
     """Wraps `P2PCommunicator._communicate`, through which all exchanges of the schedules go."""
 
-    def __init__(self, tracer: RecordingTracer, position: Position, groups: Groups) -> None:
-        self._tracer = tracer
-        self._position = position
-        self._groups = groups
+    tracer: RecordingTracer
+    position: Position
+    groups: Groups
 
     def communicate(self, original: Function) -> Function:
         """Record send_forward, recv_forward, send_backward and recv_backward."""
         previous_of = argument_reader(original, "tensor_send_prev")
         next_of = argument_reader(original, "tensor_send_next")
-        tracer = self._tracer
+        tracer = self.tracer
 
         def enter(call: Call) -> bool:
             call.memory = tracer.mark()
@@ -542,7 +536,7 @@ class PointToPoint:
 
         transfer_of = argument_reader(original, "transfer")
         tensor_of = argument_reader(original, "tensor")
-        tracer = self._tracer
+        tracer = self.tracer
 
         def enter(call: Call) -> bool:
             call.memory = tracer.mark()
@@ -552,8 +546,8 @@ class PointToPoint:
             transfer = cast(_Transfer, transfer_of(call))
             tensor = cast("torch.Tensor", tensor_of(call))
             name = message_name(transfer.operation, transfer.direction)
-            group = self._groups.name(parallel_state.get_pipeline_model_parallel_group())
-            arguments = self._position.message(
+            group = self.groups.name(parallel_state.get_pipeline_model_parallel_group())
+            arguments = self.position.message(
                 str(transfer.operation),
                 transfer.direction,
                 peer=transfer.peer,
@@ -561,25 +555,18 @@ class PointToPoint:
                 size_bytes=tensor.nbytes,
             )
             arguments["microbatch"], arguments["chunk"] = transfer.microbatch, transfer.chunk
-            work = cast(AsyncWork, result)
-            span, watched = tracer.add_pending(
-                work,
-                Kind.P2P,
-                name,
-                call.memory,
-                arguments=arguments,
-                lane=f"{name} {transfer.peer}",
-                backend=self._groups.backend(group),
+            work, lane = cast(AsyncWork, result), f"{name} {transfer.peer}"
+            return self.groups.follow(
+                tracer, work, name, call.memory, arguments, lane=lane, keep=tensor
             )
-            return PendingWork(work, tracer, span, watched, tensor)
 
         return around(tracer, original, enter, leave)
 
     def _record(self, messages: list[_Message], communicator: object, begin: Mark) -> None:
-        end = self._tracer.mark()
+        end = self.tracer.mark()
         for message in messages:
             arguments = self._describe(message, communicator)
-            self._tracer.add(Kind.P2P, message.name, begin, end, arguments)
+            self.tracer.add(Kind.P2P, message.name, begin, end, arguments)
 
     def _follow(
         self,
@@ -591,47 +578,33 @@ class PointToPoint:
         """Record an overlapped exchange: each message until the message's own work is done."""
         for message in messages:
             work = handles.get(message.handle)
-            if work is None:
-                continue
-            arguments = self._describe(message, communicator)
-            span, watched = self._tracer.add_pending(
-                work,
-                Kind.P2P,
-                message.name,
-                begin,
-                arguments=arguments,
-                lane=message.name,
-                backend=self._groups.backend(str(arguments["group"])),
-            )
-            handles[message.handle] = PendingWork(work, self._tracer, span, watched, message.tensor)
+            if work is not None:
+                name, arguments = message.name, self._describe(message, communicator)
+                handles[message.handle] = self.groups.follow(
+                    self.tracer, work, name, begin, arguments, lane=name, keep=message.tensor
+                )
 
     def _describe(self, message: _Message, communicator: object) -> Arguments:
-        arguments = self._position.message(
+        """Return a message's arguments; microbatch and chunk of a received tensor are set later."""
+        arguments = self.position.message(
             message.operation,
             message.direction,
             peer=message.peer,
-            group=self._groups.name(communicator.pp_group),  # type: ignore[attr-defined]
+            group=self.groups.name(communicator.pp_group),  # type: ignore[attr-defined]
             size_bytes=message.tensor.nbytes,
         )
-        self._place(message, arguments)
-        return arguments
-
-    def _place(self, message: _Message, arguments: Arguments) -> None:
-        """Set microbatch and chunk of a sent tensor; those of a received tensor are set later."""
-        identity = id(message.tensor)
+        identity, position = id(message.tensor), self.position
         if message.operation == RECV:
-            self._position.received[identity] = arguments
-            return
-        made = self._position.outputs if message.direction == FORWARD else self._position.gradients
-        slot = made.get(identity)
-        if slot is not None:
-            arguments["microbatch"], arguments["chunk"] = slot
+            position.received[identity] = arguments
+            return arguments
+        made = position.outputs if message.direction == FORWARD else position.gradients
+        if identity in made:
+            arguments["microbatch"], arguments["chunk"] = made[identity]
+        return arguments
 
 
 def _messages(
-    communicator: object,
-    sent: tuple[object, object],
-    received: tuple[object, object, object],
+    communicator: object, sent: tuple[object, object], received: tuple[object, object, object]
 ) -> Iterator[_Message]:
     previous = communicator.prev_rank  # type: ignore[attr-defined]
     following = communicator.next_rank  # type: ignore[attr-defined]

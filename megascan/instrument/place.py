@@ -26,12 +26,10 @@ Undo: TypeAlias = Callable[[], None]
 _NOT_REBOUND = "torch"
 """Package whose modules keep their references, by which its functions call each other."""
 _REBOUND = "torch.distributed.distributed_c10d"
-"""The only module of _NOT_REBOUND whose references are replaced: DeepSpeed calls functions by it.
-"""
+"""The one module of _NOT_REBOUND whose references are replaced: DeepSpeed calls functions by it."""
 _WITHOUT_TORCH = frozenset({"mpmath", "numpy", "pandas", "sympy"})
 """Packages that import nothing of torch or of what is built on it, and so refer to no function that
-is replaced. They hold half of the names that there are in a trainer.
-"""
+is replaced. They hold half of the names that there are in a trainer."""
 
 
 @dataclass(slots=True)
@@ -79,6 +77,16 @@ def around(tracer: RecordingTracer, original: Function, enter: Enter, leave: Lea
             return result
 
     return traced
+
+
+def before(tracer: RecordingTracer, original: Function, act: Callable[[Call], object]) -> Function:
+    """Wrap `original` as `around` does, but only call `act` before it; nothing is recorded."""
+
+    def enter(call: Call) -> bool:
+        act(call)
+        return False
+
+    return around(tracer, original, enter, lambda call, result: result)
 
 
 def beside(
@@ -133,7 +141,7 @@ def in_span(
     return around(tracer, original, enter, leave)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Place:
     """A function or method, and the wrapper that is put around it.
 
@@ -149,11 +157,10 @@ class Place:
 
 
 @dataclass
-class Installation:
-    """All replacements that were made, so that they can be undone together.
+class Installation(IterationListener):
+    """All replacements that were made, to be undone together when tracing ends.
 
-    Replacements that only granularity `full` needs are kept separately, to be undone when the
-    granularity is lowered.
+    Those that only granularity `full` needs are undone when the granularity is lowered.
     """
 
     undo: list[Undo] = field(default_factory=list)
@@ -181,14 +188,14 @@ class Installation:
             installed.append(place)
         return installed
 
-    def remove_full(self) -> None:
+    def granularity_lowered(self) -> None:
         """Undo the replacements that only granularity `full` needs, the last first."""
         while self.undo_full:
             self.undo_full.pop()()
 
-    def remove(self) -> None:
+    def tracing_ends(self) -> None:
         """Undo all replacements, the last first."""
-        self.remove_full()
+        self.granularity_lowered()
         while self.undo:
             self.undo.pop()()
 
@@ -231,7 +238,8 @@ class _Spot:
 
 def _find(place: Place) -> _Spot | None:
     """Return where a place's function is bound; None if it is not installed or not in use."""
-    if not _is_in_use(place.module):
+    library = ".".join(place.module.split(".")[:2])  # megatron.core, torch.distributed
+    if library not in sys.modules:
         return None
     try:
         module = importlib.import_module(place.module)
@@ -241,11 +249,6 @@ def _find(place: Place) -> _Spot | None:
     owner = getattr(module, owner_name, None) if owner_name else module
     original = vars(owner).get(name) if owner is not None else None
     return None if original is None else _Spot(owner, name, original)
-
-
-def _is_in_use(module: str) -> bool:
-    """Return whether the trainer has imported the library (megatron.core, torch.distributed)."""
-    return ".".join(module.split(".")[:2]) in sys.modules
 
 
 def _bindings(originals: Sequence[Function]) -> dict[int, list[tuple[object, str]]]:

@@ -19,7 +19,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, cast
+
+import torch
+import torch.distributed as dist
 
 from megascan.config import LEAST_LAYERS_OF_PLAIN_MODELS
 from megascan.instrument.collectives import (
@@ -32,7 +36,7 @@ from megascan.instrument.collectives import (
 )
 from megascan.instrument.layers import kinds_of
 from megascan.instrument.megatron import NOT_TAKEN, BackwardSpans
-from megascan.instrument.place import Call, Function, Position, around
+from megascan.instrument.place import Call, Function, Position, around, before
 from megascan.schema import Kind, Phase
 from megascan.tracer import Arguments, AsyncWork, IterationListener, Mark, RecordingTracer
 from megascan.vocabulary import (
@@ -49,7 +53,6 @@ from megascan.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed import P2POp
     from torch.utils.hooks import RemovableHandle
 
@@ -117,8 +120,6 @@ class WatchedModels(IterationListener):
     # The model as a whole
 
     def _watch_model(self, model: torch.nn.Module, chunk: int) -> None:
-        import torch
-
         position, open_marks = self._position, list[Mark]()
         self._open_forwards.append(open_marks)
 
@@ -140,15 +141,7 @@ class WatchedModels(IterationListener):
                 self._await_gradient(output, position.slot)
             position.phase = None
 
-        def before(
-            _: torch.nn.Module, inputs: tuple[object, ...], named: dict[str, object]
-        ) -> None:
-            self._guarded(lambda: begin(inputs, named))
-
-        self._handles += [
-            model.register_forward_pre_hook(before, with_kwargs=True),
-            model.register_forward_hook(self._after(end)),
-        ]
+        self._handles += self._hook(model, begin, end)
 
     def _await_gradient(self, output: object, slot: tuple[int, int]) -> None:
         """Have the gradient of an output tell the microbatch of the backward under way."""
@@ -176,13 +169,7 @@ class WatchedModels(IterationListener):
         """Wrap what FSDP2 does when autograd has ended: it waits for the last reduction, and its
         callback was queued before ours.
         """
-
-        def enter(call: Call) -> bool:
-            del call
-            self._compute_ended()
-            return False
-
-        return around(self._tracer, original, enter, lambda _, result: result)
+        return before(self._tracer, original, lambda _: self._compute_ended())
 
     def backward(self, original: Function) -> Function:
         """Wrap `torch.autograd.backward`; a call inside another repeats a checkpointed forward."""
@@ -219,7 +206,7 @@ class WatchedModels(IterationListener):
         position, opened = self._position, list[_OpenLayer]()
         self._open_layers.append(opened)
 
-        def begin(inputs: tuple[object, ...]) -> None:
+        def begin(inputs: tuple[object, ...], _: dict[str, object]) -> None:
             if position.is_elsewhere:
                 return
             source = _first_tensor(inputs)
@@ -238,13 +225,7 @@ class WatchedModels(IterationListener):
                 self._record_layer(began, source, _first_tensor(output))
             position.phase, position.layer = phase, None
 
-        def before(_: torch.nn.Module, inputs: tuple[object, ...]) -> None:
-            self._guarded(lambda: begin(inputs))
-
-        self._layer_handles += [
-            layer.register_forward_pre_hook(before),
-            layer.register_forward_hook(self._after(end)),
-        ]
+        self._layer_handles += self._hook(layer, begin, end)
 
     def _record_layer(
         self, began: Mark, source: torch.Tensor | None, result: torch.Tensor | None
@@ -258,16 +239,26 @@ class WatchedModels(IterationListener):
         if result is not None and result.grad_fn is not None and source is not result:
             self._backward_spans.watch(_LAYER_BACKWARD, arguments, source, result)
 
-    def _after(
-        self, end: Callable[[object], None]
-    ) -> Callable[[torch.nn.Module, tuple[object, ...], object], None]:
-        """Return a hook that calls `end` with a module's output while spans are recorded."""
+    def _hook(
+        self,
+        module: torch.nn.Module,
+        begin: Callable[[tuple[object, ...], dict[str, object]], None],
+        end: Callable[[object], None],
+    ) -> list[RemovableHandle]:
+        """Call `begin` with a module's arguments, `end` with its output, if it is being traced."""
 
-        def after(_: torch.nn.Module, inputs: tuple[object, ...], output: object) -> None:
-            del inputs
+        def enter(
+            _: torch.nn.Module, positional: tuple[object, ...], named: dict[str, object]
+        ) -> None:
+            self._guarded(lambda: begin(positional, named))
+
+        def leave(_: torch.nn.Module, __: tuple[object, ...], output: object) -> None:
             self._guarded(lambda: end(output))
 
-        return after
+        return [
+            module.register_forward_pre_hook(enter, with_kwargs=True),
+            module.register_forward_hook(leave),
+        ]
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """Call `act` while spans are recorded; an error stops tracing, never training."""
@@ -306,8 +297,6 @@ def _listed(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 def _is_list(module: torch.nn.Module) -> bool:
     """Return whether a module is a list of modules, or a dict of modules of one class."""
-    import torch
-
     if isinstance(module, torch.nn.ModuleDict):
         return len(module) > 1 and len({type(part) for part in module.values()}) == 1
     return isinstance(module, torch.nn.ModuleList | torch.nn.Sequential)
@@ -324,12 +313,14 @@ def num_tokens(positional: Sequence[object], named: Mapping[str, object]) -> int
         (batch, sequence)              whole numbers: batch · sequence
         (batch, sequence, hidden)      batch · sequence
     """
-    import torch
-
     unnamed = [one for one in positional if not isinstance(one, dict)]
     for batch in positional:  # as a whole, as Lightning hands it on
         named = {**named, **batch} if isinstance(batch, dict) else named
-    others = [one for name, one in named.items() if not _is_said(str(name))]
+    others = [
+        value
+        for name, value in named.items()
+        if not any(word in str(name) for word in _SAYS_NOTHING)
+    ]
     given = [one for one in (*unnamed, *others) if not _is_plain(one)]
     tokens = given[0] if len(given) == 1 else None
     if not isinstance(tokens, torch.Tensor) or tokens.is_nested:
@@ -337,10 +328,6 @@ def num_tokens(positional: Sequence[object], named: Mapping[str, object]) -> int
     if tokens.is_floating_point() and tokens.ndim > 1:
         return tokens.numel() // max(tokens.shape[-1], 1)
     return tokens.numel()
-
-
-def _is_said(name: str) -> bool:
-    return any(word in name for word in _SAYS_NOTHING)
 
 
 def _is_plain(value: object) -> bool:
@@ -361,8 +348,6 @@ def _first_tensor(value: object) -> torch.Tensor | None:
     """Return the first tensor in a value, also in tuples, lists and dicts, that needs a gradient
     and is no weight.
     """
-    import torch
-
     if isinstance(value, torch.Tensor):
         is_weight = isinstance(value, torch.nn.Parameter)
         return value if value.requires_grad and not is_weight else None
@@ -417,18 +402,18 @@ class Batches(IterationListener):
         return fetch
 
 
+@dataclass(eq=False)
 class Exchanges:
     """Wraps functions that take a list of `P2POp` and return their works."""
 
-    def __init__(self, tracer: RecordingTracer, position: Position, groups: Groups) -> None:
-        self._tracer = tracer
-        self._position = position
-        self._groups = groups
-        self._depth = 0
+    tracer: RecordingTracer
+    position: Position
+    groups: Groups
+    _depth: int = 0
 
     def batch(self, original: Function) -> Function:
         """Record all messages of a batch; a batch that another batch calls is part of it."""
-        tracer = self._tracer
+        tracer = self.tracer
 
         def enter(call: Call) -> bool:
             if self._depth > 1:
@@ -463,32 +448,24 @@ class Exchanges:
             work = works[min(number, len(works) - 1)]
             arguments = self._describe(message)
             name = message_name(str(arguments["op"]), str(arguments["direction"]))
-            span, watched = self._tracer.add_pending(
-                work,
-                Kind.P2P,
-                name,
-                begin,
-                arguments=arguments,
-                lane=name,
-                backend=self._groups.backend(str(arguments["group"])),
+            pending = self.groups.follow(
+                self.tracer, work, name, begin, arguments, lane=name, keep=message.tensor
             )
-            followed.append(PendingWork(work, self._tracer, span, watched, message.tensor))
+            followed.append(pending)
         return followed[-len(works) :]
 
     def _describe(self, message: P2POp) -> Arguments:
-        import torch.distributed as dist
-
         operation = SEND if message.op is dist.isend else RECV
         is_later = message.peer > dist.get_rank()
         direction = FORWARD if is_later == (operation == SEND) else BACKWARD
-        arguments = self._position.message(
+        arguments = self.position.message(
             operation,
             direction,
             peer=message.peer,
-            group=self._groups.name(message.group),
+            group=self.groups.name(message.group),
             size_bytes=message.tensor.nbytes,
         )
-        slot = self._position.outputs.get(id(message.tensor))
+        slot = self.position.outputs.get(id(message.tensor))
         if operation == SEND and slot is not None:
             arguments["microbatch"], arguments["chunk"] = slot
         return arguments

@@ -20,26 +20,15 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from megascan.config import TraceConfig
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.instrument.collectives import Groups, topology_of
-from megascan.instrument.place import Installation
 from megascan.instrument.table import install
 from megascan.schema import Granularity
 from megascan.topology import DEFAULT_ORDER, Coordinates, Layout
-from megascan.tracer import (
-    CpuTimer,
-    IterationListener,
-    Lookout,
-    RecordingTracer,
-    Timer,
-    Tracer,
-    TraceWriter,
-    Voice,
-)
+from megascan.tracer import CpuTimer, Lookout, RecordingTracer, Timer, Tracer, TraceWriter, Voice
 from megascan.tracer.timer import HostClock, host_domain, measure_offset_ns, now_ns
 
 if TYPE_CHECKING:
@@ -66,36 +55,36 @@ class Agreement:
     board: StoreBoard
 
 
+@dataclass(frozen=True)
 class StoreBoard:
     """Announcements of rank 0 during a run, in the job's key-value store; no rank waits for them.
 
     A store that is gone (the job is ending, its host died) has no announcements.
     """
 
-    def __init__(self, store: Store, prefix: str) -> None:
-        self._store = store
-        self._prefix = prefix
+    store: Store
+    prefix: str
 
     def topic(self, name: str) -> StoreBoard:
         """Return a board with separate announcements for a topic."""
-        return StoreBoard(self._store, f"{self._prefix}/{name}")
+        return StoreBoard(self.store, f"{self.prefix}/{name}")
 
     def publish(self, number: int, text: str) -> None:
         """Write announcement `number`, from 0."""
         with contextlib.suppress(RuntimeError):
-            self._store.set(f"{self._prefix}/announcement/{number}", text)
+            self.store.set(f"{self.prefix}/announcement/{number}", text)
 
     def claim(self, topic: str) -> bool:
         """Return whether this rank is the first with a topic; true if the store cannot tell."""
         with contextlib.suppress(RuntimeError):
-            return self._store.add(f"{self._prefix}/claim/{topic}", 1) == 1
+            return self.store.add(f"{self.prefix}/claim/{topic}", 1) == 1
         return True
 
     def read(self, number: int) -> str | None:
         """Return announcement `number`; None if it is not written yet."""
-        key = f"{self._prefix}/announcement/{number}"
+        key = f"{self.prefix}/announcement/{number}"
         with contextlib.suppress(RuntimeError):
-            return self._store.get(key).decode() if self._store.check([key]) else None
+            return self.store.get(key).decode() if self.store.check([key]) else None
         return None
 
 
@@ -183,47 +172,45 @@ def read_topology() -> tuple[Layout, Coordinates]:
     parallel_state = sys.modules.get("megatron.core.parallel_state")
     if parallel_state is None or not parallel_state.model_parallel_is_initialized():
         return Layout(dp=dist.get_world_size()), Coordinates(dp=dist.get_rank())
+    sizes, places = (
+        {
+            axis: getattr(parallel_state, f"get_{name}_parallel_{what}")()
+            for axis, name in _NAMES_OF_AXES.items()
+        }
+        for what in ("world_size", "rank")
+    )
     layout = Layout(
-        tp=parallel_state.get_tensor_model_parallel_world_size(),
-        cp=parallel_state.get_context_parallel_world_size(),
-        ep=parallel_state.get_expert_model_parallel_world_size(),
-        dp=parallel_state.get_data_parallel_world_size(),
-        pp=parallel_state.get_pipeline_model_parallel_world_size(),
+        **sizes,
         vpp=parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
-        etp=_expert_tensor_size(parallel_state),
+        etp=parallel_state.get_expert_tensor_parallel_world_size() if sizes["ep"] > 1 else 1,
     )
-    coordinates = Coordinates(
-        tp=parallel_state.get_tensor_model_parallel_rank(),
-        cp=parallel_state.get_context_parallel_rank(),
-        ep=parallel_state.get_expert_model_parallel_rank(),
-        dp=parallel_state.get_data_parallel_rank(),
-        pp=parallel_state.get_pipeline_model_parallel_rank(),
-    )
-    return replace(layout, order=find_order(layout, own_groups(), dist.get_rank())), coordinates
+    order = find_order(layout, own_groups(), dist.get_rank())
+    return replace(layout, order=order), Coordinates(**places)
 
 
-def _expert_tensor_size(parallel_state: ModuleType) -> int:
-    """Return the size of tensor parallelism inside experts; 1 without expert parallelism."""
-    if parallel_state.get_expert_model_parallel_world_size() == 1:
-        return 1
-    size: int = parallel_state.get_expert_tensor_parallel_world_size()
-    return size
+_NAMES_OF_AXES = {
+    "tp": "tensor_model",
+    "cp": "context",
+    "ep": "expert_model",
+    "dp": "data",
+    "pp": "pipeline_model",
+}
+"""Axes in the names of parallel_state's functions: `get_tensor_model_parallel_group`, …"""
 
 
 def own_groups() -> dict[str, tuple[int, ...]]:
-    """Return ordered members of this rank's group on each axis."""
+    """Return ordered members of this rank's group on each axis; of EP's only if it is used."""
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    groups = {
-        "tp": parallel_state.get_tensor_model_parallel_group(),
-        "cp": parallel_state.get_context_parallel_group(),
-        "dp": parallel_state.get_data_parallel_group(),
-        "pp": parallel_state.get_pipeline_model_parallel_group(),
+    is_used = {"ep": parallel_state.get_expert_model_parallel_world_size() > 1}
+    return {
+        axis: tuple(
+            dist.get_process_group_ranks(getattr(parallel_state, f"get_{name}_parallel_group")())
+        )
+        for axis, name in _NAMES_OF_AXES.items()
+        if is_used.get(axis, True)
     }
-    if parallel_state.get_expert_model_parallel_world_size() > 1:
-        groups["ep"] = parallel_state.get_expert_model_parallel_group()
-    return {axis: tuple(dist.get_process_group_ranks(group)) for axis, group in groups.items()}
 
 
 def find_order(layout: Layout, groups: dict[str, tuple[int, ...]], rank: int) -> str:
@@ -231,17 +218,12 @@ def find_order(layout: Layout, groups: dict[str, tuple[int, ...]], rank: int) ->
 
     megatron.core takes the order as an argument and does not keep it.
     """
-    for order in _orders():
+    orders = map("-".join, itertools.permutations(DEFAULT_ORDER.split("-")))
+    for order in (DEFAULT_ORDER, *orders):
         candidate = replace(layout, order=order)
         if all(candidate.group(rank, axis) == ranks for axis, ranks in groups.items()):
             return order
     return DEFAULT_ORDER
-
-
-def _orders() -> Iterator[str]:
-    yield DEFAULT_ORDER
-    for axes in itertools.permutations(DEFAULT_ORDER.split("-")):
-        yield "-".join(axes)
 
 
 def read_device() -> Device:
@@ -315,7 +297,8 @@ def start(
     started = RecordingTracer(config)
     try:
         models = tuple(model) if isinstance(model, Sequence) else (model,)
-        _begin(started, config, models, mesh, resumed=resumed or _restarted())
+        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # by torchrun
+        _begin(started, config, models, mesh, resumed=resumed or restarted)
     except Exception as error:
         started.fail(error)
         started.close()
@@ -363,7 +346,7 @@ def _begin(
     tracer.record_with(timer, writer)
     if config.armed:
         tracer.switch_with(_switch_of(tracer, config, agreement.board))
-    tracer.listen(_Removal(install(tracer, groups, models)))
+    tracer.listen(install(tracer, groups, models))
     tracer.listen(Lookout(config.directory, header, lambda: tracer.current_iteration))
 
 
@@ -412,23 +395,3 @@ def make_timer(clock: HostClock, *, full: bool) -> Timer:
     from megascan.tracer.cuda import CudaTimer, TorchDevice
 
     return CudaTimer(clock, TorchDevice(), record_launches=full)
-
-
-def _restarted() -> bool:
-    """Return whether torchrun has restarted the job, as far as this host's launcher knows."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-
-
-class _Removal(IterationListener):
-    """Listener that removes the instrumentation when it is no longer wanted."""
-
-    def __init__(self, installation: Installation) -> None:
-        self._installation = installation
-
-    def granularity_lowered(self) -> None:
-        """Undo the replacements that only granularity `full` needs."""
-        self._installation.remove_full()
-
-    def tracing_ends(self) -> None:
-        """Put every wrapped place back."""
-        self._installation.remove()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from megascan.instrument.collectives import OPERATIONS, Collectives, Groups
@@ -41,8 +42,12 @@ if TYPE_CHECKING:
 
 _CORE = "megatron.core"
 _SCHEDULES = f"{_CORE}.pipeline_parallel.schedules"
+_MESSAGES = f"{_CORE}.pipeline_parallel.p2p_communication"
+_MODEL = f"{_CORE}.models.gpt.gpt_model"
+_GRADIENTS = f"{_CORE}.distributed.finalize_model_grads"
 _OPTIMIZER = f"{_CORE}.optimizer.optimizer"
 _TRANSFORMER = f"{_CORE}.transformer"
+_DISTRIBUTED = "torch.distributed"
 _PLANS = "training.pipeline"
 """Schedules by plan of the reference trainer; skipped if they do not run."""
 
@@ -65,11 +70,7 @@ classes, too."""
 
 RECOMPUTED = (
     (CORE_ATTENTION, f"{_TRANSFORMER}.dot_product_attention", "DotProductAttention.forward"),
-    (
-        CORE_ATTENTION,
-        f"{_CORE}.extensions.transformer_engine",
-        "TEDotProductAttention.forward",
-    ),
+    (CORE_ATTENTION, f"{_CORE}.extensions.transformer_engine", "TEDotProductAttention.forward"),
     (RECOMPUTED_OUTPUT, f"{_CORE}.tensor_parallel.random", "CheckpointWithoutOutput._recompute"),
 )
 """Methods that selective recomputation repeats inside a module; only repeats are recorded."""
@@ -86,48 +87,21 @@ def places(
 ) -> list[Place]:
     """Return the table of a job on megatron.core."""
     return [
-        Place(module=_SCHEDULES, attribute="forward_step", wrap=passes.forward_step),
-        Place(module=_SCHEDULES, attribute="forward_step_calc_loss", wrap=passes.calculate_loss),
-        Place(module=_SCHEDULES, attribute="backward_step", wrap=passes.backward_step),
-        Place(
-            module=f"{_CORE}.models.gpt.gpt_model",
-            attribute="GPTModel.forward",
-            wrap=passes.model_forward,
-        ),
-        Place(
-            module=f"{_CORE}.pipeline_parallel.p2p_communication",
-            attribute="P2PCommunicator._communicate",
-            wrap=p2p.communicate,
-        ),
-        Place(module=f"{_PLANS}.channels", attribute="start", wrap=p2p.transfer),
-        Place(
-            module=f"{_PLANS}.split_backward",
-            attribute="WeightGradients.compute",
-            wrap=passes.weight_gradients,
-        ),
-        *(
-            Place(module=_OPTIMIZER, attribute=f"{name}.step", wrap=updates.optimizer_step)
-            for name in ("ChainedOptimizer", "MixedPrecisionOptimizer", "FP32Optimizer")
-        ),
-        Place(
-            module=f"{_CORE}.distributed.finalize_model_grads",
-            attribute="finalize_model_grads",
-            wrap=updates.grad_sync,
-        ),
-        *_collective_places(collectives),
-        *(
-            Place(module=module, attribute=attribute, wrap=wrap, granularity=Granularity.FULL)
-            for module, attribute, wrap in _full_places(modules, saves)
-        ),
+        Place(_SCHEDULES, "forward_step", passes.forward_step),
+        Place(_SCHEDULES, "forward_step_calc_loss", passes.calculate_loss),
+        Place(_SCHEDULES, "backward_step", passes.backward_step),
+        Place(_MODEL, "GPTModel.forward", passes.model_forward),
+        Place(_MESSAGES, "P2PCommunicator._communicate", p2p.communicate),
+        Place(f"{_PLANS}.channels", "start", p2p.transfer),
+        Place(f"{_PLANS}.split_backward", "WeightGradients.compute", passes.weight_gradients),
+        Place(_OPTIMIZER, "ChainedOptimizer.step", updates.optimizer_step),
+        Place(_OPTIMIZER, "MixedPrecisionOptimizer.step", updates.optimizer_step),
+        Place(_OPTIMIZER, "FP32Optimizer.step", updates.optimizer_step),
+        Place(_GRADIENTS, "finalize_model_grads", updates.grad_sync),
+        *(Place(_DISTRIBUTED, one.function, partial(collectives.wrap, one)) for one in OPERATIONS),
+        Place(_DISTRIBUTED, "_coalescing_manager", collectives.coalescing_manager),
+        *(Place(*place, granularity=Granularity.FULL) for place in _full_places(modules, saves)),
     ]
-
-
-def _collective_places(collectives: Collectives) -> Iterator[Place]:
-    """Yield the operations of torch.distributed, and the manager that coalesces several."""
-    module = "torch.distributed"
-    for operation in OPERATIONS:
-        yield Place(module=module, attribute=operation.function, wrap=collectives.wrap(operation))
-    yield Place(module=module, attribute="_coalescing_manager", wrap=collectives.coalescing_manager)
 
 
 def _full_places(
@@ -135,10 +109,10 @@ def _full_places(
 ) -> Iterator[tuple[str, str, Callable[[Function], Function]]]:
     """Yield the places that granularity `full` adds: module, attribute, and wrapper."""
     for span, module, attribute in MODULES:
-        yield module, attribute, modules.forward_of(span)
+        yield module, attribute, partial(modules.forward_of, span)
     for span, module, attribute in RECOMPUTED:
-        yield module, attribute, modules.recompute_of(span)
-    yield f"{_CORE}.models.gpt.gpt_model", "GPTModel.forward", modules.output_layer_of
+        yield module, attribute, partial(modules.recompute_of, span)
+    yield _MODEL, "GPTModel.forward", modules.output_layer_of
     yield f"{_CORE}.dist_checkpointing.serialization", "save", saves.save_checkpoint
 
 
@@ -150,34 +124,21 @@ def plain_places(
     saves: CheckpointSaves,
 ) -> list[Place]:
     """Return the additional places of jobs whose models of plain PyTorch are watched."""
-    distributed = "torch.distributed"
-    fsdp = f"{distributed}.fsdp._fully_shard._fsdp_state"
-    final_wait = Place(
-        module=fsdp,
-        attribute="FSDPState._root_post_backward_final_callback",
-        wrap=watched.final_wait,
-    )
+    fsdp = f"{_DISTRIBUTED}.fsdp._fully_shard._fsdp_state"
+    final_wait = Place(fsdp, "FSDPState._root_post_backward_final_callback", watched.final_wait)
     return [
-        Place(module="torch.autograd", attribute="backward", wrap=watched.backward),
+        Place("torch.autograd", "backward", watched.backward),
+        Place("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", batches.next_batch),
         Place(
-            module="torch.utils.data.dataloader",
-            attribute="_BaseDataLoaderIter.__next__",
-            wrap=batches.next_batch,
+            "torch.nn.parallel.distributed",
+            "DistributedDataParallel._default_broadcast_coalesced",
+            collectives.buffers,
         ),
-        Place(
-            module="torch.nn.parallel.distributed",
-            attribute="DistributedDataParallel._default_broadcast_coalesced",
-            wrap=collectives.buffers,
-        ),
-        Place(module=distributed, attribute="batch_isend_irecv", wrap=exchanges.batch),
+        Place(_DISTRIBUTED, "batch_isend_irecv", exchanges.batch),
         *([final_wait] if fsdp in sys.modules else ()),  # looking for it would load all of FSDP
-        Place(
-            module=f"{distributed}.pipelining.schedules",
-            attribute="_batch_p2p",
-            wrap=exchanges.batch,
-        ),
+        Place(f"{_DISTRIBUTED}.pipelining.schedules", "_batch_p2p", exchanges.batch),
         *(
-            Place(module=module, attribute=name, wrap=saves.save_checkpoint)
+            Place(module, name, saves.save_checkpoint)
             for module, name in _SAVES
             if module in sys.modules
         ),
@@ -196,7 +157,7 @@ others wait: not that rank's host's fault."""
 def install(
     tracer: RecordingTracer, groups: Groups, models: Sequence[torch.nn.Module] = ()
 ) -> Installation:
-    """Wrap every place that the tracer's granularity asks for; undone by `Installation.remove`.
+    """Wrap every place that the tracer's granularity asks for; undone by the Installation.
 
     `models` are those of a job without megatron.core's schedules, one model for each chunk of the
     rank.

@@ -86,13 +86,11 @@ class Updates(IterationListener):
         config.finalize_model_grads_func = once
 
     def _outermost(self, original: Function, name: str) -> Function:
-        def enter(call: Call) -> bool:
-            del call
+        def enter(_: Call) -> bool:
             self._begin(name)
             return True
 
-        def leave(call: Call, result: object) -> object:
-            del call
+        def leave(_: Call, result: object) -> object:
             self._end(name)
             return result
 

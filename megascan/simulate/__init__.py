@@ -63,33 +63,16 @@ __all__ = [
     "write_rank_files",
 ]
 
-_HOMES = {
-    "Clocks": "megascan.simulate.job",
-    "CostModel": "megascan.simulate.job",
-    "Fault": "megascan.simulate.job",
-    "FaultKind": "megascan.vocabulary",
-    "GROUND_TRUTH_FILE": "megascan.simulate.folder",
-    "Imbalance": "megascan.simulate.job",
-    "JobModel": "megascan.simulate.job",
-    "Machine": "megascan.simulate.job",
-    "ModelSize": "megascan.simulate.job",
-    "Noise": "megascan.simulate.job",
-    "communication_heavy": "megascan.simulate.job",
-    "compute_bound": "megascan.simulate.job",
-    "derive_costs": "megascan.simulate.job",
-    "ground_truth": "megascan.simulate.folder",
-    "parse_fault": "megascan.simulate.job",
-    "parse_stage_imbalance": "megascan.simulate.job",
-    "simulate_trace": "megascan.simulate.folder",
-    "write_ground_truth": "megascan.simulate.folder",
-    "write_rank_files": "megascan.simulate.folder",
-}
+_OF_FOLDER = {
+    "GROUND_TRUTH_FILE", "ground_truth", "simulate_trace", "write_ground_truth", "write_rank_files",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'megascan.simulate' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    home = "folder" if name in _OF_FOLDER else "job"
+    return getattr(importlib.import_module(f"megascan.simulate.{home}"), name)
 
 
 def __dir__() -> list[str]:

@@ -20,10 +20,10 @@ faulty is in the durations, which come from one generator, so that a seed fixes 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from megascan.arrays import Flags, Floats, Integers
 from megascan.schema import NOT_APPLICABLE
@@ -156,7 +156,6 @@ class StageDraws:
     compute_cpu: Floats
     dispatch: Floats
     transfer: Floats
-    transfer_cpu: Floats
     transfer_dispatch: Floats
     jitter: Floats
     """(slot or row, place): how long after a communication's end a member sees the end."""
@@ -166,7 +165,6 @@ class StageDraws:
     """(place): time to write a checkpoint; None in iterations without a checkpoint."""
     on_device: Flags
     """(row): whether the device computes the row, so that the host may run ahead."""
-    host_is_device: bool
 
 
 class Draws:
@@ -256,13 +254,11 @@ class Draws:
             compute_cpu=cpu_time,
             dispatch=self._launches(np.where(table.device, table.nominal, 0.0), host),
             transfer=transfer,
-            transfer_cpu=transfer * _CPU_SHARE_OF_TRANSFER,
             transfer_dispatch=self._launches(table.transfer_nominal, host),
             jitter=self.generator.uniform(0.0, noise.end_jitter_ns, (slots, len(ranks))),
             pause=pauses[ranks],
             save=None if saves is None else saves[ranks],
             on_device=table.device,
-            host_is_device=self.job.device == "cpu",
         )
 
     def _launches(self, nominal: Floats, host: Floats) -> Floats:
@@ -362,22 +358,16 @@ class _Links:
         return grid.group_max(factors[stage], axis)
 
     def _together(self, rank: int, peer: int, axis: str) -> bool:
-        if (
-            axis == "embd"
-            and not np.isin([rank, peer], self.grid.ranks[list(self.grid.stages_of(axis))]).all()
-        ):
+        """Return whether two ranks are in one group of an axis; `embd` joins two stages only."""
+        grid, pair = self.grid, [rank, peer]
+        if axis == "embd" and not np.isin(pair, grid.ranks[list(grid.stages_of(axis))]).all():
             return False
-        smallest = self.grid.smallest_members(axis)
-        groups = smallest[np.isin(self.grid.ranks, [rank, peer])]
+        groups = grid.smallest_members(axis)[np.isin(grid.ranks, pair)]
         return bool(groups[0] == groups[1])
 
 
 NUM_KERNELS = 100
 """Kernels of one computation; at least the last kernel cannot run before the host launches it."""
-
-_BETWEEN_RANKS = frozenset(
-    (Code.COLLECTIVE, Code.LAUNCH, Code.FINISH, Code.POST, Code.WAIT, Code.JOIN)
-)
 
 
 @dataclass(frozen=True)
@@ -391,9 +381,12 @@ class Recording:
 
 
 class Engine:
-    """Advances the whole job one iteration at a time."""
+    """Advances the whole job one iteration at a time.
 
-    def __init__(self, grid: Grid, programs: list[StageProgram]) -> None:
+    Where `host_is_device` (on a CPU), the host computes itself, and so has the device's time.
+    """
+
+    def __init__(self, grid: Grid, programs: list[StageProgram], *, host_is_device: bool) -> None:
         self.grid = grid
         self.dependencies = Dependencies.of(programs)
         self.order = feasible_order(programs, self.dependencies)
@@ -401,233 +394,140 @@ class Engine:
         self.time: Floats = np.zeros(shape)
         self.launch: Floats = np.zeros(shape)
         self.cpu: Floats = np.zeros(shape)
+        self.host = self.time if host_is_device else self.launch
+        self.draws: list[StageDraws] = []
+        self.recordings: list[Recording] = []
+        self.posts: dict[PostKey, Floats] = {}
+        self.steps: dict[Code, Callable[[int, Instruction], None]] = {
+            Code.OPEN: lambda stage, instruction: self._start(stage, instruction.span),
+            Code.CLOSE: lambda stage, instruction: self._end(stage, instruction.span),
+            Code.COMPUTE: self._compute,
+            Code.COLLECTIVE: self._collective,
+            Code.POST: self._post,
+            Code.WAIT: self._wait,
+            Code.JOIN: self._join,
+            Code.PAUSE: self._pause,
+            Code.SYNCHRONIZE: lambda stage, instruction: self._synchronize(stage),
+            Code.SAVE: self._save,
+            Code.LAUNCH: self._post,
+            Code.FINISH: self._finish,
+            Code.HOST_OPEN: self._host_start,
+            Code.HOST_CLOSE: self._host_end,
+        }
 
     def run(self, draws: list[StageDraws], recordings: list[Recording]) -> None:
         """Advance every rank by one iteration and write its spans."""
-        posts: dict[PostKey, Floats] = {}
+        self.draws, self.recordings, self.posts = draws, recordings, {}
         for stage, instruction in self.order:
-            recording = recordings[stage]
-            if instruction.code in _BETWEEN_RANKS:
-                self._communicate(stage, instruction, draws, recording, posts)
-            else:
-                self._advance(stage, instruction, draws[stage], recording)
+            self.steps[instruction.code](stage, instruction)
 
-    def _advance(
-        self, stage: int, instruction: Instruction, draws: StageDraws, recording: Recording
-    ) -> None:
-        """Carry out an instruction that needs no other stage."""
-        code, span = instruction.code, instruction.span
-        if code == Code.COMPUTE:
-            self._compute(stage, instruction, draws, recording)
-        elif code == Code.OPEN:
-            self._start(stage, span, recording)
-        elif code == Code.CLOSE:
-            self._end(stage, span, recording)
-        elif code == Code.HOST_OPEN:
-            recording.start[span] = self._host(stage, draws)
+    def _start(self, stage: int, span: int) -> None:
+        if span != NO_SPAN:
+            recording = self.recordings[stage]
+            np.maximum(self.time[stage], self.launch[stage], out=recording.start[span])
+            recording.launch[span] = self.launch[stage]
             recording.cpu[span] = self.cpu[stage]
-        elif code == Code.HOST_CLOSE:
-            recording.end[span] = self._host(stage, draws)
-            recording.cpu[span] = self.cpu[stage] - recording.cpu[span]
-        elif code == Code.SYNCHRONIZE:
-            self._synchronize(stage)
-        elif code == Code.PAUSE:
-            self._pause(stage, instruction, draws, recording)
-        else:
-            self._save(stage, instruction, draws, recording)
+            self.time[stage] = recording.start[span]
 
-    def _host(self, stage: int, draws: StageDraws) -> Floats:
-        """Return the host's time: that of launches for a GPU, or of computing if the host is the
-        device.
-        """
-        now: Floats = self.time[stage] if draws.host_is_device else self.launch[stage]
-        return now
+    def _end(self, stage: int, span: int) -> None:
+        if span != NO_SPAN:
+            recording = self.recordings[stage]
+            recording.end[span] = self.time[stage]
+            recording.cpu[span] = self.cpu[stage] - recording.cpu[span]
+
+    def _host_start(self, stage: int, instruction: Instruction) -> None:
+        recording, span = self.recordings[stage], instruction.span
+        recording.start[span] = self.host[stage]
+        recording.cpu[span] = self.cpu[stage]
+
+    def _host_end(self, stage: int, instruction: Instruction) -> None:
+        recording, span = self.recordings[stage], instruction.span
+        recording.end[span] = self.host[stage]
+        recording.cpu[span] = self.cpu[stage] - recording.cpu[span]
 
     def _synchronize(self, stage: int) -> None:
         self.time[stage] = np.maximum(self.time[stage], self.launch[stage])
         self.launch[stage] = self.time[stage]
 
-    def _communicate(
-        self,
-        stage: int,
-        instruction: Instruction,
-        draws: list[StageDraws],
-        recording: Recording,
-        posts: dict[PostKey, Floats],
-    ) -> None:
-        code = instruction.code
-        if code == Code.COLLECTIVE:
-            self._collective(stage, instruction, draws[stage], recording)
-        elif code == Code.LAUNCH:
-            self._launch(stage, instruction, recording, posts)
-        elif code == Code.FINISH:
-            self._finish(stage, instruction, draws[stage], recording, posts)
-        elif code == Code.POST:
-            self._post(stage, instruction, recording, posts)
-        elif code == Code.WAIT:
-            self._wait(stage, instruction, draws, recording, posts)
-        else:
-            self._join(stage, instruction, draws, recording, posts)
-
-    def _start(self, stage: int, span: int, recording: Recording) -> None:
-        begin = np.maximum(self.time[stage], self.launch[stage], out=recording.start[span])
-        recording.launch[span] = self.launch[stage]
-        recording.cpu[span] = self.cpu[stage]
-        self.time[stage] = begin
-
-    def _end(self, stage: int, span: int, recording: Recording) -> None:
-        recording.end[span] = self.time[stage]
-        recording.cpu[span] = self.cpu[stage] - recording.cpu[span]
-
-    def _compute(
-        self, stage: int, instruction: Instruction, draws: StageDraws, recording: Recording
-    ) -> None:
+    def _compute(self, stage: int, instruction: Instruction) -> None:
         """Let the device work through a train of kernels while the host launches them."""
-        row, time, launch = instruction.row, self.time[stage], self.launch[stage]
-        duration = draws.compute[row]
-        if not draws.on_device[row]:
-            host = self._host(stage, draws)
-            host += duration
-            self.cpu[stage] += draws.compute_cpu[row]
-            return
-        if instruction.span != NO_SPAN:
-            self._start(stage, instruction.span, recording)
-        else:
+        draws, row = self.draws[stage], instruction.row
+        time, launch, duration = self.time[stage], self.launch[stage], draws.compute[row]
+        if draws.on_device[row]:
+            self._start(stage, instruction.span)
             np.maximum(time, launch, out=time)
-        time += duration
+            time += duration
+            launch += draws.dispatch[row]
+            np.maximum(time, launch + duration / NUM_KERNELS, out=time)
+        else:
+            self.host[stage] += duration
         self.cpu[stage] += draws.compute_cpu[row]
-        launch += draws.dispatch[row]
-        np.maximum(time, launch + duration / NUM_KERNELS, out=time)
 
-    def _collective(
-        self, stage: int, instruction: Instruction, draws: StageDraws, recording: Recording
-    ) -> None:
-        row, span = instruction.row, instruction.span
+    def _collective(self, stage: int, instruction: Instruction) -> None:
+        draws, row = self.draws[stage], instruction.row
         arrival = np.maximum(self.time[stage], self.launch[stage])
-        if span != NO_SPAN:
-            self._start(stage, span, recording)
+        self._start(stage, instruction.span)
         last = self.grid.group_max(arrival, instruction.axis)
         self.time[stage] = last + draws.transfer[row] + draws.jitter[row]
         self.launch[stage] += draws.transfer_dispatch[row]
-        self.cpu[stage] += draws.transfer_cpu[row]
-        if span != NO_SPAN:
-            self._end(stage, span, recording)
+        self.cpu[stage] += draws.transfer[row] * _CPU_SHARE_OF_TRANSFER
+        self._end(stage, instruction.span)
 
-    def _launch(
-        self,
-        stage: int,
-        instruction: Instruction,
-        recording: Recording,
-        posts: dict[PostKey, Floats],
-    ) -> None:
-        if instruction.span != NO_SPAN:
-            self._start(stage, instruction.span, recording)
-        posts[stage, instruction.slot] = np.maximum(self.time[stage], self.launch[stage])
-
-    def _finish(
-        self,
-        stage: int,
-        instruction: Instruction,
-        draws: StageDraws,
-        recording: Recording,
-        posts: dict[PostKey, Floats],
-    ) -> None:
-        row, span = instruction.row, instruction.span
-        last = self.grid.group_max(posts[stage, instruction.slot], instruction.axis)
+    def _finish(self, stage: int, instruction: Instruction) -> None:
+        draws, row, span = self.draws[stage], instruction.row, instruction.span
+        last = self.grid.group_max(self.posts[stage, instruction.slot], instruction.axis)
         done = last + draws.transfer[row] + draws.jitter[row]
         self.launch[stage] += draws.transfer_dispatch[row]
         self.time[stage] = np.maximum(self.time[stage], done)
         if span != NO_SPAN:
-            recording.end[span] = done
-            recording.cpu[span] = NOT_APPLICABLE
+            self.recordings[stage].end[span] = done
+            self.recordings[stage].cpu[span] = NOT_APPLICABLE
 
-    def _post(
-        self,
-        stage: int,
-        instruction: Instruction,
-        recording: Recording,
-        posts: dict[PostKey, Floats],
-    ) -> None:
-        for offset in range(instruction.num_spans):
-            self._start(stage, instruction.span + offset, recording)
-        posts[stage, instruction.slot] = np.maximum(self.time[stage], self.launch[stage])
+    def _post(self, stage: int, instruction: Instruction) -> None:
+        for span in instruction.spans:
+            self._start(stage, span)
+        self.posts[stage, instruction.slot] = np.maximum(self.time[stage], self.launch[stage])
 
-    def _wait(
-        self,
-        stage: int,
-        instruction: Instruction,
-        draws: list[StageDraws],
-        recording: Recording,
-        posts: dict[PostKey, Floats],
-    ) -> None:
-        own = posts[stage, instruction.slot]
-        done = own
+    def _wait(self, stage: int, instruction: Instruction) -> None:
+        done = own = self.posts[stage, instruction.slot]
         for partner in self.dependencies.partners[stage, instruction.slot]:
-            transfer = draws[partner.row_stage].transfer[partner.row]
-            both = np.maximum(own, posts[partner.post]) + transfer
-            done = np.maximum(done, both)
-            self.cpu[stage] += draws[partner.row_stage].transfer_cpu[partner.row]
-        self._leave(stage, instruction, done, draws, recording)
+            transfer = self.draws[partner.row_stage].transfer[partner.row]
+            done = np.maximum(done, np.maximum(own, self.posts[partner.post]) + transfer)
+            self.cpu[stage] += transfer * _CPU_SHARE_OF_TRANSFER
+        self._leave(stage, instruction, done)
         self.launch[stage] = self.time[stage]
 
-    def _join(
-        self,
-        stage: int,
-        instruction: Instruction,
-        draws: list[StageDraws],
-        recording: Recording,
-        posts: dict[PostKey, Floats],
-    ) -> None:
+    def _join(self, stage: int, instruction: Instruction) -> None:
         join = self.dependencies.joins[instruction.axis]
-        last = np.maximum.reduce([posts[key] for key in join.posts])
-        last = self.grid.group_max(last, instruction.axis)
-        transfer = draws[join.first_stage].transfer[join.row]
-        self.cpu[stage] += draws[join.first_stage].transfer_cpu[join.row]
-        self._leave(stage, instruction, last + transfer, draws, recording)
+        last = np.maximum.reduce([self.posts[key] for key in join.posts])
+        transfer = self.draws[join.first_stage].transfer[join.row]
+        self.cpu[stage] += transfer * _CPU_SHARE_OF_TRANSFER
+        self._leave(stage, instruction, self.grid.group_max(last, instruction.axis) + transfer)
 
-    def _leave(
-        self,
-        stage: int,
-        instruction: Instruction,
-        done: Floats,
-        draws: list[StageDraws],
-        recording: Recording,
-    ) -> None:
-        self.time[stage] = done + draws[stage].jitter[instruction.slot]
-        for offset in range(instruction.num_spans):
-            self._end(stage, instruction.span + offset, recording)
+    def _leave(self, stage: int, instruction: Instruction, done: Floats) -> None:
+        self.time[stage] = done + self.draws[stage].jitter[instruction.slot]
+        for span in instruction.spans:
+            self._end(stage, span)
 
-    def _pause(
-        self, stage: int, instruction: Instruction, draws: StageDraws, recording: Recording
-    ) -> None:
+    def _pause(self, stage: int, instruction: Instruction) -> None:
         """Let the host stand still; the device goes on with launched work."""
-        pauses = draws.pause
-        if not pauses.any():
-            return
-        host = self._host(stage, draws)
-        if instruction.span != NO_SPAN:
-            absent = pauses <= 0
-            recording.start[instruction.span] = np.where(absent, np.nan, host)
-            recording.end[instruction.span] = np.where(absent, np.nan, host + pauses)
-            recording.cpu[instruction.span] = pauses
-        host += pauses
+        pauses, span, recording = self.draws[stage].pause, instruction.span, self.recordings[stage]
+        if pauses.any() and span != NO_SPAN:
+            absent, host = pauses <= 0, self.host[stage]
+            recording.start[span] = np.where(absent, np.nan, host)
+            recording.end[span] = np.where(absent, np.nan, host + pauses)
+            recording.cpu[span] = pauses
+        self.host[stage] += pauses
 
-    def _save(
-        self, stage: int, instruction: Instruction, draws: StageDraws, recording: Recording
-    ) -> None:
-        if draws.save is None:
-            return
-        if instruction.span != NO_SPAN:
-            self._start(stage, instruction.span, recording)
-        self.time[stage] += draws.save
-        self._synchronize(stage)
-        if instruction.span != NO_SPAN:
-            self._end(stage, instruction.span, recording)
+    def _save(self, stage: int, instruction: Instruction) -> None:
+        save = self.draws[stage].save
+        if save is not None:
+            self._start(stage, instruction.span)
+            self.time[stage] += save
+            self._synchronize(stage)
+            self._end(stage, instruction.span)
 
 
 def empty_recording(num_spans: int, num_places: int) -> Recording:
     """Make a recording in which all spans are absent."""
-    blank: list[npt.NDArray[np.float64]] = [
-        np.full((num_spans, num_places), np.nan) for _ in range(4)
-    ]
-    return Recording(*blank)
+    return Recording(*np.full((4, num_spans, num_places), np.nan))

@@ -7,7 +7,7 @@ files stands the ground truth: what was planted.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ from megascan.simulate.program import (
     StageProgram,
     compile_job,
 )
-from megascan.timeline import TRACE_SCHEMA, Completeness, Trace, narrow_codes
+from megascan.timeline import TRACE_SCHEMA, Completeness, Trace, in_order, narrow_codes, text_column
 
 _TEXT_FIELDS = ("kind", "name", "phase", "op", "direction")
 _NUMBER_FIELDS = ("track", "microbatch", "chunk", "layer", "sequence", "size_bytes")
@@ -50,19 +50,9 @@ _NUMBER_FIELDS = ("track", "microbatch", "chunk", "layer", "sequence", "size_byt
 Code32 = npt.NDArray[np.int32]
 
 
-class _Texts:
-    """Codes of a text column, in order of first use."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, int] = {}
-
-    def code(self, text: str) -> int:
-        return self.values.setdefault(text, len(self.values))
-
-    def array(self, codes: npt.NDArray[np.generic]) -> pa.DictionaryArray:
-        return pa.DictionaryArray.from_arrays(
-            pa.array(codes), pa.array(list(self.values), pa.string())
-        )
+def _codes(known: dict[str, int], texts: Iterable[str]) -> Code32:
+    """Return the code of each text; texts that are not yet known get the next codes."""
+    return np.array([known.setdefault(text, len(known)) for text in texts], np.int32)
 
 
 @dataclass(frozen=True)
@@ -97,7 +87,7 @@ class TableBuilder:
 
     def __init__(self, job: JobModel, grid: Grid, clocks: RankClocks) -> None:
         self.job, self.grid, self.clocks = job, grid, clocks
-        self.texts = {name: _Texts() for name in (*_TEXT_FIELDS, "group")}
+        self.texts: dict[str, dict[str, int]] = {name: {} for name in (*_TEXT_FIELDS, "group")}
         self.columns: dict[str, list[npt.NDArray[np.generic]]] = {
             column.name: [] for column in SPAN_COLUMNS
         }
@@ -171,8 +161,7 @@ class TableBuilder:
 
     def _template_columns(self, spans: list[SpanTemplate], rows: _Rows) -> None:
         for name in _TEXT_FIELDS:
-            texts = self.texts[name]
-            codes = np.array([texts.code(str(getattr(span, name))) for span in spans], np.int32)
+            codes = _codes(self.texts[name], (str(getattr(span, name)) for span in spans))
             self._put(name, codes[rows.span])
         for name in _NUMBER_FIELDS:
             numbers = np.array([int(getattr(span, name)) for span in spans], np.int64)
@@ -180,54 +169,29 @@ class TableBuilder:
 
     def _place_columns(self, program: StageProgram, rows: _Rows) -> None:
         """Add peer and group, whose names differ between the ranks of a stage."""
-        shape = (self.grid.num_places, len(program.spans))
+        shape, texts = (self.grid.num_places, len(program.spans)), self.texts["group"]
         peers = np.full(shape, NOT_APPLICABLE, dtype=np.int64)
-        groups = np.full(shape, self.texts["group"].code(""), dtype=np.int32)
+        groups = np.full(shape, _codes(texts, [""]), dtype=np.int32)
         axes: dict[str, Code32] = {}
         for number, span in enumerate(program.spans):
             if span.peer_stage != NOT_APPLICABLE:
                 peers[:, number] = self.grid.ranks[span.peer_stage]
             if span.axis:
                 if span.axis not in axes:
-                    axes[span.axis] = self._group_codes(span.axis, program.stage)
+                    smallest = self.smallest[span.axis][program.stage]
+                    axes[span.axis] = _codes(texts, (f"{span.axis}@{first}" for first in smallest))
                 groups[:, number] = axes[span.axis]
         self._put("peer", peers[rows.place, rows.span])
         self._put("group", groups[rows.place, rows.span])
 
-    def _group_codes(self, axis: str, stage: int) -> Code32:
-        texts = self.texts["group"]
-        return np.array(
-            [texts.code(f"{axis}@{first}") for first in self.smallest[axis][stage]], np.int32
-        )
-
     def table(self) -> pa.Table:
         """Return all spans, ordered by (rank, start_ns, -duration_ns)."""
-        merged = {name: np.concatenate(parts) for name, parts in self.columns.items()}
-        order = _order(merged["rank"], merged["start_ns"], merged["duration_ns"])
-        arrays = []
+        columns = []
         for column in SPAN_COLUMNS:
-            values = merged.pop(column.name)
-            if order is not None:
-                values = values[order]
+            values = np.concatenate(self.columns.pop(column.name))
             texts = self.texts.get(column.name)
-            arrays.append(pa.array(values) if texts is None else texts.array(values))
-        return pa.Table.from_arrays(arrays, schema=TRACE_SCHEMA)
-
-
-def _order(
-    ranks: npt.NDArray[np.generic],
-    starts: npt.NDArray[np.generic],
-    durations: npt.NDArray[np.generic],
-) -> Integers | None:
-    """Return the row order of a trace, or None if the rows are in order already."""
-    rank, start = ranks.astype(np.int64), starts.astype(np.int64)
-    duration = durations.astype(np.int64)
-    same = rank[1:] == rank[:-1]
-    later = start[1:] > start[:-1]
-    tie = (start[1:] == start[:-1]) & (duration[1:] <= duration[:-1])
-    if bool(np.all((rank[1:] > rank[:-1]) | (same & (later | tie)))):
-        return None
-    return np.lexsort((-duration, start, rank))
+            columns.append(pa.array(values) if texts is None else text_column(values, list(texts)))
+        return in_order(pa.Table.from_arrays(columns, schema=TRACE_SCHEMA))
 
 
 def rank_headers(
@@ -239,33 +203,17 @@ def rank_headers(
         for name, ranks in grid.members(axis).items() if grid.size(axis) > 1 else ():
             for rank in ranks:
                 groups.setdefault(rank, {})[name] = ranks
-    settings = TraceSettings(
-        granularity=job.granularity,
-        interval=job.interval,
-        window=job.window,
-        layer_stride=job.layer_stride,
-    )
     return {
-        rank: _rank_header(
-            job, clocks, run_id=run_id, rank=rank, groups=groups.get(rank, {}), settings=settings
-        )
-        for rank in range(job.layout.world_size)
-        if rank not in job.missing_ranks
+        rank: _rank_header(job, clocks, run_id=run_id, rank=rank, groups=groups.get(rank, {}))
+        for rank in job.recorded_ranks
     }
 
 
 def _rank_header(
-    job: JobModel,
-    clocks: RankClocks,
-    *,
-    run_id: str,
-    rank: int,
-    groups: dict[str, tuple[int, ...]],
-    settings: TraceSettings,
+    job: JobModel, clocks: RankClocks, *, run_id: str, rank: int, groups: dict[str, tuple[int, ...]]
 ) -> RankHeader:
-    host, index = divmod(rank, job.ranks_per_host)
-    on_gpu = job.device == "cuda"
-    name = f"n{host:02d}"
+    number, index = divmod(rank, job.ranks_per_host)
+    host, on_gpu = f"n{number:02d}", job.device == "cuda"
     return RankHeader(
         run_id=run_id,
         rank=rank,
@@ -273,7 +221,7 @@ def _rank_header(
         layout=job.layout,
         coordinates=job.layout.coordinates(rank),
         groups=groups,
-        host=name,
+        host=host,
         process_id=10_000 + rank,
         device=Device(
             kind=job.device,
@@ -283,9 +231,14 @@ def _rank_header(
         ),
         backend="nccl" if on_gpu else "gloo",
         clock=ClockOrigin(
-            domain=name, source="simulated", origin_unix_ns=int(clocks.origins()[rank])
+            domain=host, source="simulated", origin_unix_ns=int(clocks.origins()[rank])
         ),
-        trace=settings,
+        trace=TraceSettings(
+            granularity=job.granularity,
+            interval=job.interval,
+            window=job.window,
+            layer_stride=job.layer_stride,
+        ),
         versions={"simulator": "1"},
     )
 
@@ -301,66 +254,49 @@ def rank_windows(
 
     `sampled` has the layers whose modules were recorded, by stage and iteration.
     """
-    ranks = table.column("rank").to_numpy()
-    numbers = (table.column("iteration").to_numpy() - 1) // job.interval
+    ranks = table.column("rank").to_numpy().astype(np.int64)
+    windows = (table.column("iteration").to_numpy() - 1) // job.interval
     num_windows = (iterations[-1] - 1) // job.interval + 1
     counts = np.bincount(
-        ranks.astype(np.int64) * num_windows + numbers,
-        minlength=job.layout.world_size * num_windows,
+        ranks * num_windows + windows, minlength=job.layout.world_size * num_windows
     ).reshape(-1, num_windows)
-    spans = [
+    traced = [
         [i for i in iterations if (i - 1) // job.interval == window]
         for window in range(num_windows)
     ]
-    layers_of = [
-        sampled.get(job.layout.coordinates(rank).pp, {}) for rank in range(job.layout.world_size)
-    ]
-    return {
-        rank: tuple(
-            WindowRecord(
-                run_id=run_id,
-                window=window,
-                first_iteration=traced[0],
-                last_iteration=traced[-1],
-                num_spans=int(counts[rank, window]),
-                layers=tuple((i, layers_of[rank][i]) for i in traced if i in layers_of[rank]),
-            )
-            for window, traced in enumerate(spans)
+
+    def record(rank: int, window: int) -> WindowRecord:
+        layers = sampled.get(job.layout.coordinates(rank).pp, {})
+        return WindowRecord(
+            run_id=run_id,
+            window=window,
+            first_iteration=traced[window][0],
+            last_iteration=traced[window][-1],
+            num_spans=int(counts[rank, window]),
+            layers=tuple((i, layers[i]) for i in traced[window] if i in layers),
         )
-        for rank in range(job.layout.world_size)
-        if rank not in job.missing_ranks
+
+    return {
+        rank: tuple(record(rank, window) for window in range(num_windows))
+        for rank in job.recorded_ranks
     }
-
-
-def run_id_of(job: JobModel, faults: object, seed: int) -> str:
-    """Return a run id that is the same for the same job, faults and seed."""
-    digest = hashlib.sha256(repr((job, faults, seed)).encode()).hexdigest()
-    return f"simulated-{digest[:12]}"
-
-
-def completeness_of(job: JobModel, num_spans: int) -> Completeness:
-    """Return which ranks the trace has, and which are missing."""
-    world = job.layout.world_size
-    missing = tuple(sorted(set(job.missing_ranks)))
-    return Completeness(
-        world_size=world,
-        ranks=tuple(rank for rank in range(world) if rank not in missing),
-        missing_ranks=missing,
-        num_spans=num_spans,
-    )
 
 
 def trace_of(builder: TableBuilder, run_id: str, iterations: list[int]) -> Trace:
     """Return the finished trace of the stages that were added."""
-    job = builder.job
-    table = builder.table()
+    job, table = builder.job, builder.table()
     return Trace(
         run_id=run_id,
         layout=job.layout,
         headers=rank_headers(job, builder.grid, builder.clocks, run_id),
         spans=table,
         windows=rank_windows(job, run_id, iterations, table, builder.sampled),
-        completeness=completeness_of(job, table.num_rows),
+        completeness=Completeness(
+            world_size=job.layout.world_size,
+            ranks=job.recorded_ranks,
+            missing_ranks=tuple(sorted(set(job.missing_ranks))),
+            num_spans=table.num_rows,
+        ),
     )
 
 
@@ -377,7 +313,7 @@ def simulate_trace(job: JobModel, faults: Sequence[Fault] = (), seed: int = 0) -
         fault.check(job.layout)
     grid = Grid(job.layout)
     programs = compile_job(job)
-    engine = Engine(grid, programs)
+    engine = Engine(grid, programs, host_is_device=job.device == "cpu")
     draws = Draws(job, programs, tuple(faults), seed)
     config = job.trace_config()
     traced: list[int] = []
@@ -389,12 +325,12 @@ def simulate_trace(job: JobModel, faults: Sequence[Fault] = (), seed: int = 0) -
             traced.append(iteration)
             for stage, recording in enumerate(recordings):
                 recorded[stage].append(recording)
-    run_id = run_id_of(job, tuple(faults), seed)
+    digest = hashlib.sha256(repr((job, tuple(faults), seed)).encode()).hexdigest()
     builder = TableBuilder(job, grid, RankClocks.draw(job, seed))
     for stage, program in enumerate(programs):
         builder.add_stage(program, traced, recorded[stage])
         recorded[stage].clear()
-    return trace_of(builder, run_id, traced)
+    return trace_of(builder, f"simulated-{digest[:12]}", traced)
 
 
 GROUND_TRUTH_FILE = "ground-truth.json"
@@ -429,26 +365,17 @@ def _take_over(file: Path, folder: Path) -> Path:
 def _write_rank(trace: Trace, folder: Path, rank: int) -> Path:
     header = trace.headers[rank]
     path = rank_file_path(folder, header)
-    spans = _rows_of(trace.spans, rank)
+    first, last = trace.spans.column("rank").to_numpy().searchsorted([rank, rank + 1])
+    spans = trace.spans.slice(first, last - first)
     iterations = spans.column("iteration").to_numpy()
-    file = RankFile(path)
-    lines = encode_header(header)
+    file, opening = RankFile(path), encode_header(header)
     for window in trace.windows[rank]:
         inside = (iterations >= window.first_iteration) & (iterations <= window.last_iteration)
         records = _span_records(spans.filter(pa.array(inside)), header.clock.origin_unix_ns)
-        lines.extend(encode_spans(rank, records))
-        lines.append(encode_window(rank, window))
-        file.append(lines)
-        lines = []
+        file.append([*opening, *encode_spans(rank, records), encode_window(rank, window)])
+        opening = []
     file.close()
     return path
-
-
-def _rows_of(spans: pa.Table, rank: int) -> pa.Table:
-    """Return a rank's rows of a table that is ordered by rank."""
-    ranks = spans.column("rank").to_numpy()
-    first, last = ranks.searchsorted([rank, rank + 1])
-    return spans.slice(first, last - first)
 
 
 def _span_records(spans: pa.Table, origin_unix_ns: int) -> list[SpanRecord]:

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
 import numpy as np
-import numpy.typing as npt
 
 from megascan.arrays import Floats, Integers
 from megascan.config import TraceConfig
@@ -304,7 +303,7 @@ def _fault_of(values: dict[str, str]) -> Fault:
 
 def rank_factors(
     faults: Iterable[Fault], kind: FaultKind, iteration: int, world_size: int
-) -> npt.NDArray[np.float64]:
+) -> Floats:
     """Return the product of a kind's active whole-rank faults, shape (rank,); 1 without faults."""
     factors = np.ones(world_size)
     for fault in faults:
@@ -514,6 +513,12 @@ class JobModel:
             granularity=self.granularity,
             layer_stride=self.layer_stride,
         )
+
+    @property
+    def recorded_ranks(self) -> tuple[int, ...]:
+        """Return the ranks that write a file."""
+        ranks = range(self.layout.world_size)
+        return tuple(rank for rank in ranks if rank not in self.missing_ranks)
 
     @property
     def layers_per_chunk(self) -> int:

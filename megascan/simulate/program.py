@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from functools import cached_property
@@ -26,7 +27,7 @@ import numpy as np
 from megascan.arrays import Floats, Integers
 from megascan.schema import NOT_APPLICABLE, Granularity, Kind, Phase, Track
 from megascan.simulate.job import JobModel
-from megascan.simulate.stage_order import Exchange, Pass, Transfer, stage_steps
+from megascan.simulate.stage_order import Exchange, Pass, stage_steps
 from megascan.topology import Layout
 from megascan.vocabulary import (
     ATTENTION,
@@ -88,14 +89,8 @@ class Grid:
     @cached_property
     def _strides(self) -> dict[str, tuple[int, int]]:
         """Return stride and size of each axis among the places of a stage."""
-        strides: dict[str, tuple[int, int]] = {}
-        stride = 1
-        for axis in self.layout.order.split("-"):
-            if axis in ("tp", "cp", "dp"):
-                size = getattr(self.layout, axis)
-                strides[axis] = (stride, size)
-                stride *= size
-        return strides | {"ep": (1, self.layout.ep)}
+        own = self.layout.strides("tp", "cp", "dp")
+        return {axis: (stride, size) for axis, stride, size in own} | {"ep": (1, self.layout.ep)}
 
     def size(self, axis: str) -> int:
         """Return the number of members of a group on an axis."""
@@ -104,27 +99,22 @@ class Grid:
 
     def group_max(self, values: Floats, axis: str) -> Floats:
         """Return the largest value of each place's group, over the last dimension of `values`."""
-        for single in _WITHIN_STAGE[axis]:
-            stride, size = self._strides[single]
-            if size > 1:
-                values = self._spread_max(values, stride, size)
-        return values
-
-    @staticmethod
-    def _spread_max(values: Floats, stride: int, size: int) -> Floats:
-        shape = values.shape
-        blocks = values.reshape(*shape[:-1], -1, size, stride)
-        largest = np.maximum.reduce(blocks, axis=-2, keepdims=True)
-        return largest.repeat(size, axis=-2).reshape(shape)  # far quicker than `broadcast_to`
+        return self._for_groups(
+            values, axis, lambda groups: np.maximum.reduce(groups, axis=-2, keepdims=True)
+        )
 
     def first_member(self, values: Floats, axis: str) -> Floats:
         """Give every member the value of its group's first member (one draw a group)."""
+        return self._for_groups(values, axis, lambda groups: groups[..., :1, :])
+
+    def _for_groups(self, values: Floats, axis: str, choose: Callable[[Floats], Floats]) -> Floats:
+        """Give all members the value that `choose` keeps of the second-last dimension, members."""
         for single in _WITHIN_STAGE[axis]:
             stride, size = self._strides[single]
             if size > 1:
-                shape = values.shape
-                blocks = values.reshape(*shape[:-1], -1, size, stride)
-                values = np.broadcast_to(blocks[..., :1, :], blocks.shape).reshape(shape)
+                groups = values.reshape(*values.shape[:-1], -1, size, stride)
+                chosen = choose(groups).repeat(size, axis=-2)  # far quicker than `broadcast_to`
+                values = chosen.reshape(values.shape)
         return values
 
     def stages_of(self, axis: str) -> tuple[int, ...]:
@@ -217,6 +207,10 @@ class SpanTemplate:
     peer_stage: int = NOT_APPLICABLE
     direction: str = ""
 
+    def placed(self, step: Pass) -> SpanTemplate:
+        """Return the span with the microbatch, chunk and phase of a pass."""
+        return replace(self, microbatch=step.microbatch, chunk=step.chunk, phase=str(step.phase))
+
 
 @dataclass(frozen=True)
 class ComputeRow:
@@ -242,10 +236,15 @@ class Instruction:
 
     code: Code
     span: int = NO_SPAN
-    num_spans: int = 0
+    num_spans: int = 1
     row: int = 0
     axis: str = ""
     slot: int = 0
+
+    @property
+    def spans(self) -> range:
+        """Return its spans; NO_SPAN alone if it has none."""
+        return range(self.span, self.span + self.num_spans)
 
 
 @dataclass(frozen=True)
@@ -271,27 +270,22 @@ class StageProgram:
     exchanges: dict[int, tuple[ExchangeEnd, ...]] = field(default_factory=dict)
     """Ends of each exchange, by slot of its post."""
     num_slots: int = 0
-    _sequences: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def _add_span(self, template: SpanTemplate | None) -> int:
+    def add_span(self, template: SpanTemplate | None) -> int:
         """Add a span and return its number; NO_SPAN without a template."""
         if template is None:
             return NO_SPAN
         self.spans.append(template)
         return len(self.spans) - 1
 
-    def _add_transfer(self, nominal_ns: float, axis: str) -> int:
-        self.transfer_rows.append(TransferRow(nominal_ns, axis))
-        return len(self.transfer_rows) - 1
-
-    def _new_slot(self) -> int:
+    def new_slot(self) -> int:
         """Return the number of a new post."""
         self.num_slots += 1
         return self.num_slots - 1
 
     def open(self, template: SpanTemplate) -> int:
         """Start a span; returns its number for `close`."""
-        span = self._add_span(template)
+        span = self.add_span(template)
         on_host = template.track == Track.HOST
         self.instructions.append(Instruction(Code.HOST_OPEN if on_host else Code.OPEN, span))
         return span
@@ -310,51 +304,15 @@ class StageProgram:
         leaf: SpanTemplate | None = None,
     ) -> int:
         """Add a computation and `leaf`, a span that starts with it; return the span's number."""
-        span = self._add_span(leaf)
+        span = self.add_span(leaf)
         self.compute_rows.append(ComputeRow(nominal_ns, work, microbatch))
         row = len(self.compute_rows) - 1
         self.instructions.append(Instruction(Code.COMPUTE, span, row=row))
         return span
 
-    def _collective_span(self, op: str, axis: str, template: SpanTemplate | None) -> int:
-        if template is None:
-            return NO_SPAN
-        sequence = self._sequences[axis, op]
-        self._sequences[axis, op] += 1
-        return self._add_span(replace(template, sequence=sequence, axis=axis, op=op))
-
-    def collective(
-        self, op: str, axis: str, nominal_ns: float, template: SpanTemplate | None
-    ) -> None:
-        """Add a collective among ranks of this stage; it is not recorded without a template."""
-        span, row = self._collective_span(op, axis, template), self._add_transfer(nominal_ns, axis)
-        self.instructions.append(Instruction(Code.COLLECTIVE, span, row=row, axis=axis))
-
-    def launch(
-        self, op: str, axis: str, nominal_ns: float, template: SpanTemplate | None
-    ) -> Instruction:
-        """Begin a collective next to computation; return the instruction for `finish`."""
-        span, row = self._collective_span(op, axis, template), self._add_transfer(nominal_ns, axis)
-        begin = Instruction(Code.LAUNCH, span, row=row, axis=axis, slot=self._new_slot())
-        self.instructions.append(begin)
-        return replace(begin, code=Code.FINISH)
-
-    def finish(self, pending: Instruction) -> None:
-        """Wait for a collective that was launched."""
-        self.instructions.append(pending)
-
-    def join(self, op: str, axis: str, nominal_ns: float, template: SpanTemplate | None) -> None:
-        """Add a collective across stages."""
-        span, row = self._collective_span(op, axis, template), self._add_transfer(nominal_ns, axis)
-        slot, num_spans = self._new_slot(), int(span != NO_SPAN)
-        self.instructions += [
-            Instruction(Code.POST, span, num_spans, slot=slot),
-            Instruction(Code.JOIN, span, num_spans, row=row, axis=axis, slot=slot),
-        ]
-
     def exchange(self, ends: tuple[ExchangeEnd, ...], templates: list[SpanTemplate]) -> None:
         """Add a batch of sends and receives; their spans share start and end."""
-        span, slot = len(self.spans), self._new_slot()
+        span, slot = len(self.spans), self.new_slot()
         self.spans.extend(templates)
         self.exchanges[slot] = ends
         for code in (Code.POST, Code.WAIT):
@@ -362,7 +320,7 @@ class StageProgram:
 
     def simple(self, code: Code, template: SpanTemplate | None = None) -> None:
         """Add an instruction without a row (PAUSE, SYNCHRONIZE, SAVE)."""
-        self.instructions.append(Instruction(code, self._add_span(template)))
+        self.instructions.append(Instruction(code, self.add_span(template)))
 
 
 class Communications:
@@ -371,14 +329,39 @@ class Communications:
     def __init__(self, job: JobModel, program: StageProgram) -> None:
         self._costs, self._grid, self._program = job.costs, Grid(job.layout), program
         self._full = job.granularity == Granularity.FULL
+        self._sequences: Counter[tuple[str, str]] = Counter()
 
-    def _template(self, op: str, axis: str, size_bytes: int) -> SpanTemplate | None:
-        """Return a collective's span; None if not recorded (`base`: only over data parallelism)."""
-        if not self._full and axis != "dp_cp":
-            return None
-        return SpanTemplate(
-            kind=Kind.COLLECTIVE, name=op, track=Track.COMMUNICATION, size_bytes=size_bytes
-        )
+    def _add(
+        self,
+        op: str,
+        axis: str,
+        nominal_ns: float,
+        size_bytes: int,
+        *,
+        step: Pass | None = None,
+        layer: int = NOT_APPLICABLE,
+        track: Track = Track.COMMUNICATION,
+    ) -> tuple[int, int]:
+        """Add a collective's span and row of costs; return their numbers.
+
+        It is NO_SPAN if the span is not recorded (`base` records only data parallelism).
+        """
+        program, span = self._program, NO_SPAN
+        if self._full or axis == "dp_cp":
+            template = SpanTemplate(
+                kind=Kind.COLLECTIVE,
+                name=op,
+                track=track,
+                layer=layer,
+                op=op,
+                axis=axis,
+                sequence=self._sequences[axis, op],
+                size_bytes=size_bytes,
+            )
+            self._sequences[axis, op] += 1
+            span = program.add_span(template if step is None else template.placed(step))
+        program.transfer_rows.append(TransferRow(nominal_ns, axis))
+        return span, len(program.transfer_rows) - 1
 
     def collective(
         self,
@@ -391,18 +374,11 @@ class Communications:
         layer: int = NOT_APPLICABLE,
     ) -> None:
         """Add a collective within the stage; `step` and `layer` are its place in the iteration."""
-        if self._grid.size(axis) < 2:
-            return
-        template = self._template(op, axis, size_bytes)
-        if template is not None and step is not None:
-            template = replace(
-                template,
-                microbatch=step.microbatch,
-                chunk=step.chunk,
-                phase=str(step.phase),
-                layer=layer,
+        if self._grid.size(axis) > 1:
+            span, row = self._add(op, axis, nominal_ns, size_bytes, step=step, layer=layer)
+            self._program.instructions.append(
+                Instruction(Code.COLLECTIVE, span, row=row, axis=axis)
             )
-        self._program.collective(op, axis, nominal_ns, template)
 
     def tensor_all_reduce(self, step: Pass, layer: int = NOT_APPLICABLE) -> None:
         """Add the sum of partial activations over tensor parallelism."""
@@ -411,26 +387,35 @@ class Communications:
             "all_reduce", "tp", costs.tensor_ns, costs.activation_bytes, step=step, layer=layer
         )
 
-    def launch_tensor_all_reduce(self, step: Pass) -> Instruction | None:
-        """Begin the sum of partial gradients next to the weights' gradients; None without TP."""
+    def launch_tensor_all_reduce(self, step: Pass) -> list[Instruction]:
+        """Begin the sum of partial gradients next to the weights' gradients.
+
+        Returns the instruction that waits for it; none without TP.
+        """
         if self._grid.size("tp") < 2:
-            return None
-        template = self._template("all_reduce", "tp", self._costs.activation_bytes)
-        if template is not None:
-            template = replace(
-                template,
-                track=Track.OVERLAPPED,
-                microbatch=step.microbatch,
-                chunk=step.chunk,
-                phase=str(step.phase),
-            )
-        return self._program.launch("all_reduce", "tp", self._costs.tensor_ns, template)
+            return []
+        costs, program = self._costs, self._program
+        span, row = self._add(
+            "all_reduce",
+            "tp",
+            costs.tensor_ns,
+            costs.activation_bytes,
+            step=step,
+            track=Track.OVERLAPPED,
+        )
+        begin = Instruction(Code.LAUNCH, span, row=row, axis="tp", slot=program.new_slot())
+        program.instructions.append(begin)
+        return [replace(begin, code=Code.FINISH)]
 
     def join(self, axis: str, nominal_ns: float, size_bytes: int) -> None:
         """Add an all_reduce across stages."""
         if self._grid.size(axis) > 1:
-            template = self._template("all_reduce", axis, size_bytes)
-            self._program.join("all_reduce", axis, nominal_ns, template)
+            span, row = self._add("all_reduce", axis, nominal_ns, size_bytes)
+            slot = self._program.new_slot()
+            self._program.instructions += [
+                Instruction(Code.POST, span, slot=slot),
+                Instruction(Code.JOIN, span, row=row, axis=axis, slot=slot),
+            ]
 
 
 _ROUTER_SHARE = 0.05
@@ -473,15 +458,9 @@ class Passes:
         return self.stage == layout.pp - 1 and step.chunk == layout.vpp - 1
 
     def _compute_span(self, step: Pass, name: str, layer: int = -1) -> SpanTemplate:
-        is_module = name not in (FORWARD, BACKWARD)
-        return SpanTemplate(
-            kind=Kind.COMPUTE,
-            name=backward_of(name) if is_module and step.phase == Phase.BACKWARD else name,
-            microbatch=step.microbatch,
-            chunk=step.chunk,
-            layer=layer,
-            phase=str(step.phase),
-        )
+        if name not in (FORWARD, BACKWARD) and step.phase == Phase.BACKWARD:
+            name = backward_of(name)
+        return SpanTemplate(kind=Kind.COMPUTE, name=name, layer=layer).placed(step)
 
     def forward(self, step: Pass) -> None:
         """Add a forward pass: load, embedding, layers, output layer and loss of the stage."""
@@ -513,8 +492,8 @@ class Passes:
     def _layers(self, step: Pass) -> list[int]:
         """Return the global numbers, from 1, of the layers of a chunk."""
         per_chunk = self.job.layers_per_chunk
-        first = (step.chunk * self.job.layout.pp + self.stage) * per_chunk
-        return [first + index + 1 for index in range(per_chunk)]
+        first = (step.chunk * self.job.layout.pp + self.stage) * per_chunk + 1
+        return list(range(first, first + per_chunk))
 
     def _scaled(self, step: Pass, forward_ns: float) -> float:
         return forward_ns * (self.costs.backward_ratio if step.phase == Phase.BACKWARD else 1.0)
@@ -576,8 +555,7 @@ class Passes:
         pending = self.communications.launch_tensor_all_reduce(step)
         late = extra_ns * _EXTRA_BACKWARD_RATIO * weight_share
         self.program.compute(self._scaled(step, forward_ns * weight_share) + late, step.microbatch)
-        if pending is not None:
-            self.program.finish(pending)
+        self.program.instructions += pending
         self.program.close(span)
 
     def _loss(self, step: Pass) -> None:
@@ -642,10 +620,6 @@ class Passes:
         self.program.close(span)
 
 
-def _recorded_order(transfer: Transfer) -> int:
-    return MESSAGES.index(message_name(transfer.op, transfer.direction))
-
-
 def compile_job(job: JobModel) -> list[StageProgram]:
     """Compile one program for each stage. Raises ConfigError for sizes that no schedule allows."""
     layout = job.layout
@@ -666,20 +640,16 @@ class _StageCompiler:
         self.full = job.granularity == Granularity.FULL
         self.program = StageProgram(stage)
         self.passes = Passes(job, self.program)
-        self.communications = Communications(job, self.program)
+        self.communications = self.passes.communications
 
     def iteration(self, order: tuple[Pass | Exchange, ...]) -> None:
         """Write the whole iteration, from the first load to the checkpoint."""
         program = self.program
         whole = program.open(SpanTemplate(kind=Kind.ITERATION, name=ITERATION))
-        pause = (
-            SpanTemplate(kind=Kind.GC, name=collection_of(2), track=Track.HOST)
-            if self.full
-            else None
-        )
+        pause = SpanTemplate(kind=Kind.GC, name=collection_of(2), track=Track.HOST)
         for number, step in enumerate(order):
             if number == len(order) // 2:
-                program.simple(Code.PAUSE, pause)
+                program.simple(Code.PAUSE, pause if self.full else None)
             if isinstance(step, Exchange):
                 self._exchange(step)
             elif step.phase == Phase.FORWARD:
@@ -699,7 +669,8 @@ class _StageCompiler:
     def _exchange(self, step: Exchange) -> None:
         """Add a batch of messages in the tracer's order: previous stage first, sends first."""
         ends, templates = [], []
-        for transfer in sorted(step.transfers, key=_recorded_order):
+        names = {one: message_name(one.op, one.direction) for one in step.transfers}
+        for transfer in sorted(names, key=lambda one: MESSAGES.index(names[one])):
             if transfer.op == RECV:
                 self.program.transfer_rows.append(
                     TransferRow(self.costs.pipeline_ns, "pp", transfer.peer_stage)
@@ -713,7 +684,7 @@ class _StageCompiler:
             templates.append(
                 SpanTemplate(
                     kind=Kind.P2P,
-                    name=message_name(transfer.op, transfer.direction),
+                    name=names[transfer],
                     track=Track.COMMUNICATION,
                     microbatch=transfer.microbatch,
                     chunk=transfer.chunk,

@@ -142,7 +142,8 @@ class Timer(Protocol):
 
     `mark` is a moment in the order of execution (on a GPU: in the current stream), `mark_host` a
     moment on the host's clock. Methods that are called inside a window must not wait for the
-    device.
+    device. What is implemented here holds where the host is the device: it has one clock, no
+    streams, and no counters worth a window's line.
     """
 
     source: str
@@ -153,6 +154,7 @@ class Timer(Protocol):
 
     def is_aside(self) -> bool:
         """Return whether launches now go to another stream than training's."""
+        return False
 
     def mark(self) -> Mark:
         """Mark now, where the work is executed."""
@@ -180,6 +182,7 @@ class Timer(Protocol):
 
         Returns the `last` tie, if given, if it was made just now.
         """
+        return None
 
     def resolve(
         self, spans: Sequence[Span], times: WindowTimes, step: Step = no_step
@@ -194,16 +197,18 @@ class Timer(Protocol):
 
     def check(self, times: WindowTimes) -> ClockCheck:
         """Return how well a window's clock was tied to the host's; call it before `resolve`."""
+        return ClockCheck()
 
     def counters(self) -> dict[str, float]:
         """Read the device for the window's record."""
+        return {}
 
 
 _CpuMark: TypeAlias = tuple[int, int]
 """(wall time, CPU time of the thread), ns; a tuple, as two are made for each span."""
 
 
-class CpuTimer:
+class CpuTimer(Timer):
     """Timer by the monotonic clock, with the CPU time of the calling thread next to it.
 
     Asynchronous work ends when its future completes (gloo calls back from its own thread).
@@ -217,10 +222,6 @@ class CpuTimer:
 
     def begin_iteration(self) -> None:
         """Do nothing: there are no streams."""
-
-    def is_aside(self) -> bool:
-        """Return False: there are no streams."""
-        return False
 
     def mark(self) -> Mark:
         """Mark wall time and this thread's CPU time."""
@@ -255,11 +256,6 @@ class CpuTimer:
         future.add_done_callback(finish)
         return True
 
-    def tie(self, last: object = None) -> object:
-        """Return None: there is only one clock."""
-        del last
-        return None
-
     def resolve(
         self, spans: Sequence[Span], times: WindowTimes, step: Step = no_step
     ) -> list[SpanRecord]:
@@ -280,12 +276,3 @@ class CpuTimer:
     def durations_ns(self, moments: Sequence[tuple[Mark, Mark]]) -> list[int]:
         """Return the wall time between each pair of marks."""
         return [cast(_CpuMark, end)[0] - cast(_CpuMark, begin)[0] for begin, end in moments]
-
-    def check(self, times: WindowTimes) -> ClockCheck:
-        """Return a perfect check: there is only one clock."""
-        del times
-        return ClockCheck()
-
-    def counters(self) -> dict[str, float]:
-        """Return nothing: a CPU has no counters worth a window's line."""
-        return {}

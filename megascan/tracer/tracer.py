@@ -14,8 +14,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from types import TracebackType
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from megascan.config import LEAST_LAYERS, TraceConfig
@@ -57,12 +56,7 @@ class Tracer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -143,27 +137,22 @@ class _Scope(AbstractContextManager[None]):
         except Exception as error:
             self._tracer.fail(error)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         try:
             self.end(error is not None)
         except Exception as failure:
             self._tracer.fail(failure)
 
 
+@dataclass(eq=False)
 class IterationScope(_Scope):
     """A traced iteration; one that ends with an exception is forgotten."""
 
-    def __init__(self, tracer: RecordingTracer, number: int) -> None:
-        self._tracer = tracer
-        self._number = number
-        self._first_span = 0
-        self._entered: Mark = None
-        self._begin: Mark = None
+    _tracer: RecordingTracer
+    _number: int
+    _first_span: int = 0
+    _entered: Mark = None
+    _begin: Mark = None
 
     def begin(self) -> None:
         """Open the iteration."""
@@ -181,14 +170,14 @@ class IterationScope(_Scope):
             tracer.add_timing(self._number, Activity.TRACED, self._entered)
 
 
+@dataclass(eq=False)
 class UntracedScope(_Scope):
     """An untraced iteration; only its duration is taken, to compare traced iterations with."""
 
-    def __init__(self, tracer: RecordingTracer, number: int) -> None:
-        self._tracer = tracer
-        self._number = number
-        self._num_steps = 0
-        self._entered: Mark = None
+    _tracer: RecordingTracer
+    _number: int
+    _num_steps: int = 0
+    _entered: Mark = None
 
     def begin(self) -> None:
         """Start the clock."""
@@ -321,14 +310,7 @@ class RecordingTracer(Tracer):
         """Return a counter of the writer thread's begins and ends: odd while it works."""
         return self._writer.num_steps
 
-    def add(
-        self,
-        kind: Kind,
-        name: str,
-        begin: Mark,
-        end: Mark,
-        arguments: Arguments,
-    ) -> Span:
+    def add(self, kind: Kind, name: str, begin: Mark, end: Mark, arguments: Arguments) -> Span:
         """Record a finished span of the current iteration."""
         arguments["iteration"] = self._iteration
         span = Span(kind, name, track_of(kind), begin, end, arguments)

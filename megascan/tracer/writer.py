@@ -46,6 +46,7 @@ logger = logging.getLogger("megascan")
 _FINISH_S = 5.0
 
 
+@dataclass(eq=False)
 class Voice:
     """Logs each warning of a run once, on the first rank that has it.
 
@@ -54,21 +55,20 @@ class Voice:
     the writer waits. Without `claim` every warning is logged at once.
     """
 
-    def __init__(self, rank: int = 0, claim: Callable[[str], bool] | None = None) -> None:
-        self._rank = rank
-        self._claim = claim
-        self._topics: set[str] = set()
-        self._threads: list[threading.Thread] = []
+    rank: int = 0
+    claim: Callable[[str], bool] | None = None
+    _topics: set[str] = field(default_factory=set)
+    _threads: list[threading.Thread] = field(default_factory=list)
 
     def warn(self, topic: str, text: str) -> None:
         """Log a warning, unless this or another rank has logged one on the topic."""
         if topic in self._topics:
             return
         self._topics.add(topic)
-        if self._claim is None:
+        if self.claim is None:
             logger.warning("%s", text)
             return
-        thread = threading.Thread(target=self._say, args=(self._claim, topic, text), daemon=True)
+        thread = threading.Thread(target=self._say, args=(self.claim, topic, text), daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -77,7 +77,7 @@ class Voice:
             logger.warning(
                 "%s (said by rank %d; ranks with the same trouble do not repeat it)",
                 text,
-                self._rank,
+                self.rank,
             )
 
     def finish(self) -> None:
@@ -97,6 +97,7 @@ _SPANS_A_STEP = 32
 """Spans that are encoded between two looks at the clock."""
 
 
+@dataclass(eq=False)
 class Pace:
     """Paces the writer: called between small pieces of work, it rests when it is time to.
 
@@ -104,22 +105,21 @@ class Pace:
     other thread. `pause` waits some seconds, or until work piles up.
     """
 
-    def __init__(self, hurried: Callable[[], bool], pause: Callable[[float], object]) -> None:
-        self._hurried = hurried
-        self._pause = pause
-        self._since_ns = 0
+    hurried: Callable[[], bool]
+    pause: Callable[[float], object]
+    _since_ns: int = 0
 
     def begin(self, iteration_s: float) -> None:
         """Let training get ahead of the device before the work on a window starts."""
-        if not self._hurried():
+        if not self.hurried():
             late_s = FIRST_REST_SHARE * iteration_s
-            self._pause(min(max(late_s, LEAST_FIRST_REST_S), LONGEST_FIRST_REST_S))
+            self.pause(min(max(late_s, LEAST_FIRST_REST_S), LONGEST_FIRST_REST_S))
         self._since_ns = time.perf_counter_ns()
 
     def step(self) -> None:
         """Rest if it is time to: a piece of the work is done."""
         if time.perf_counter_ns() - self._since_ns > SLICE_NS:
-            if not self._hurried():
+            if not self.hurried():
                 time.sleep(REST_S)
             self._since_ns = time.perf_counter_ns()
 

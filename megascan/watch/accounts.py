@@ -203,19 +203,28 @@ class Accounts:
     def _again(self, account: Account, finding: Finding, seen: _Sight) -> Iterator[Event]:
         told = account.phase is LifePhase.HOLDING
         after = replace(
-            _renewed(account, finding, seen),
-            num_seen=account.num_seen + 1,
-            num_quiet=0,
+            _renewed(account, finding, seen), num_seen=account.num_seen + 1, num_quiet=0
         )
         if not told and _is_sure(finding, after.num_seen):
             after = replace(after, phase=LifePhase.HOLDING, num_raised=1)
             yield Event(AccountChange.RAISED, after)
-        elif told and _identity(after) != _identity(account):
+        elif told and (after.cause, after.owner, after.ranks) != (
+            account.cause,
+            account.owner,
+            account.ranks,
+        ):
             yield Event(AccountChange.CHANGED, after)
         self.open[self.open.index(account)] = after
 
     def _new(self, finding: Finding, seen: _Sight) -> Iterator[Event]:
-        before = self._closed_lately(finding)
+        before = _match(
+            finding,
+            (
+                account
+                for account in self.closed
+                if self.num_verdicts - account.cleared_verdict <= REOPENED_VERDICTS
+            ),
+        )
         if before is not None:
             self.closed.remove(before)
         else:
@@ -231,14 +240,6 @@ class Accounts:
         self.open.append(after)
         if told:
             yield Event(AccountChange.RAISED, after)
-
-    def _closed_lately(self, finding: Finding) -> Account | None:
-        lately = [
-            account
-            for account in self.closed
-            if self.num_verdicts - account.cleared_verdict <= REOPENED_VERDICTS
-        ]
-        return _match(finding, lately)
 
     def _without(self, account: Account, seen: _Sight) -> Iterator[Event]:
         if account.phase is LifePhase.SEEN:
@@ -332,55 +333,41 @@ def _match(finding: Finding, accounts: Iterable[Account]) -> Account | None:
     return next(iter(same or kin), None)
 
 
-def _identity(account: Account) -> tuple[str, str, tuple[int, ...]]:
-    return account.cause, account.owner, account.ranks
-
-
 def _opened(finding: Finding, seen: _Sight) -> Account:
     run_id = seen.windows[-1].run_id
     text = f"{run_id} {finding.cause} {finding.ranks} {finding.first_iteration}"
-    return _renewed(
-        Account(
-            id=f"{finding.cause}-rank{finding.ranks[0] if finding.ranks else ''}-"
-            f"{hashlib.sha256(text.encode()).hexdigest()[:8]}",
-            run_id=run_id,
-            cause="",
-            owner="",
-            ranks=(),
-            hosts=(),
-            devices=(),
-            since_iteration=finding.first_iteration,
-            since_unix_s=seen.start_of(finding.first_iteration) / 1e9,
-            phase=LifePhase.SEEN,
-            slowdown=1.0,
-            cost_ratio=1.0,
-            q_value=1.0,
-            headline="",
-        ),
-        finding,
-        seen,
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return Account(
+        id=f"{finding.cause}-rank{finding.ranks[0] if finding.ranks else ''}-{digest}",
+        since_iteration=finding.first_iteration,
+        since_unix_s=seen.start_of(finding.first_iteration) / 1e9,
+        phase=LifePhase.SEEN,
+        **_content(finding, seen),
     )
 
 
 def _renewed(account: Account, finding: Finding, seen: _Sight) -> Account:
     """Return the account with the cost and content of its newest finding."""
+    return replace(seen.counted(account, finding), **_content(finding, seen))
+
+
+def _content(finding: Finding, seen: _Sight) -> dict[str, Any]:
+    """Return the fields of an account that its newest finding decides."""
     headers = headers_of(seen.windows)
-    return replace(
-        seen.counted(account, finding),
-        run_id=seen.windows[-1].run_id,
-        cause=finding.cause.value,
-        owner=finding.owner.value,
-        ranks=finding.ranks,
-        hosts=tuple(headers[rank].host if rank in headers else "" for rank in finding.ranks),
-        devices=tuple(
-            headers[rank].device.uuid if rank in headers else "" for rank in finding.ranks
-        ),
-        slowdown=finding.slowdown,
-        cost_ratio=finding.step_time_cost_ratio,
-        q_value=finding.q_value,
-        headline=finding.headline,
-        evidence=finding.evidence,
-        next_steps=finding.next_steps,
-        last_iteration=finding.last_iteration,
-        finding=finding.to_json(),
-    )
+    known = [headers.get(rank) for rank in finding.ranks]
+    return {
+        "run_id": seen.windows[-1].run_id,
+        "cause": finding.cause.value,
+        "owner": finding.owner.value,
+        "ranks": finding.ranks,
+        "hosts": tuple(header.host if header else "" for header in known),
+        "devices": tuple(header.device.uuid if header else "" for header in known),
+        "slowdown": finding.slowdown,
+        "cost_ratio": finding.step_time_cost_ratio,
+        "q_value": finding.q_value,
+        "headline": finding.headline,
+        "evidence": finding.evidence,
+        "next_steps": finding.next_steps,
+        "last_iteration": finding.last_iteration,
+        "finding": finding.to_json(),
+    }

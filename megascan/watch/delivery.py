@@ -14,6 +14,7 @@ and messages show only its host.
 from __future__ import annotations
 
 import hashlib
+import html
 import http.client
 import os
 import shlex
@@ -137,9 +138,7 @@ def as_json(event: Mapping[str, Any]) -> dict[str, Json]:
 
 def as_slack(event: Mapping[str, Any]) -> dict[str, Json]:
     """Return a Slack message (incoming webhooks: `text`); its special characters are escaped."""
-    text = str(event["text"])
-    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-        text = text.replace(character, entity)
+    text = html.escape(str(event["text"]), quote=False)
     return {"text": f"*megascan* {event['job']}: {text}"}
 
 

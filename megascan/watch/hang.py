@@ -154,17 +154,17 @@ class HangWatch:
         return hang
 
     def _seen(self, files: JobFiles, silent_s: float) -> Hang:
-        progress, standstills = files.progress, _newest(files)
+        standstills = _newest(files)
         if standstills:
             self._heard_s = self._heard_s or silent_s
         patience_s = max((one.patience_s for one in standstills), default=0.0)
         is_due = standstills and silent_s >= self._heard_s + patience_s
-        unheard = set(range(progress.world_size)) - {one.rank for one in standstills}
+        unheard = set(range(files.world_size)) - {one.rank for one in standstills}
         return Hang(
             silent_s=silent_s,
             usual_gap_s=self.usual_gap_s or 0.0,
-            last_iteration=progress.newest,
-            missing=progress.behind,
+            last_iteration=files.newest_iteration,
+            missing=files.behind,
             standings=tuple(read_standings(files.folders)),
             standstills=tuple(standstills),
             silent=tuple(sorted(unheard)) if is_due else (),

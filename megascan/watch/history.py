@@ -14,9 +14,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from megascan.errors import InputError, OutputError
 from megascan.header import Json, RankHeader
@@ -83,10 +83,7 @@ class Past:
     def to_json(self) -> dict[str, Json]:
         """Return the device's past for `megascan history show --json`."""
         return {
-            "device": self.device,
-            "host": self.host,
-            "num_jobs": self.num_jobs,
-            "num_named": self.num_named,
+            **asdict(self),
             "causes": list(self.causes),
             "worst_slowdown": round(self.worst_slowdown, 4),
             "gpu_hours": round(self.gpu_hours, 6),
@@ -195,10 +192,10 @@ class History:
                 """,
                 (but_run,),
             ).fetchall()
-        by_device: dict[str, list[tuple[str, str, str | None, float | None, float | None]]] = {}
+        by_device: dict[str, list[_Row]] = {}
         for device, *rest in rows:
             if not devices or device in devices:
-                by_device.setdefault(device, []).append(tuple(rest))
+                by_device.setdefault(device, []).append(cast("_Row", tuple(rest)))
         found = [_past(device, each) for device, each in by_device.items()]
         return sorted(found, key=lambda one: (-one.num_named, -one.gpu_hours, one.device))
 
@@ -209,9 +206,11 @@ class History:
             return int(database.execute("SELECT count(*) FROM job").fetchone()[0])
 
 
-def _past(
-    device: str, rows: Sequence[tuple[str, str, str | None, float | None, float | None]]
-) -> Past:
+_Row: TypeAlias = tuple[str, str, str | None, float | None, float | None]
+"""(host, run, cause, slowdown, GPU-hours) of a device in a job; the last three if it was named."""
+
+
+def _past(device: str, rows: Sequence[_Row]) -> Past:
     named = [row for row in rows if row[2] is not None]
     return Past(
         device=device,
@@ -219,8 +218,8 @@ def _past(
         num_jobs=len({run for _, run, *_ in rows}),
         num_named=len({run for _, run, *_ in named}),
         causes=tuple(sorted({str(cause) for _, _, cause, *_ in named})),
-        worst_slowdown=max((float(row[3] or 1.0) for row in named), default=1.0),
-        gpu_hours=sum(float(row[4] or 0.0) for row in named),
+        worst_slowdown=max((slowdown or 1.0 for *_, slowdown, _ in named), default=1.0),
+        gpu_hours=sum(hours or 0.0 for *_, hours in named),
     )
 
 
@@ -245,10 +244,7 @@ def quoted(report: Report, history: History, headers: Mapping[int, RankHeader]) 
     Findings of the job itself stay as they are: they blame no hardware.
     """
     findings = tuple(
-        replace(
-            finding,
-            evidence=(*finding.evidence, *evidence(history, headers, finding.ranks)),
-        )
+        replace(finding, evidence=(*finding.evidence, *evidence(history, headers, finding.ranks)))
         if finding.owner != "job"
         else finding
         for finding in report.findings

@@ -152,8 +152,9 @@ class Gauges:
 
 def _labels(account: Account) -> list[str]:
     """Return values of `_FINDING_LABELS`; the first rank stands for all ranks of the finding."""
-    rank = str(account.ranks[0]) if account.ranks else ""
-    host, device = (*account.hosts[:1], "")[0], (*account.devices[:1], "")[0]
+    rank, host, device = (
+        str(next(iter(each), "")) for each in (account.ranks, account.hosts, account.devices)
+    )
     return [account.id, account.cause, account.owner, rank, host, device]
 
 

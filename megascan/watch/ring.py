@@ -171,8 +171,7 @@ def _undropped(window: JobWindow) -> JobWindow:
     """Forget that files lost windows to their size bound: the ring's windows are in memory."""
     segments = {
         rank: replace(
-            segment,
-            header=replace(segment.header, num_windows_dropped=0, last_iteration_dropped=0),
+            segment, header=replace(segment.header, num_windows_dropped=0, last_iteration_dropped=0)
         )
         for rank, segment in window.segments.items()
         if segment.header.last_iteration_dropped

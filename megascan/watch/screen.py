@@ -12,16 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
-from megascan.errors import MissingError, UsageError
+from rich.console import Console, RenderableType
+from rich.layout import Layout
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from megascan.errors import UsageError
 from megascan.watch.ring import Judgement
 from megascan.watch.watcher import Watcher
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.live import Live
-    from rich.text import Text
 
 _COLOURS = {"healthy": "green", "job": "yellow", "undecided": "yellow", "degraded": "bold red"}
 _BAR = 24
@@ -49,8 +51,6 @@ class Screen:
 
     def draw(self, watcher: Watcher) -> RenderableType:
         """Return the whole screen."""
-        from rich.layout import Layout
-
         judgement = watcher.judgement
         if judgement is not None and (not self.verdicts or self.verdicts[-1] is not judgement):
             self.verdicts.append(judgement)
@@ -73,9 +73,6 @@ class Screen:
         return layout
 
     def _head(self, watcher: Watcher) -> RenderableType:
-        from rich.markup import escape
-        from rich.text import Text
-
         text = Text()
         judgement, hang = watcher.judgement, watcher.hangs.hang
         if judgement is None:
@@ -98,9 +95,6 @@ class Screen:
         return _framed(text, escape(f"megascan watch: {watcher.job}"))
 
     def _ranks(self, judgement: Judgement | None, num_rows: int) -> RenderableType:
-        from rich.markup import escape
-        from rich.table import Table
-
         table = Table(box=None, expand=True, padding=(0, 1), show_header=False)
         table.add_column(justify="right", no_wrap=True)
         table.add_column(no_wrap=True, ratio=1)
@@ -111,18 +105,16 @@ class Screen:
         for rank in shown:
             excess = max(0.0, slowness[rank] - 1.0)
             bar = "█" * min(_BAR, round(_BAR * excess / _FULL_BAR_RATIO))
-            header = judgement.window.segments.get(rank) if judgement else None
+            segment = judgement.window.segments.get(rank) if judgement else None
             table.add_row(
                 f"rank {rank}", bar or "▏", f"{slowness[rank]:.3f}x",
-                escape(header.header.host) if header else "",
+                escape(segment.header.host) if segment else "",
             )  # fmt: skip
         is_part = len(shown) < len(slowness)
         note = f", {len(shown)} of {len(slowness)}" if is_part else " (1 = like its peers)"
         return _framed(table, f"ranks by slowness{note}")
 
     def _verdicts(self) -> RenderableType:
-        from rich.table import Table
-
         table = Table(box=None, padding=(0, 1), show_header=False)
         for justify in ("right", "left", "right", "left"):
             table.add_column(justify=justify, no_wrap=True)
@@ -137,8 +129,6 @@ class Screen:
 
     def _findings(self, watcher: Watcher) -> Text:
         """Return the hang, if there is one, and all holding findings, with texts in full length."""
-        from rich.text import Text
-
         text = Text()
         if watcher.hangs.hang is not None:
             text.append(f"HANG: {watcher.hangs.hang.headline}\n", "bold red")
@@ -153,8 +143,6 @@ class Screen:
         return text if text else Text("none", "dim")
 
     def _last_events(self, num_lines: int) -> RenderableType:
-        from rich.text import Text
-
         lines = list(self.events)[-num_lines:]
         text = Text("\n".join(lines) or "none", "" if lines else "dim")
         text.no_wrap, text.overflow = True, "ellipsis"
@@ -162,22 +150,12 @@ class Screen:
 
 
 def _framed(content: RenderableType, title: str) -> RenderableType:
-    from rich.panel import Panel
-
     return Panel(content, title=title, title_align="left")
 
 
 @contextmanager
 def open_screen() -> Iterator[tuple[Screen, Live]]:
-    """Take over the terminal. Raises MissingError without rich, UsageError without a terminal."""
-    try:
-        from rich.console import Console
-        from rich.live import Live
-    except ModuleNotFoundError as error:
-        raise MissingError(
-            "--tui needs rich, which is not installed; install MegaScan with its extra `watch` "
-            "(pip install 'megascan[watch]')"
-        ) from error
+    """Take over the terminal. Raises UsageError if there is none."""
     console = Console()
     if not console.is_terminal:
         raise UsageError("--tui needs a terminal; leave it out to get log lines")

@@ -76,15 +76,7 @@ class State:
 
     def to_json(self) -> dict[str, Json]:
         """Return the state as it is written."""
-        return {
-            "schema": STATE_SCHEMA,
-            "run_id": self.run_id,
-            "judged_iteration": self.judged_iteration,
-            "ring_iteration": self.ring_iteration,
-            "accounts": self.accounts.to_json(),
-            "pending": [*self.pending],
-            "num_events": self.num_events,
-        }
+        return {"schema": STATE_SCHEMA, **vars(self), "accounts": self.accounts.to_json()}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> State:
@@ -260,7 +252,8 @@ class Watcher:
         while True:
             self.pulse.beat()
             windows = self.files.poll()
-            self._warn_all(self.files.problems())
+            for problem in self.files.problems():
+                self._warn_once(problem)
             for window in windows:
                 num_windows += 1
                 self._take(window, is_late=num_windows > 1 or self.files.has_more)
@@ -449,7 +442,6 @@ class Watcher:
         if self.history is None:
             return
         accounts = self.state.accounts
-        run = self.state.run_id
         named = [
             Named(
                 id=one.id,
@@ -460,7 +452,7 @@ class Watcher:
                 gpu_hours=one.cost_gpu_hours,
             )
             for one in (*accounts.holding, *accounts.closed)
-            if one.run_id == run
+            if one.run_id == self.state.run_id
         ]
         try:
             self.history.add(self.ring.headers, named, time.time())
@@ -489,10 +481,6 @@ class Watcher:
         gauges.num_undelivered = len(self.outbox.pending())
         if self.outbox.take_delivered():
             self._save()
-
-    def _warn_all(self, problems: Sequence[str]) -> None:
-        for problem in problems:
-            self._warn_once(problem)
 
     def _warn_once(self, problem: str) -> None:
         self.gauges.num_problems += 1

@@ -48,18 +48,19 @@ class JobWindow:
 
     @classmethod
     def of(cls, segments: Mapping[int, Segment], missing: tuple[int, ...]) -> JobWindow:
-        """Join the ranks' parts of a window."""
+        """Join the ranks' parts of a window; its times are the first rank's (0 without spans)."""
         windows = [segment.windows[0] for segment in segments.values()]
-        first = next(segment for segment in segments.values())
-        start_ns, end_ns = _extent(first)
+        first = next(iter(segments.values()))
+        start = numbers(first.spans, "start_ns")
+        end = start + numbers(first.spans, "duration_ns")
         return cls(
             run_id=first.header.run_id,
             first_iteration=min(window.first_iteration for window in windows),
             last_iteration=max(window.last_iteration for window in windows),
             segments=dict(sorted(segments.items())),
             missing=missing,
-            start_unix_ns=start_ns,
-            end_unix_ns=end_ns,
+            start_unix_ns=int(start.min()) if len(start) else 0,
+            end_unix_ns=int(end.max()) if len(end) else 0,
         )
 
     @property
@@ -76,36 +77,6 @@ class JobWindow:
 def headers_of(windows: Iterable[JobWindow]) -> dict[int, RankHeader]:
     """Return the newest header of each rank in some windows, the oldest window first."""
     return {rank: segment.header for window in windows for rank, segment in window.segments.items()}
-
-
-def _extent(segment: Segment) -> tuple[int, int]:
-    """Return the Unix time of a rank's first start and last end; 0 without spans."""
-    if not segment.spans.num_rows:
-        return 0, 0
-    start = numbers(segment.spans, "start_ns")
-    return int(start.min()), int((start + numbers(segment.spans, "duration_ns")).max())
-
-
-@dataclass(frozen=True)
-class JobProgress:
-    """How far each rank has come: the last iteration of its last window, 0 without windows."""
-
-    last_iteration: Mapping[int, int]
-    world_size: int
-
-    @property
-    def newest(self) -> int:
-        """Return the last iteration that any rank has finished."""
-        return max(self.last_iteration.values(), default=0)
-
-    @property
-    def behind(self) -> tuple[int, ...]:
-        """Return the ranks that have not finished the newest iteration."""
-        return tuple(
-            rank
-            for rank in range(self.world_size)
-            if self.last_iteration.get(rank, 0) < self.newest
-        )
 
 
 _IS_RANK_FILE = re.compile("|".join(fnmatch.translate(one) for one in RANK_FILE_PATTERNS)).match
@@ -146,9 +117,15 @@ class JobFiles:
         return next((header.world_size for header in self.headers.values()), 0)
 
     @property
-    def progress(self) -> JobProgress:
-        """Return how far each rank has come."""
-        return JobProgress(dict(self._last), self.world_size)
+    def newest_iteration(self) -> int:
+        """Return the last iteration of the newest window of any rank; 0 without windows."""
+        return max(self._last.values(), default=0)
+
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """Return the ranks that have not written the newest window."""
+        newest, ranks = self.newest_iteration, range(self.world_size)
+        return tuple(rank for rank in ranks if self._last.get(rank, 0) < newest)
 
     @property
     def is_closed(self) -> bool:

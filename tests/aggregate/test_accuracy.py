@@ -56,7 +56,7 @@ def test_a_class_that_nobody_needs_says_nothing(build):
     fit = aligned(build.trace(rows, GROUPS, LAYOUT))
     assert between(fit, 0, 3) < 10 * US
     assert fit.residual_p99_ns == pytest.approx(alone.residual_p99_ns, rel=0.5)
-    assert fit.offset_ns == pytest.approx(alone.offset_ns, abs=US)
+    assert fit.lines.offset_ns == pytest.approx(alone.lines.offset_ns, abs=US)
 
 
 def test_one_collective_alone_is_known_no_better_than_it_is_long(build):

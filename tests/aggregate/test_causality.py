@@ -27,7 +27,7 @@ def errors(build, fit, offset_ns, window_ns):
     true = build.epoch_ns + np.linspace(0, window_ns, 5).astype(np.int64)
     ranks = np.arange(len(offset_ns))
     local = true[None, :] - np.asarray(offset_ns, dtype=np.int64)[:, None]
-    common = np.stack([fit.correct(np.full(len(true), rank), local[rank]) for rank in ranks])
+    common = np.stack([fit.lines.common(np.full(len(true), rank), local[rank]) for rank in ranks])
     return common - common[0]
 
 
@@ -36,8 +36,8 @@ def violation_ns(trace, fit):
     match = match_spans(trace.spans, trace.headers).match
     position = np.searchsorted(fit.ranks, numbers(trace.spans, "rank"))
     start = numbers(trace.spans, "start_ns")
-    end = fit.correct(position, start + numbers(trace.spans, "duration_ns"))
-    start = fit.correct(position, start)
+    end = fit.lines.common(position, start + numbers(trace.spans, "duration_ns"))
+    start = fit.lines.common(position, start)
     worst = 0
     for number in range(match.max() + 1):
         rows = match == number
@@ -148,7 +148,7 @@ def test_an_end_that_is_a_bound_ties_no_clock_but_still_bounds_it(build):
     fit = aligned(build.trace(rows, {"pp@0": (0, 1)}, Layout(pp=2)))
     assert fit.num_anchors.tolist() == [30, 30]
     assert "messages" not in fit.method
-    assert abs(fit.offset_ns[1]) < 100
+    assert abs(fit.lines.offset_ns[1]) < 100
 
 
 def test_bounds_alone_link_clocks_within_what_they_allow(build):
@@ -164,7 +164,7 @@ def test_bounds_alone_link_clocks_within_what_they_allow(build):
         ]
     fit = aligned(build.trace(rows))
     stated = fit.error_between(np.array([0]), np.array([1]))[0]
-    assert abs(fit.offset_ns[1]) <= stated
+    assert abs(fit.lines.offset_ns[1]) <= stated
     assert 200 * US <= stated <= 700 * US
 
 
@@ -222,7 +222,7 @@ def test_any_union_of_groups_is_aligned_within_its_error_bars(build, groups, see
     fit = aligned(trace)
     at = build.epoch_ns + np.linspace(0, 420 * MS, 4).astype(np.int64)
     local = at[None, :] - np.rint(offset_ns).astype(np.int64)[:, None]
-    common = np.stack([fit.correct(np.full(4, rank), local[rank]) for rank in range(7)])
+    common = np.stack([fit.lines.common(np.full(4, rank), local[rank]) for rank in range(7)])
     for ranks in components_of(groups, 7):
         members = np.array(sorted(ranks))
         assert len(set(fit.component[members])) == 1
@@ -246,7 +246,7 @@ def test_what_clocks_show_does_not_matter(build, groups, seed):
         trace = random_job(build, groups, random, offset_ns)
         fit = aligned(trace)
         rank = numbers(trace.spans, "rank")
-        start = fit.correct(rank, numbers(trace.spans, "start_ns"))
+        start = fit.lines.common(rank, numbers(trace.spans, "start_ns"))
         reference = np.array([np.flatnonzero(fit.component == c)[0] for c in fit.component])
         common.append(start + np.rint(-offset_ns[reference][rank]).astype(np.int64) * -1)
     assert np.abs(common[0] - common[1]).max() < 1 * US

@@ -27,7 +27,7 @@ def clock_errors(build, fit, offset_ns, drift, times_ns):
     local = times_ns[None, :] - offset_ns[:, None] - drift[:, None] * times_ns[None, :]
     position = np.broadcast_to(np.arange(len(offset_ns))[:, None], local.shape)
     local = np.rint(local).astype(np.int64) + build.epoch_ns
-    common = fit.correct(position.ravel(), local.ravel()).reshape(local.shape)
+    common = fit.lines.common(position.ravel(), local.ravel()).reshape(local.shape)
     return common - common[0]
 
 
@@ -59,8 +59,8 @@ def test_starts_do_not_enter_the_fit(build):
     offset, drift = skews(layout, 5)
     skew = {"offset_ns": offset, "drift": drift, "jitter_ns": 20 * US, "seed": 5}
     fits = [aligned(build.skewed_job(layout, 100, slow_rank=rank, **skew)[0]) for rank in (-1, 2)]
-    assert fits[0].offset_ns == pytest.approx(fits[1].offset_ns, abs=2)
-    assert fits[0].drift == pytest.approx(fits[1].drift, abs=1e-9)
+    assert fits[0].lines.offset_ns == pytest.approx(fits[1].lines.offset_ns, abs=2)
+    assert fits[0].lines.drift == pytest.approx(fits[1].lines.drift, abs=1e-9)
 
 
 def moved_ends(trace, rows, by_ns):
@@ -119,7 +119,7 @@ def test_sets_of_ranks_without_a_link_are_components_with_a_reference_each(build
     ]  # fmt: skip
     fit = aligned(build.trace(rows, groups, Layout(tp=2, dp=2)))
     assert fit.component.tolist() == [0, 0, 1, 1]
-    assert fit.offset_ns == pytest.approx([0, 5000, 0, -7000], abs=1)
+    assert fit.lines.offset_ns == pytest.approx([0, 5000, 0, -7000], abs=1)
     assert "2 separate sets" in " ".join(fit.notes)
     one, other = np.array([0, 0]), np.array([1, 2])
     assert np.isfinite(fit.error_between(one, other)).tolist() == [True, False]
@@ -129,7 +129,7 @@ def test_without_collectives_the_host_clocks_stand_and_it_says_so(build):
     rows = [build.span(rank, "compute", "forward", 0, 100) for rank in (0, 1)]
     fit = aligned(build.trace(rows))
     assert fit.method == "host clocks: no matched communication links the clock domains"
-    assert fit.offset_ns.tolist() == fit.drift.tolist() == [0, 0]
+    assert fit.lines.offset_ns.tolist() == fit.lines.drift.tolist() == [0, 0]
     assert fit.num_anchors.tolist() == [0, 0]
 
 
@@ -141,7 +141,7 @@ def test_one_domain_is_not_moved_but_its_residuals_are_told(build):
     ]
     fit = aligned(build.trace(rows, {"dp@0": (0, 1)}, domains=["host", "host"]))
     assert fit.method.startswith("one host clock")
-    assert fit.offset_ns.tolist() == fit.drift.tolist() == [0, 0]
+    assert fit.lines.offset_ns.tolist() == fit.lines.drift.tolist() == [0, 0]
     assert fit.residual_median_ns.tolist() == [100, 100]
     assert fit.error_between(np.array([0]), np.array([1])).tolist() == [0]
 
@@ -154,8 +154,8 @@ def test_ranks_of_one_domain_move_together(build):
         for rank in range(4) for n in range(20)
     ]  # fmt: skip
     fit = aligned(build.trace(rows, groups, Layout(dp=4), domains=["a", "a", "b", "b"]))
-    assert fit.offset_ns[:2].tolist() == [0, 0]
-    assert fit.offset_ns[2] == fit.offset_ns[3] == pytest.approx(4000 - 60, abs=1)
+    assert fit.lines.offset_ns[:2].tolist() == [0, 0]
+    assert fit.lines.offset_ns[2] == fit.lines.offset_ns[3] == pytest.approx(4000 - 60, abs=1)
 
 
 def test_a_window_too_short_for_a_drift_claims_none(build):
@@ -164,8 +164,8 @@ def test_a_window_too_short_for_a_drift_claims_none(build):
         layout, 10, period_ns=MS, offset_ns=np.array([0, 5 * MS]), jitter_ns=20 * US, seed=2
     )
     fit = aligned(trace)
-    assert fit.drift.tolist() == [0, 0]
-    assert abs(fit.offset_ns[1] - 5 * MS) < 30 * US
+    assert fit.lines.drift.tolist() == [0, 0]
+    assert abs(fit.lines.offset_ns[1] - 5 * MS) < 30 * US
     assert any("too short to determine the drift of" in note for note in fit.notes)
 
 
@@ -194,14 +194,14 @@ def pipeline(build, offset, delays=(400, 400), backward=True):
 def test_messages_both_ways_link_clocks_that_no_collective_does(build):
     fit = aligned(pipeline(build, 70_000))
     assert fit.component.tolist() == [0, 0]
-    assert fit.offset_ns[1] == pytest.approx(70_000, abs=60)
+    assert fit.lines.offset_ns[1] == pytest.approx(70_000, abs=60)
     assert fit.residual_p99_ns[1] >= 400
     assert "bounds from messages" in fit.method
 
 
 def test_messages_one_way_link_clocks_up_to_their_transfer_time(build):
     fit = aligned(pipeline(build, 70_000, backward=False))
-    assert fit.offset_ns[1] == pytest.approx(70_000 - 400, abs=60)
+    assert fit.lines.offset_ns[1] == pytest.approx(70_000 - 400, abs=60)
     assert fit.residual_p99_ns[1] >= 100_000
 
 
@@ -229,9 +229,9 @@ def test_messages_steady_clocks_where_collectives_are_few_and_noisy(build):
     only_collectives = [row for row in rows if row["kind"] == "collective"]
     without = aligned(build.trace(only_collectives, groups, layout))
     at = np.repeat(build.epoch_ns + np.array([0, 4 * 10**9]), 2)
-    error = np.abs(fit.correct(np.array([0, 1, 0, 1]), at) - at).max()
+    error = np.abs(fit.lines.common(np.array([0, 1, 0, 1]), at) - at).max()
     assert error < 50 * US
-    assert error < np.abs(without.correct(np.array([0, 1, 0, 1]), at) - at).max()
+    assert error < np.abs(without.lines.common(np.array([0, 1, 0, 1]), at) - at).max()
 
 
 def test_a_slow_link_in_one_direction_does_not_move_clocks_that_collectives_tie(build):
@@ -250,7 +250,7 @@ def test_a_slow_link_in_one_direction_does_not_move_clocks_that_collectives_tie(
                           iteration=n + 1),
         ]  # fmt: skip
     fit = aligned(build.trace(rows, {"world@0": (0, 1)}, Layout(pp=2)))
-    assert abs(fit.offset_ns[1]) < 2 * US
+    assert abs(fit.lines.offset_ns[1]) < 2 * US
 
 
 def test_clocks_give_way_so_that_messages_end_after_they_were_sent(build):
@@ -272,8 +272,8 @@ def test_clocks_give_way_so_that_messages_end_after_they_were_sent(build):
     position = numbers(trace.spans, "rank")
     order = np.argsort(matches.match, kind="stable")
     sends, receipts = order[op[order] == "send"], order[op[order] == "recv"]
-    sent = fit.correct(position[sends], start[sends])
-    received = fit.correct(position[receipts], (start + duration)[receipts])
+    sent = fit.lines.common(position[sends], start[sends])
+    received = fit.lines.common(position[receipts], (start + duration)[receipts])
     assert (received >= sent - 1).all()
     assert any("moved by up to" in note for note in fit.notes)
 
@@ -286,7 +286,7 @@ def test_one_absurd_message_moves_no_clock(build):
     ]  # fmt: skip
     bad = [build.send(0, 1, 90_000_000, 90_000_100), build.receive(1, 0, 0, 100)]
     fit = aligned(build.trace([*rows, *bad], {"pp@0": (0, 1)}, Layout(pp=2)))
-    assert abs(fit.offset_ns[1]) < 50
+    assert abs(fit.lines.offset_ns[1]) < 50
 
 
 def test_corrected_times_keep_their_order(build):
@@ -297,7 +297,7 @@ def test_corrected_times_keep_their_order(build):
     fit = aligned(trace)
     times = build.epoch_ns + np.sort(np.random.default_rng(0).integers(0, 10**6, 10**5))
     for rank in (0, 1):
-        common = fit.correct(np.full(len(times), rank), times)
+        common = fit.lines.common(np.full(len(times), rank), times)
         assert (np.diff(common) >= 0).all()
 
 
@@ -311,7 +311,7 @@ def test_the_fit_of_a_rank_is_told_for_a_reference_time(build):
     clock = fit.fits(reference)[1]
     local = np.array([build.epoch_ns + 123_456_789])
     told = local + clock.offset_ns + clock.drift_ppm * 1e-6 * (local - reference)
-    assert abs(told - fit.correct(np.array([1]), local))[0] <= 512  # a double near 1.75e18 ns
+    assert abs(told - fit.lines.common(np.array([1]), local))[0] <= 512  # a double near 1.75e18 ns
     assert (clock.rank, clock.domain, clock.component) == (1, "clock1", 0)
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregate import build_timeline
-from aggregate.clocks import Accuracy, Alignment
-from aggregate.summary import iteration_shares
+from aggregate.clocks import ClockLines
+from aggregate.summary import summarise
 from megascan.arrays import rank_blocks
 from megascan.errors import InputError
 from megascan.timeline import TIMELINE_SCHEMA, TRACE_SCHEMA, numbers
@@ -74,29 +74,11 @@ def test_the_same_trace_gives_the_same_timeline_whatever_its_row_order(build):
 def test_correcting_a_clock_keeps_nesting(times, offset, drift):
     """A monotone map of starts and ends: what lies within stays within."""
     one = np.zeros(1)
-    clocks = Alignment(
-        ranks=one.astype(np.int64),
-        domain=one.astype(np.int64),
-        domain_names=("clock",),
-        component=one.astype(np.int64),
-        offset_ns=one + offset,
-        drift=one + drift,
-        centre_ns=one.astype(np.int64) + 1_750_000_000_000_000_000,
-        residual_median_ns=one,
-        residual_p99_ns=one,
-        num_anchors=one.astype(np.int64),
-        accuracy=Accuracy(
-            level_ns=one[:0],
-            set_at_level=np.zeros((0, 1), dtype=np.int64),
-            violation_ns=one,
-            level_of=np.array([-1]),
-            level_of_class=np.zeros(0, dtype=np.int64),
-        ),
-        method="",
-    )
+    centre_ns = one.astype(np.int64) + 1_750_000_000_000_000_000
+    lines = ClockLines(one + offset, one + drift, centre_ns)
     ordered = np.sort(np.array(times, dtype=np.int64)) + 1_750_000_000_000_000_000
     near = np.sort(np.r_[ordered, ordered + 1])
-    common = clocks.correct(np.zeros(len(near), dtype=np.int64), near)
+    common = lines.common(np.zeros(len(near), dtype=np.int64), near)
     assert (np.diff(common) >= 0).all()
 
 
@@ -136,9 +118,9 @@ def test_working_on_some_ranks_at_a_time_changes_nothing(build, monkeypatch):
     parts = build_timeline(trace)
     assert len(rank_blocks(numbers(parts.spans, "rank"), 60)) == 3
     assert parts.spans.equals(whole.spans)
-    shares = iteration_shares(parts)
+    shares = summarise(parts).iterations
     monkeypatch.undo()
-    assert shares.equals(iteration_shares(whole))
+    assert shares.equals(summarise(whole).iterations)
 
 
 def test_blocks_hold_whole_ranks():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregate import build_timeline, render_text, summarise
-from aggregate.summary import SHARES, iteration_shares
+from aggregate.summary import SHARES
 from megascan.schema import Track
 from megascan.topology import Layout
 
@@ -19,7 +19,7 @@ PAIR = {"tp@0": (0, 1)}
 def shares(build, rows, device="cpu", **options):
     options = {"domains": ["host"] * 8} | options
     timeline = build_timeline(build.trace(rows, PAIR, device=device, **options))
-    return iteration_shares(timeline).to_pylist()
+    return summarise(timeline).iterations.to_pylist()
 
 
 def named(row):

@@ -44,7 +44,7 @@ def true_times(skew, at_ns):
 def worst_error_us(fit, skew):
     at_ns = EPOCH_NS + np.linspace(0, NUM_EVENTS * PERIOD_NS, 9).astype(np.int64)
     rank, local = true_times(skew, at_ns)
-    common = fit.correct(rank, local).reshape(-1, len(at_ns))
+    common = fit.lines.common(rank, local).reshape(-1, len(at_ns))
     return float(np.abs(common - common[0]).max()) / 1e3
 
 
@@ -92,9 +92,9 @@ def test_a_jump_between_two_drawn_ends_is_found_to_the_end(job, few_are_enough, 
     (step,) = steps
     assert step.domain == 5
     assert abs(step.jump_ns - by_ns) < 50_000
-    spans = Correction.of(mended, steps, None).applied(moved.spans)
+    spans = Correction(mended.ranks, mended.domain, mended.lines, steps, None).applied(moved.spans)
     plain = align_clocks(trace.spans, matches, trace.headers)
-    expected = Correction.of(plain, (), None).applied(trace.spans)
+    expected = Correction(plain.ranks, plain.domain, plain.lines, (), None).applied(trace.spans)
     off_ns = np.abs(numbers(spans, "start_ns") - numbers(expected, "start_ns"))
     assert np.count_nonzero(off_ns > 100_000) == ambiguous  # the others are on the right side
 

@@ -13,19 +13,25 @@ from megascan.instrument.table import MODULES, RECOMPUTED
 from megascan.reader import original
 from megascan.reader.kineto.communication import operation_name
 from megascan.reader.kineto.document import axis_name
-from megascan.schema import Kind, Phase
+from megascan.schema import COMMUNICATION_KINDS, Kind, Phase
 from megascan.simulate import JobModel, compute_bound
 from megascan.simulate.program import compile_job
 from megascan.topology import Layout
-from megascan.vocabulary import CountsAs, backward_of, is_declared, names_of, recompute_of, word_of
+from megascan.vocabulary import CountsAs, backward_of, names_of, recompute_of, word_of
 
 ROOT = Path(__file__).parents[2]
 RECORDERS = [
     *(ROOT / "megascan" / "instrument").glob("*.py"),
     ROOT / "megascan" / "tracer" / "tracer.py",
 ]
-NAMED_AT = {"add": 1, "add_pending": 2, "in_span": 2, "watch": 0}
+NAMED_AT = {"add": 1, "add_pending": 2, "follow": 2, "in_span": 2, "watch": 0}
 """Where the calls that make spans take the name."""
+
+
+def is_declared(kind: Kind, name: str) -> bool:
+    """Whether a name stands in the vocabulary, and is not an open name of other tools."""
+    word = word_of(kind, name)
+    return word is not None and (word in vocabulary.WORDS or kind in COMMUNICATION_KINDS)
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _, _ in MODULES}))

@@ -22,10 +22,6 @@ class FakeTracer:
     def mark(self):
         return 0
 
-    def add_pending(self, work, kind, name, begin, **about):
-        self.names.append(name)
-        return SimpleNamespace(end=None), True
-
     def fail(self, error):
         raise error
 
@@ -38,7 +34,11 @@ def tracer(monkeypatch):
 
 @pytest.fixture
 def exchanges(tracer):
-    groups = SimpleNamespace(name=lambda group: "pp@0", backend=lambda group: "gloo")
+    def follow(tracer, work, name, begin, arguments, *, lane, keep):
+        tracer.names.append(name)
+        return work
+
+    groups = SimpleNamespace(name=lambda group: "pp@0", follow=follow)
     return Exchanges(tracer, Position(), groups)
 
 

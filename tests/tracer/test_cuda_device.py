@@ -217,7 +217,7 @@ def test_layers_in_a_row_share_the_mark_between_them(timer, make_tracer):
     class Layer(torch.nn.Linear):
         pass
 
-    Layer.forward = modules.forward_of("layer")(torch.nn.Linear.forward)
+    Layer.forward = modules.forward_of("layer", torch.nn.Linear.forward)
     layers = [Layer(64, 64, device="cuda") for _ in range(4)]
     x = torch.ones(8, 64, device="cuda", requires_grad=True) * 1
     with tracer.iteration(1):

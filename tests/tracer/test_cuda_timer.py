@@ -573,8 +573,8 @@ def test_layers_in_a_row_share_the_mark_between_them(gpu, make_tracer):
     class Layer(torch.nn.Linear):
         pass
 
-    forward_of = Modules(tracer, position, backward_spans).forward_of("layer")
-    Layer.forward = forward_of(torch.nn.Linear.forward)
+    modules = Modules(tracer, position, backward_spans)
+    Layer.forward = modules.forward_of("layer", torch.nn.Linear.forward)
     x = torch.ones(8, 4, requires_grad=True) * 1
     with tracer.iteration(1):
         for layer in [Layer(4, 4) for _ in range(4)]:

@@ -75,7 +75,7 @@ def traced(make_tracer, read_rank_file):
             with tracer.iteration(1):
                 act(position)
         finally:
-            installation.remove()
+            installation.tracing_ends()
         tracer.close()
         assert tracer._failed is False
         spans = [one for one in read_rank_file(path).spans if one["cat"] == "collective"]

@@ -62,7 +62,7 @@ class Traced:
         tracer.listen(position)
         tracer.listen(spans)
         for name, owner in (("layer", Layer), ("inner", Linear)):
-            monkeypatch.setattr(owner, "forward", modules.forward_of(name)(owner.forward))
+            monkeypatch.setattr(owner, "forward", modules.forward_of(name, owner.forward))
 
         class Config:
             finalize_model_grads_func = None

@@ -51,7 +51,7 @@ def test_a_function_is_wrapped_wherever_it_is_bound_and_put_back(library):
     assert installation.install([Place(module="library", attribute="double", wrap=wrap)])
     assert library.home.double(2) == library.user.alias(2) == ("traced", 4)
     assert library.torch_like.alias(2) == 4  # torch's own calls are not counted twice
-    installation.remove()
+    installation.tracing_ends()
     assert library.home.double is library.user.alias is library.double
 
 
@@ -77,7 +77,7 @@ def test_two_places_that_name_one_function_are_both_seen_wherever_it_is_bound(li
     places = [Place(module=module, attribute=name, wrap=wrap) for module, name in names]
     assert installation.install(places) == places
     assert library.home.double(2) == library.user.alias(2) == ("traced", ("traced", 4))
-    installation.remove()
+    installation.tracing_ends()
     assert library.home.double is library.user.alias is library.double
 
 
@@ -86,7 +86,7 @@ def test_a_method_is_wrapped_on_its_class(library):
     installation = Installation()
     installation.install([Place(module="library", attribute="Engine.run", wrap=wrap)])
     assert library.home.Engine().run(1) == ("traced", 2)
-    installation.remove()
+    installation.tracing_ends()
     assert vars(library.home.Engine)["run"] is original
 
 
@@ -104,7 +104,7 @@ def test_what_somebody_else_wrapped_since_is_left_alone(library):
     installation = Installation()
     installation.install([Place(module="library", attribute="double", wrap=wrap)])
     library.home.double = somebody = lambda x: x
-    installation.remove()
+    installation.tracing_ends()
     assert library.home.double is somebody
 
 
@@ -172,5 +172,5 @@ def test_a_cached_function_keeps_what_is_asked_of_its_cache(library):
     assert embedding.forward.cache_info().hits == 1
     embedding.renew()
     assert embedding.forward.cache_info().currsize == 0
-    installation.remove()
+    installation.tracing_ends()
     assert embedding.forward(1) == 2 and embedding.forward.cache_info().currsize == 1

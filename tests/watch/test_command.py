@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 
+from megascan.cli.main import main
 from megascan.watch.hang import Hang
 
 
@@ -106,6 +108,14 @@ def test_the_screen_shows_verdict_ranks_findings_and_windows(faulty, grow, watch
     assert any(" 20 " in line and "degraded" in line for line in lines)
     assert any(" 16 " in line and "job" in line for line in lines)
     assert any("an event" in line for line in lines)
+
+
+def test_a_screen_without_rich_is_refused_in_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "megascan.watch.screen", raising=False)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert main(["watch", str(tmp_path), "--tui"]) == 1
+    said = capsys.readouterr().err
+    assert "--tui needs rich" in said and said.count("\n") == 1
 
 
 def test_a_small_screen_shows_the_whole_of_a_hang(faulty, grow, watched):
