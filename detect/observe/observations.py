@@ -26,9 +26,11 @@ thermal slowdown.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -92,32 +94,27 @@ def typical_readings(timeline: Timeline) -> dict[int, dict[str, float]]:
     """Return the typical readings of every rank that recorded any."""
     readings: dict[int, dict[str, float]] = {}
     for rank, windows in timeline.windows.items():
-        names = sorted({name for window in windows for name in window.counters})
-        values = {
-            name: _typical(name, [w.counters[name] for w in windows if name in w.counters])
-            for name in names
-        }
+        values = defaultdict(list)
+        for window in windows:
+            for name, value in window.counters.items():
+                values[name].append(value)
         if values:
-            readings[rank] = values
+            readings[rank] = {name: _typical(name, values[name]) for name in sorted(values)}
     return readings
 
 
 def _typical(name: str, values: Sequence[float]) -> float:
+    """Return the median; of the mask of reasons the bits that are set in more than half of them."""
     if name != REASONS_NAME:
         return float(np.median(values))
-    masks = [int(value) for value in values]
-    return float(
-        sum(bit for bit in REASONS if 2 * sum(bool(mask & bit) for mask in masks) > len(masks))
-    )
+    masks = np.array(values, dtype=np.int64)
+    return float(sum(bit for bit in REASONS if 2 * np.sum((masks & bit) > 0) > len(masks)))
 
 
 def peculiar_reasons(own: int, peers: Sequence[int]) -> list[str]:
     """Return the names of reasons that no peer has, unless they are usual."""
-    shared = 0
-    for mask in peers:
-        shared |= mask
-    special = own & ~shared & ~USUAL_REASONS
-    return [name for bit, name in REASONS.items() if special & bit]
+    expected = reduce(or_, peers, USUAL_REASONS)
+    return [name for bit, name in REASONS.items() if own & ~expected & bit]
 
 
 def is_at_rest(mask: int) -> bool:
@@ -570,29 +567,27 @@ def steady(observations: Observations, settings: DetectorSettings) -> Observatio
     if keep.all():
         return observations
     dropped = observations.iterations[~keep]
-    note = (
-        f"iterations {dropped[0]} to {dropped[-1]} were left out as warm-up"
-        if len(dropped) > 1
-        else f"iteration {dropped[0]} was left out as warm-up"
-    )
+    several = f"iterations {dropped[0]} to {dropped[-1]} were"
+    which = several if len(dropped) > 1 else f"iteration {dropped[0]} was"
     kept = cut(observations, "iteration", keep)
-    return replace(kept, notes=(*observations.notes, note))
+    return replace(kept, notes=(*observations.notes, f"{which} left out as warm-up"))
 
 
 def _after_warm_up(observations: Observations, settings: DetectorSettings) -> Flags:
+    """Flag the iterations to keep, (iteration,)."""
     iterations = observations.iterations
-    keep = iterations > settings.num_warmup_iterations
+    keep: Flags = iterations > settings.num_warmup_iterations
     level = _typical_level(observations)
-    typical = float(robust.median(level[keep])) if keep.any() else float(robust.median(level))
+    typical = float(robust.median(level[keep] if keep.any() else level))
     for slot in range(len(level) // 3):
         if keep[slot] and not level[slot] >= typical + np.log(WINDOW.warm_ratio):
             break
         keep[slot] = False
     if keep.sum() < min(WINDOW.min_kept, len(keep)):
+        keep[:] = True
         num_early = max(0, len(keep) - WINDOW.min_kept)
-        keep = np.ones(len(keep), dtype=bool)
         keep[:num_early] = iterations[:num_early] > 1
-    return np.asarray(keep, dtype=bool)
+    return keep
 
 
 def _typical_level(observations: Observations) -> Floats:

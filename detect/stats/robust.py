@@ -14,8 +14,9 @@ def median(values: Floats, axis: int | None = None) -> Floats:
     numpy's `nanmedian` gives the same numbers, but takes ten times as long for short rows.
     """
     given = np.asarray(values, dtype=np.float64)
-    ordered = np.sort(given.ravel() if axis is None else given, axis=axis or 0)  # NaN last
-    axis = axis or 0
+    if axis is None:
+        given, axis = given.ravel(), 0
+    ordered = np.sort(given, axis=axis)  # NaN last
     if not ordered.size:
         return np.full(np.delete(ordered.shape, axis), np.nan)
     num = ordered.shape[axis]
@@ -109,17 +110,18 @@ def leave_one_out_median(values: Floats) -> Floats:
 
 
 def expected_from_others(values: Floats, excluded: Flags) -> Floats:
-    """Return the median of the other members that are not `excluded`, (member, sample).
+    """Return the median of the other members that are not `excluded`, in the shape of `values`.
 
-    Excluded members (known faults) are expected to be like all the others.
+    `values` is (member, …). Excluded members (known faults) are expected to be like all the others.
     """
+    flat = values.reshape(len(values), -1)
     if not excluded.any():
-        return leave_one_out_median(values)
-    expected = np.full_like(values, np.nan)
+        return leave_one_out_median(flat).reshape(values.shape)
+    expected = np.full_like(flat, np.nan)
     if (~excluded).any():
-        expected[~excluded] = leave_one_out_median(values[~excluded])
-        expected[excluded] = median(values[~excluded], axis=0)
-    return expected
+        expected[~excluded] = leave_one_out_median(flat[~excluded])
+        expected[excluded] = median(flat[~excluded], axis=0)
+    return expected.reshape(values.shape)
 
 
 def _without(ordered: Floats, own: Integers, index: Integers) -> Floats:

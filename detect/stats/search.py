@@ -83,14 +83,31 @@ def scattered_stretches(
     usual = float(robust.median(noise.sigma))
     spreads = robust.spread(value, axis=1)[~excluded]
     sigma = float(np.nan_to_num(np.fmin(robust.median(spreads), usual), nan=usual))
-    sound = value[~excluded]
-    num_known = int(np.isfinite(sound).sum())
     heaps = _Heaps.of(value)
     sigmas = np.minimum(sigma, PERSISTENCE.heaps_widen_ratio * heaps.scatter)
+    sound = value[~excluded]
+    num_sound = int(np.isfinite(sound).sum())
     found: list[Stretch | None] = [None] * len(value)
     for row in np.flatnonzero(heaps.are_apart(sigmas, min_iterations)).tolist():
-        others = _Others(sound, num_known, not excluded[row])
-        found[row] = _scattered(row, value[row], heaps, others, float(sigmas[row]))
+        slow, normal, num_own = float(heaps.high[row]), heaps.low[row], int(heaps.num_known[row])
+        middle = float(slow + normal) / 2
+        active = np.flatnonzero(value[row] > middle)
+        hits, is_sound = len(active), not excluded[row]
+        num_above = int((sound > middle).sum()) - is_sound * hits
+        # the other rows' values; without others (a pair), the row's own iterations
+        num_others = num_sound - is_sound * num_own or num_own
+        rate = (num_above + 1.0) / (num_others + 2.0)
+        p_value = float(special.bdtrc(hits - 1, num_own, rate)) * num_own * 2
+        found[row] = Stretch(
+            row=row,
+            first=int(active[0]),
+            last=int(active[-1]),
+            effect=slow,
+            p_value=min(1.0, p_value),
+            normal=float(normal),
+            scattered=True,
+            sigma=float(sigmas[row]),
+        )
     return found
 
 
@@ -135,45 +152,6 @@ class _Heaps:
         enough = (num_high >= min_iterations) & (self.num_low >= PERSISTENCE.min_normal)
         least = np.maximum(PERSISTENCE.apart_sigmas * sigma, self.high / 2)
         return np.asarray(enough & (self.high > 0) & (self.high - self.low >= least))
-
-
-@dataclass(frozen=True)
-class _Others:
-    """Values of the rows that are not excluded, one row left out.
-
-    `sound`, (row, iteration), has `num_known` values; the row to leave out is among them if it
-    `is_sound`. A copy without that row would cost the square of the number of rows.
-    """
-
-    sound: Floats
-    num_known: int
-    is_sound: bool
-
-    def num_above(self, level: float, num_own: int) -> int:
-        """Count the other rows' values above a level; `num_own` are those of the row left out."""
-        return int((self.sound > level).sum()) - self.is_sound * num_own
-
-
-def _scattered(row: int, series: Floats, heaps: _Heaps, others: _Others, sigma: float) -> Stretch:
-    """Return the evidence of a row whose heaps are apart; `series` are its values, (iteration,)."""
-    num_known, slow, normal = int(heaps.num_known[row]), heaps.high[row], heaps.low[row]
-    compared = others.num_known - others.is_sound * num_known
-    compared = compared or num_known  # without others (a pair): the row's own iterations
-    middle = float(slow + normal) / 2
-    active = np.flatnonzero(series > middle)
-    hits = len(active)
-    rate = (others.num_above(middle, hits) + 1.0) / (compared + 2.0)
-    p_value = float(special.bdtrc(hits - 1, num_known, rate)) * num_known * 2
-    return Stretch(
-        row=row,
-        first=int(active[0]),
-        last=int(active[-1]),
-        effect=float(slow),
-        p_value=min(1.0, p_value),
-        normal=float(normal),
-        scattered=True,
-        sigma=sigma,
-    )
 
 
 @dataclass(frozen=True)
@@ -224,7 +202,10 @@ def best_stretches(
     if not scattered:
         return charged
     flapping = scattered_stretches(value, noise, min_iterations, excluded)
-    return [_clearer(one, other) for one, other in zip(charged, flapping, strict=True)]
+    return [
+        other if other and other.p_value < PERSISTENCE.clearer_p_ratio * one.p_value else one
+        for one, other in zip(charged, flapping, strict=True)
+    ]
 
 
 def _part_of_window(
@@ -250,13 +231,6 @@ def _part_of_window(
     return whole
 
 
-def _clearer(one: Stretch, other: Stretch | None) -> Stretch:
-    """Return the `other` evidence of a row if it is clearer, otherwise `one`."""
-    if other is None or not other.p_value < PERSISTENCE.clearer_p_ratio * one.p_value:
-        return one
-    return other
-
-
 def least_beyond_bursts(noise: Noise, num_iterations: int, p_value: float) -> float:
     """Return the least lasting effect that bursts of healthy rows cannot feign at this p-value.
 
@@ -264,11 +238,11 @@ def least_beyond_bursts(noise: Noise, num_iterations: int, p_value: float) -> fl
     all of them together have the p-value. Example: 2 iterations, noise of 1 % and p = 1e-4: of a
     law with 3 degrees of freedom one in 140 lies beyond 5 sigma: 10 %.
     """
-    if not noise.tail_degrees:
+    if not noise.usual.tail_degrees:
         return 0.0
     rate = (p_value / 2) ** (1.0 / max(num_iterations, 1))
     sigma = float(np.median(noise.sigma))
-    return max(0.0, -2.0 * float(special.stdtrit(noise.tail_degrees, rate)) * sigma)
+    return max(0.0, -2.0 * float(special.stdtrit(noise.usual.tail_degrees, rate)) * sigma)
 
 
 def _charged(
@@ -295,21 +269,16 @@ def _charged(
     height, tried = middle, 1
     if length < value.shape[1]:  # a change: the others, too, are measured from their own level
         height, tried = middle - stretch.normal, num_tried
-        others = _changes(others)
+        others = others - np.expand_dims(robust.median(others, axis=-1), -1)
     num_above = int((others > height).sum())
     rate = (num_above + PERSISTENCE.prior_hits) / (
         int(np.isfinite(others).sum()) + 2 * PERSISTENCE.prior_hits
     )
-    if not num_above and noise.tail_degrees:
+    if not num_above and noise.usual.tail_degrees:
         sigmas = height / max(float(np.median(noise.sigma)), 1e-6)
-        rate = min(rate, float(special.stdtr(noise.tail_degrees, -sigmas)))
+        rate = min(rate, float(special.stdtr(noise.usual.tail_degrees, -sigmas)))
     by_chance = float(special.bdtrc(hits - 1, length, rate)) * tried * 2
     return replace(stretch, p_value=max(stretch.p_value, min(1.0, by_chance)))
-
-
-def _changes(values: Floats) -> Floats:
-    """Return values less the median of their row."""
-    return np.asarray(values - np.expand_dims(robust.median(values, axis=-1), -1))
 
 
 def _whole_window(value: Floats, noise: Noise) -> list[Stretch]:
@@ -410,9 +379,10 @@ def _two_state_path(
     series: Floats, normal: float, slow: float, sigma: float, penalty: float
 ) -> Flags:
     """Return the Viterbi path between two levels, normal noise clipped at 4 sigma."""
-    # plain numbers: an array is slow to ask one by one
-    low_costs, high_costs = (_cost(series, one, sigma).tolist() for one in (normal, slow))
-    costs = zip(low_costs, high_costs, strict=True)
+    distances = np.nan_to_num((series - np.array([[normal], [slow]])) / sigma)
+    # bounded, so that one odd iteration is no change of state
+    bounded = np.minimum(0.5 * distances**2, PERSISTENCE.max_cost)
+    costs = zip(*bounded.tolist(), strict=True)  # plain numbers: quicker to ask one by one
     low, high = next(costs)
     stays = [(True, True)]  # whether the best way to (normal, slow) comes from the same state
     for cost_low, cost_high in costs:
@@ -427,22 +397,10 @@ def _two_state_path(
     return path
 
 
-def _cost(series: Floats, level: float, sigma: float) -> Floats:
-    """Return half the squared distance in sigmas; bounded, so that one odd iteration is no change
-    of state.
-    """
-    distance = np.nan_to_num((series - level) / sigma)
-    return np.minimum(0.5 * distance**2, PERSISTENCE.max_cost)
-
-
 def episodes_of(active: Flags) -> tuple[tuple[int, int], ...]:
     """Return the first and last slot of each stretch of active iterations."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], active.astype(np.int8), [0]])))
     return tuple((int(edges[i]), int(edges[i + 1]) - 1) for i in range(0, len(edges), 2))
-
-
-Compare = Callable[[Flags], Floats]
-"""Values (row, iteration) of all rows against peers that are not excluded."""
 
 
 def interval_of_ratio(effect: float, error: float) -> tuple[float, float]:
@@ -483,7 +441,8 @@ class SearchResult:
 class SearchTask:
     """One class to search: `floor` in the values' own units, `num_tests` over all classes."""
 
-    compare: Compare
+    compare: Callable[[Flags], Floats]
+    """Return values (row, iteration) of all rows against peers that are not excluded."""
     num_rows: int
     num_tests: int
     floor: float
