@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Protocol
 
 import numpy as np
@@ -217,9 +217,8 @@ def sweep(
     nothing = np.zeros((1, 1, 1))
     ends: dict[int, Floats] = {}
     for visit in graph.visits:
-        ready = _latest(ends, graph.dependencies[visit.nodes[0]], nothing)
-        for node in visit.nodes[1:]:
-            ready = np.maximum(ready, _latest(ends, graph.dependencies[node], nothing))
+        before = [ends[one] for node in visit.nodes for one in graph.dependencies[node]]
+        ready = reduce(np.maximum, before) if before else nothing
         if visit.partition != EACH_LANE:
             ready = lanes[visit.partition](ready)
         for node in visit.nodes:
@@ -228,19 +227,8 @@ def sweep(
                 observe(node, ready, ends[node])
         for node in visit.released:
             del ends[node]
-    total = nothing
-    for node in graph.finish:
-        total = np.maximum(total, ends[node])
+    total = reduce(np.maximum, [ends[node] for node in graph.finish])
     return np.asarray(total.max(axis=0))
-
-
-def _latest(ends: Mapping[int, Floats], nodes: tuple[int, ...], nothing: Floats) -> Floats:
-    if not nodes:
-        return nothing
-    latest = ends[nodes[0]]
-    for node in nodes[1:]:
-        latest = np.maximum(latest, ends[node])
-    return latest
 
 
 def _reducer(partition: Partition) -> Callable[[Floats], Floats]:

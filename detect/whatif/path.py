@@ -193,11 +193,15 @@ class CriticalPath:
         )
 
     def _bubble(self, steps: tuple[StepPath, ...]) -> tuple[int, int]:
-        """Return the stage that has most of the path, and the others' time on the path, ns."""
+        """Return the stage that has most of the path, and the others' time on the path, ns: that of
+        passes and of messages between stages.
+        """
         graph = self.replay.graph
         if graph.num_stages < 2:
             return NOT_APPLICABLE, 0
-        within = np.array([_is_of_passes(graph, node) for node in range(len(graph.nodes))])
+        within = np.array(
+            [one.microbatch >= 0 if one.is_local else one.is_message for one in graph.nodes]
+        )
         by_stage = np.zeros(graph.num_stages, dtype=np.int64)
         for step in steps:
             chosen = within[step.nodes]
@@ -218,12 +222,6 @@ def _work_by_place(steps: Iterable[StepPath]) -> Counter[tuple[int, int]]:
         for place, work_ns in zip(places, step.work_ns.tolist(), strict=True):
             found[place] += work_ns
     return found
-
-
-def _is_of_passes(graph: Graph, node: int) -> bool:
-    """Return whether an operation is part of a pass, or a message between stages."""
-    one = graph.nodes[node]
-    return one.microbatch >= 0 if one.is_local else one.is_message
 
 
 class Links:

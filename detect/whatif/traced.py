@@ -84,15 +84,6 @@ class StageDraft:
     """Axes whose groups were seen to communicate, and in which types of passes."""
 
 
-def stage_draft(stack: Stack, spans: SpanColumns, stage: int, lane: int) -> StageDraft:
-    """Walk the marks of `lane` and weigh every node on all lanes."""
-    walk = _WalkOverMarks(stack, spans, stage, lane)
-    for number in range(walk.num_marks):
-        walk.visit(number)
-    walk.finish()
-    return walk.draft
-
-
 class _Open(NamedTuple):
     """A pass or optimizer step whose begin the walk has met, and not yet its end."""
 
@@ -107,17 +98,18 @@ _OUTSIDE = _Open(HOST, NOT_APPLICABLE, NOT_APPLICABLE, NO_MARK)
 
 
 class _WalkOverMarks:
-    """State of the walk: what the next work waits for, and what it is part of."""
+    """A walk over the marks of one lane of a stage, which weighs every node on all lanes.
+
+    Its state: what the next work waits for, and what it is part of.
+    """
 
     def __init__(self, stack: Stack, spans: SpanColumns, stage: int, lane: int) -> None:
         marks, own = stack.marks, stack.stages[stage]
         self.spans = spans
         self.draft = StageDraft(stage=stage)
         self.present = own.present
-        self.num_marks = own.index.shape[2]
         template = own.index[lane, 0]
         self.rows, self.edges = marks.row[template], marks.edge[template]
-        self.keys = marks.key[template]
         self.lane_rows = marks.row[own.index]
         """Spans of all lanes, (lane, iteration, mark); `rows` are those of the template."""
         begin = stack.bounds[stage, :, :, 0]
@@ -148,13 +140,24 @@ class _WalkOverMarks:
 
     # --- marks ---------------------------------------------------------------------------------
 
-    def visit(self, number: int) -> None:
+    def finished(self) -> StageDraft:
+        """Visit all marks, add the work after the last one, and wait for all still under way."""
+        for number in range(len(self.rows)):
+            self._visit(number)
+        for mark in list(self.pending):
+            self._wait_for(mark)
+        self._work(END_OF_ITERATION, self.length)
+        return self.draft
+
+    def _visit(self, number: int) -> None:
         """Add the work before one mark, then the mark itself."""
         edge = self.edges[number]
         if edge == COMMUNICATION and self._joins_burst(number):
             self._post(number)
             return
-        self._consume(number)
+        for mark in list(self.pending):
+            if self._is_consumed(mark, number):
+                self._wait_for(mark)
         self._work(number, self.time[:, :, number])
         self.burst = []
         if edge == COMMUNICATION:
@@ -165,18 +168,15 @@ class _WalkOverMarks:
         elif edge == END and self.open:
             self.open.pop()
 
-    def finish(self) -> None:
-        """Add the work after the last mark and wait for all that is still under way."""
-        for mark in list(self.pending):
-            self._wait_for(mark)
-        self._work(END_OF_ITERATION, self.length)
-
     def _joins_burst(self, number: int) -> bool:
         """Return whether a message is posted while the one before it is still under way."""
         if not self.burst or self.spans.overlapped[self.rows[number]]:
             return False
-        early = self.time[self.present, :, number] < self.until[self.present]
-        return bool(early.mean() > 0.5)
+        return self._mostly(self.time[:, :, number] < self.until)
+
+    def _mostly(self, flags: Flags) -> bool:
+        """Return whether flags, (lane, iteration), are set in most of what was recorded."""
+        return bool(flags[self.present].mean() > 0.5)
 
     def _opened_at(self, number: int) -> _Open:
         row, spans = self.rows[number], self.spans
@@ -230,10 +230,8 @@ class _WalkOverMarks:
             part=self.num_parts[place],
         )
         self.num_parts[place] += 1
-        number = self._add(
-            DraftNode(node=node, dependencies=self.waits_for, weight_ns=weight_ns, inside=mark)
-        )
-        self.waits_for = (number,)
+        draft = DraftNode(node=node, dependencies=self.waits_for, weight_ns=weight_ns, inside=mark)
+        self.waits_for = (self._add(draft),)
 
     def _post(self, number: int) -> None:
         """Add a communication; a synchronous one holds up what follows."""
@@ -296,12 +294,6 @@ class _WalkOverMarks:
 
     # --- overlapped communication ----------------------------------------------------------------
 
-    def _consume(self, number: int) -> None:
-        """Wait for the overlapped communication that the work before this mark needs."""
-        for mark in list(self.pending):
-            if self._is_consumed(mark, number):
-                self._wait_for(mark)
-
     def _is_consumed(self, mark: int, number: int) -> bool:
         """Return whether the work before this mark waits for overlapped communication.
 
@@ -309,18 +301,17 @@ class _WalkOverMarks:
         else as soon as it has arrived.
         """
         spans, row = self.spans, self.rows[mark]
-        group = spans.group[row]
         op = spans.op[row]
         if op == "send":
             return False
-        has_come = self.end[self.present, :, mark] <= self.time[self.present, :, number]
-        if vocabulary.is_data_parallel(group) and op != "all_gather":
+        has_come = self._mostly(self.end[:, :, mark] <= self.time[:, :, number])
+        if vocabulary.is_data_parallel(spans.group[row]) and op != "all_gather":
             if self.open:
                 return self.open[-1].optype == OPTIMIZER
-            return number > self.last_pass and bool(has_come.mean() > 0.5)
+            return number > self.last_pass and has_come
         if op == "recv" and self.edges[number] == BEGIN:
             return self._feeds(row, number)
-        return bool(has_come.mean() > 0.5) and not (op == "recv" and spans.microbatch[row] >= 0)
+        return has_come and not (op == "recv" and spans.microbatch[row] >= 0)
 
     def _feeds(self, row: int, number: int) -> bool:
         """Return whether a received tensor is the input of the pass that begins at a mark."""
@@ -352,20 +343,18 @@ def traced_ideal(graph: Graph, weights: Floats) -> Floats:
 
 
 def _set_pooled_means(graph: Graph, weights: Floats, ideal: Floats, optype: str) -> None:
-    pieces: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    pieces: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for number in graph.of_type(optype).tolist():
         node = graph.nodes[number]
-        pieces[node.stage, node.chunk][node.part].append(number)
-    means = {
-        place: {part: float(weights[nodes].mean()) for part, nodes in parts.items()}
-        for place, parts in pieces.items()
-    }
-    totals = {place: sum(parts.values()) for place, parts in means.items()}
+        pieces[node.stage, node.chunk, node.part].append(number)
+    means = {piece: float(weights[nodes].mean()) for piece, nodes in pieces.items()}
+    totals: dict[tuple[int, int], float] = defaultdict(float)
+    for (stage, chunk, _), mean in means.items():
+        totals[stage, chunk] += mean
     pooled = float(np.mean(list(totals.values())))
-    for place, parts in pieces.items():
-        for part, nodes in parts.items():
-            share = means[place][part] / totals[place] if totals[place] else 0.0
-            ideal[nodes] = pooled * share
+    for (stage, chunk, part), nodes in pieces.items():
+        total = totals[stage, chunk]
+        ideal[nodes] = pooled * (means[stage, chunk, part] / total if total else 0.0)
 
 
 def _set_medians(graph: Graph, weights: Floats, ideal: Floats, optype: str) -> None:
@@ -446,7 +435,9 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
     stack = stack_marks(timeline)
     spans = SpanColumns.of(timeline, stack.marks)
     lane = stack.complete_lane
-    stages = [stage_draft(stack, spans, number, lane) for number in range(len(stack.stages))]
+    stages = [
+        _WalkOverMarks(stack, spans, number, lane).finished() for number in range(len(stack.stages))
+    ]
     nodes, dependencies, weights = _joined_stages(stages)
     drafts = [draft for stage in stages for draft in stage.nodes]
     partitions = _partitions(timeline, stack, drafts)
@@ -497,29 +488,26 @@ def _joined_stages(
     stages: list[StageDraft],
 ) -> tuple[tuple[Node, ...], tuple[tuple[int, ...], ...], Floats]:
     """Return nodes and dependencies of all stages, numbered from 0, and weights in seconds."""
-    nodes: list[Node] = []
     dependencies: list[tuple[int, ...]] = []
     for stage in stages:
-        offset = len(nodes)
-        nodes.extend(draft.node for draft in stage.nodes)
-        dependencies.extend(
+        offset = len(dependencies)
+        dependencies += [
             tuple(sorted(number + offset for number in draft.dependencies)) for draft in stage.nodes
-        )
+        ]
     weights = np.stack([draft.weight_ns for stage in stages for draft in stage.nodes])
-    return tuple(nodes), tuple(dependencies), weights * _NS
+    nodes = tuple(draft.node for stage in stages for draft in stage.nodes)
+    return nodes, tuple(dependencies), weights * _NS
 
 
 def _groups(drafts: list[DraftNode], partitions: dict[str, Partition]) -> list[Group]:
     """Group nodes of several stages that were matched to each other; all others stand alone."""
-    members: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = defaultdict(list)
     for number, draft in enumerate(drafts):
-        members.setdefault(draft.match if draft.match >= 0 else -2 - number, []).append(number)
+        members[draft.match if draft.match >= 0 else -2 - number].append(number)
+    axes = [drafts[numbers[0]].axis for numbers in members.values()]
     return [
-        Group(
-            nodes=tuple(numbers),
-            partition=drafts[numbers[0]].axis if drafts[numbers[0]].axis in partitions else "",
-        )
-        for numbers in members.values()
+        Group(nodes=tuple(numbers), partition=axis if axis in partitions else EACH_LANE)
+        for numbers, axis in zip(members.values(), axes, strict=True)
     ]
 
 
@@ -554,16 +542,13 @@ def _take_shortest_transfers(
             continue
         members = list(group.nodes)
         labels = graph.lane_sets(group.partition, weights.shape[1])
-        durations = np.stack([_durations(drafts[member]) for member in members]) * _NS
-        shortest = _shortest(durations, labels)
+        durations = [drafts[member].duration_ns for member in members]
+        known = np.stack([time_ns for time_ns in durations if time_ns is not None])
+        shortest = _shortest(known * _NS, labels)
         measured = weights[members]
         with np.errstate(invalid="ignore"):
             beyond = measured - shortest > error_s
         weights[members] = np.where(beyond, measured, shortest)
-
-
-def _durations(draft: DraftNode) -> Floats:
-    return draft.weight_ns if draft.duration_ns is None else draft.duration_ns
 
 
 def _clock_error_s(timeline: Timeline) -> float:
