@@ -21,10 +21,10 @@ up to the TP group, and links, loading and the host cannot be judged (`observe_o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,6 @@ from detect.whatif.graph import (
 from detect.whatif.savings import ReplayedCosts
 from megascan.arrays import Flags, Floats, Integers, Singles
 from megascan.errors import InputError
-from megascan.header import Json
 from megascan.schema import NOT_APPLICABLE
 from megascan.timeline import first_rows
 from megascan.topology import Layout
@@ -96,12 +95,6 @@ def read_op_table(path: Path) -> OpTable:
     Raises InputError for a file that is not Parquet, lacks a column, has missing values or no rows.
     """
     table = _read(path)
-    for name in (*_NUMBERS, *_TIMES, "optype"):
-        if name not in table.column_names:
-            raise InputError(
-                f"{path} has no column {name!r}, it has {', '.join(table.column_names)}; an op "
-                "table has the columns that docs/whatif.md lists"
-            )
     if not table.num_rows:
         raise InputError(f"{path} has no rows; record at least one step")
     columns = {name: _buffer(path, table, name) for name in _NUMBERS}
@@ -137,14 +130,20 @@ def _check_values(path: Path, columns: dict[str, Column], duration: Singles) -> 
 def _read(path: Path) -> pa.Table:
     import pyarrow.parquet as pq
 
+    wanted = [*_NUMBERS, *_TIMES, "optype"]
     try:
         with pq.ParquetFile(path) as file:
-            wanted = [*_NUMBERS, *_TIMES, "optype"]
-            present = [name for name in wanted if name in file.schema_arrow.names]
-            missing = len(present) < len(wanted)
-            return file.read() if missing else file.read(columns=present)
+            present = file.schema_arrow.names
+            table = file.read(columns=wanted)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} cannot be read as Parquet: {error}") from error
+    for name in wanted:
+        if name not in present:
+            raise InputError(
+                f"{path} has no column {name!r}, it has {', '.join(present)}; an op table has the "
+                "columns that docs/whatif.md lists"
+            )
+    return table
 
 
 def _chunk(path: Path, table: pa.Table, name: str) -> pa.Array:
@@ -190,19 +189,14 @@ def _sizes(path: Path, num_replicas: int) -> dict[str, int]:
     meta = path.with_name(path.name.replace("trace-", "meta-")).with_suffix(".yaml")
     if meta == path or not meta.is_file():
         return sizes
-    return {**sizes, **_whole_numbers(meta)}
-
-
-def _whole_numbers(path: Path) -> Mapping[str, int]:
-    found: dict[str, int] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() not in _SIZES:
+    for line in meta.read_text(encoding="utf-8").splitlines():
+        key, _, value = map(str.strip, line.partition(":"))
+        if key not in _SIZES:
             continue
-        if not value.strip().isdigit() or int(value) < 1:
-            raise InputError(f"{path}: {key.strip()} is {value.strip()!r}, expected 1 or more")
-        found[key.strip()] = int(value)
-    return found
+        if not value.isdigit() or int(value) < 1:
+            raise InputError(f"{meta}: {key} is {value!r}, expected 1 or more")
+        sizes[key] = int(value)
+    return sizes
 
 
 Codes = npt.NDArray[np.int32]
@@ -261,22 +255,19 @@ def template(table: OpTable, step: int) -> tuple[list[Operation], Codes]:
     lookup = np.full(sizes, -1, dtype=np.int32)
     operations = []
     for number, row in enumerate(rows):
-        stage, code, ordinal = (
-            int(column[row]) for column in (table.stage, table.optype, table.seq_id)
-        )
+        stage, code, ordinal = table.stage[row], table.optype[row], table.seq_id[row]
         lookup[stage, code, ordinal] = number
         start = float(table.start_ts[row])
-        operations.append(
-            Operation(
-                number=number,
-                stage=stage,
-                optype=table.optypes[code],
-                ordinal=ordinal,
-                chunk=int(table.mc[row]),
-                start_s=start,
-                end_s=start + float(table.duration[row]),
-            )
+        operation = Operation(
+            number=number,
+            stage=int(stage),
+            optype=table.optypes[code],
+            ordinal=int(ordinal),
+            chunk=int(table.mc[row]),
+            start_s=start,
+            end_s=start + float(table.duration[row]),
         )
+        operations.append(operation)
     return operations, lookup
 
 
@@ -391,8 +382,7 @@ def _edges(stage: _Stage, num_stages: int, reduces_gradients: bool) -> Iterator[
         yield from _p2p_edges(stage, optype, num_stages)
     yield from _warmup_edges(stage)
     yield from _parameter_edges(stage)
-    tail = _overlapped_tail if stage[SEPARATE] else _plain_tail
-    yield from tail(stage, reduces_gradients)
+    yield from _tail(stage, stage[SCATTER] if reduces_gradients else [])
 
 
 def _p2p_edges(stage: _Stage, optype: str, num_stages: int) -> Iterator[Edge]:
@@ -435,35 +425,29 @@ def _parameter_edges(stage: _Stage) -> Iterator[Edge]:
 def _chain(*parts: list[Operation]) -> Iterator[Edge]:
     """Yield edges that put each part after the one before it; empty parts are left out."""
     for before, after in pairwise([part for part in parts if part]):
-        for first in before:
-            for second in after:
-                yield first, second
+        yield from product(before, after)
 
 
-def _plain_tail(stage: _Stage, reduces_gradients: bool) -> Iterator[Edge]:
-    scatters = stage[SCATTER] if reduces_gradients else []
-    last = stage.computes[-1:]
-    ends = (stage[GC], stage[LAYERNORM], stage[EMBEDDING], scatters, stage[CLIP], stage[OPTIMIZER])
-    yield from _chain(last, *ends)
-
-
-def _overlapped_tail(stage: _Stage, reduces_gradients: bool) -> Iterator[Edge]:
-    """Yield the end of a step that reduces a chunk's gradients right after its last backward."""
-    scatters = stage[SCATTER] if reduces_gradients else []
+def _tail(stage: _Stage, scatters: list[Operation]) -> Iterator[Edge]:
+    """Yield the end of a step; it may reduce a chunk's gradients right after its last backward."""
+    ends = stage[CLIP], stage[OPTIMIZER]
+    if not stage[SEPARATE]:
+        reductions = stage[LAYERNORM], stage[EMBEDDING], scatters
+        yield from _chain(stage.computes[-1:], stage[GC], *reductions, *ends)
+        return
     for scatter in scatters:
         of_chunk = [o for o in stage[BACKWARD] if o.chunk == scatter.chunk]
         yield from _chain(of_chunk[-1:], [scatter])
     yield from _chain(stage.computes[-1:], stage[GC])
     before_layernorm = scatters[-1:] + (stage[GC] or stage.computes[-1:])
-    ends = (stage[LAYERNORM], stage[EMBEDDING], stage[SEPARATE], stage[CLIP], stage[OPTIMIZER])
-    yield from _chain(before_layernorm, *ends)
+    reductions = stage[LAYERNORM], stage[EMBEDDING], stage[SEPARATE]
+    yield from _chain(before_layernorm, *reductions, *ends)
 
 
 def _groups(operations: list[Operation], stages: list[_Stage]) -> Iterator[Group]:
-    grouped: set[int] = set()
-    for group in (*_pairs(stages), *_collectives(stages)):
-        grouped.update(group.nodes)
-        yield group
+    groups = [*_pairs(stages), *_collectives(stages)]
+    grouped = {node for group in groups for node in group.nodes}
+    yield from groups
     for operation in operations:
         if operation.number not in grouped:
             yield Group(nodes=(operation.number,))
@@ -546,7 +530,9 @@ def replay_of_op_table(table: OpTable) -> Replay:
         start, duration = start[:, :, complete], duration[:, :, complete]
     end = start + duration
     graph = build_graph(operations, num_lanes, reduces_gradients=table.has_data_parallelism)
-    ranks = _ranks(table, graph.num_stages, num_lanes)
+    ranks = np.full((graph.num_stages, num_lanes), -1, dtype=np.int64)
+    ranks[table.stage, table.dp_rank] = table.rank
+    gpus = "1 GPU" if table.gpus_per_worker == 1 else f"{table.gpus_per_worker} GPUs"
     weights = traced_weights(graph, start, duration)
     dropped = int((~complete).sum())
     return Replay(
@@ -558,9 +544,8 @@ def replay_of_op_table(table: OpTable) -> Replay:
         measured=(end.max(axis=(0, 1)) - start.min(axis=(0, 1))).astype(np.float64),
         instants=TableInstants(graph.stage, start, end),
         gpus_per_worker=table.gpus_per_worker,
-        layout_text=f"DP {num_lanes} PP {graph.num_stages}, "
-        f"{_gpus(table.gpus_per_worker)} to a recorded rank",
-        labels=_labels(ranks),
+        layout_text=f"DP {num_lanes} PP {graph.num_stages}, {gpus} to a recorded rank",
+        labels={int(rank): f"DP{lane} PP{stage}" for (stage, lane), rank in np.ndenumerate(ranks)},
         columns=np.arange(num_lanes),
         row_labels=("",) * num_lanes,
         notes=(f"{dropped} incomplete steps left out",) if dropped else (),
@@ -623,27 +608,6 @@ def ideal_weights(graph: Graph, weights: Floats) -> Floats:
     return ideal
 
 
-def _ranks(table: OpTable, num_stages: int, num_lanes: int) -> Integers:
-    ranks = np.full((num_stages, num_lanes), -1, dtype=np.int64)
-    ranks[table.stage, table.dp_rank] = table.rank
-    return ranks
-
-
-def _gpus(number: int) -> str:
-    return "1 GPU" if number == 1 else f"{number} GPUs"
-
-
-def _labels(ranks: Integers) -> dict[int, str]:
-    return {
-        int(rank): f"DP{lane} PP{stage}"
-        for stage, lanes in enumerate(ranks)
-        for lane, rank in enumerate(lanes)
-    }
-
-
-PHASE_OF = {FORWARD: observations.FORWARD, BACKWARD: observations.BACKWARD}
-
-
 def observe_op_table(table: OpTable) -> Observations:
     """Return the compute of every recorded rank by step, direction and microbatch.
 
@@ -651,32 +615,36 @@ def observe_op_table(table: OpTable) -> Observations:
     """
     steps, slot = np.unique(np.asarray(table.step, dtype=np.int64), return_inverse=True)
     ranks, row = np.unique(np.asarray(table.rank, dtype=np.int64), return_inverse=True)
-    row, slot = row.reshape(-1), slot.reshape(-1)
     shape = (len(ranks), len(steps))
     duration = table.duration.astype(np.float64) * NS_PER_S
-    named = {name: _is(table, name) for name in (*PHASE_OF, OPTIMIZER, GC)}
-    gc = named[GC]
-    compute = named[FORWARD] | named[BACKWARD]
-    if not compute.any():
+    is_compute = _is(table, FORWARD) | _is(table, BACKWARD)
+    if not is_compute.any():
         raise InputError(f"{table.source} has no forward-compute or backward-compute operations")
 
     def sums(use: Flags) -> Floats:
         return sums_by_cell(row[use], slot[use], duration[use], shape)
 
-    optimizer = sums(named[OPTIMIZER])
+    gc, optimizer = _is(table, GC), sums(_is(table, OPTIMIZER))
     members = _members(table, ranks, row)
+    ends_ns = (table.start_ts + table.duration).astype(np.float64) * NS_PER_S
+    longest_ns = np.zeros(len(steps))  # starts count from a step's first: it ends with its last end
+    np.maximum.at(longest_ns, slot, ends_ns)
     return Observations(
         members=members,
         iterations=steps,
-        iteration_ns=_step_times(table, slot, len(steps)),
+        iteration_ns=longest_ns,
         work=_work(table, row, slot, duration, shape),
-        busy_ns=sums(compute) + optimizer,
+        busy_ns=sums(is_compute) + optimizer,
         optimizer_ns=np.where(optimizer > 0, optimizer, np.nan),
         lost_ns={Cause.GC: sums(gc)} if gc.any() else {},
         host_gap_ns=np.full(shape, np.nan),
         stalled_ns=np.zeros(shape),
         stolen_ns=np.zeros(shape),
-        completeness=_completeness(members, len(table)),
+        completeness={
+            "world_size": members.layout.world_size,
+            "ranks": ranks.tolist(),
+            "num_spans": len(table),
+        },
         notes=_notes(table),
         source=table.source,
         costs=ReplayedCosts(partial(replay_of_op_table, table)),
@@ -684,29 +652,17 @@ def observe_op_table(table: OpTable) -> Observations:
 
 
 def _is(table: OpTable, name: str) -> Flags:
-    if name not in table.optypes:
-        return np.zeros(len(table), dtype=bool)
-    return np.asarray(table.optype == table.optypes.index(name))
-
-
-def _step_times(table: OpTable, slot: Integers, num_steps: int) -> Floats:
-    """Return how long each step took: starts are relative to its first, so it ends with its last
-    operation.
-    """
-    end = (table.start_ts + table.duration).astype(np.float64) * NS_PER_S
-    longest = np.zeros(num_steps)
-    np.maximum.at(longest, slot, end)
-    return longest
+    return np.isin(table.optype, [code for code, one in enumerate(table.optypes) if one == name])
 
 
 def _work(
     table: OpTable, row: Integers, slot: Integers, duration: Floats, shape: tuple[int, int]
 ) -> Work:
     microbatch = np.asarray(table.seq_id, dtype=np.int64)
-    forward, backward = (_is(table, name) for name in PHASE_OF)
+    forward, backward = _is(table, FORWARD), _is(table, BACKWARD)
     num_microbatches = int(microbatch[forward | backward].max()) + 1
     log_ns = np.full((*shape, 2 * num_microbatches), np.nan)
-    for phase, use in zip(PHASE_OF.values(), (forward, backward), strict=True):
+    for phase, use in ((observations.FORWARD, forward), (observations.BACKWARD, backward)):
         op = phase * num_microbatches + microbatch[use]
         log_ns[row[use], slot[use], op] = np.log(np.maximum(duration[use], 1.0))
     ops = np.arange(2 * num_microbatches)
@@ -731,14 +687,6 @@ def _members(table: OpTable, ranks: Integers, row: Integers) -> Members:
         workers=tuple((rank,) for rank in ranks.tolist()),
         device_kind="",
     )
-
-
-def _completeness(members: Members, num_spans: int) -> dict[str, Json]:
-    return {
-        "world_size": members.layout.world_size,
-        "ranks": [int(rank) for rank in members.ranks],
-        "num_spans": num_spans,
-    }
 
 
 def _notes(table: OpTable) -> tuple[str, ...]:

@@ -54,11 +54,11 @@ def compare(before: Side, after: Side, min_change: float = 1.03) -> Comparison:
     ranks = list(rank_measures(before, after)) if shared.ranks else []
     least = float(np.log(min_change))
     slow = {rank for one in ranks if abs(one.effect) >= least for rank in one.ranks}
-    slow.update(*(_suspects(side) for side in (before, after)))
+    for side in (before, after):
+        slow.update(side.members.ranks_of(np.flatnonzero(side.examined.suspects)))
     measures = step_measures(before, after) if shared.iterations else []
     measures += [*role_measures(before, after, shared, slow), *ranks]
     measures += link_measures(before, after)
-    changes = _changes(measures, least)
     findings = match_findings(
         before.examined.report.findings, after.examined.report.findings, shared.ranks
     )
@@ -66,7 +66,7 @@ def compare(before: Side, after: Side, min_change: float = 1.03) -> Comparison:
         before=before.name,
         after=after.name,
         min_change=min_change,
-        changes=tuple(changes),
+        changes=tuple(_changes(measures, least)),
         shares=tuple(_share_changes(before, after)),
         findings=findings,
         least_visible=_least_visible(measures, least),
@@ -74,10 +74,6 @@ def compare(before: Side, after: Side, min_change: float = 1.03) -> Comparison:
         notes=tuple(_notes(before, after)),
         strangers=differences(before, after),
     )
-
-
-def _suspects(side: Side) -> tuple[int, ...]:
-    return side.members.ranks_of(np.flatnonzero(side.examined.suspects))
 
 
 def _changes(measures: list[Measure], least: float) -> list[Change]:
