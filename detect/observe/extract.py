@@ -31,7 +31,13 @@ from detect.observe.observations import (
     typical_readings,
 )
 from detect.observe.spans import Frame, Glance, SpanIndex, sums_by_cell
-from detect.observe.stalls import Collections, launch_pace, stalled_time, within_stalls
+from detect.observe.stalls import (
+    Collections,
+    known_or_none,
+    launch_pace,
+    stalled_time,
+    within_stalls,
+)
 from detect.observe.transfers import transfers_of
 from detect.observe.work import (
     OwnTimes,
@@ -167,7 +173,7 @@ def _with_launches(seen: Observations, frame: Frame, facts: Facts) -> Observatio
             seen,
             tokenwise=Tokenwise(dense_ns=cells.dense_ns, lookups_ns=cells.lookups_ns),
             ending_ns=cells.ending_ns,
-            starved_share=None if facts.starved is None else facts.starved.share(),
+            starved_share=known_or_none(cells.starved_share),
         )
     if launches is None:
         return seen

@@ -35,14 +35,13 @@ from detect.observe.stalls import (
     Collections,
     Contents,
     Launches,
-    Starved,
     collecting_time,
     contents_of,
     launched_in_turn,
     launched_just_in_time,
     launches_of,
     loading_time,
-    starved,
+    starved_share,
 )
 from detect.observe.work import (
     HEADS,
@@ -90,7 +89,7 @@ class Passes:
     """For how long communication that the pass may have waited for was under way beside it."""
     reduces: Flags
     """Whether gradients are reduced over the replicas beside the pass; on CPUs not looked for."""
-    gathers: Gathers | None
+    gathers: Gathers
     entangled: Entangled
     contents: Contents | None
     """None on the CPU, where nothing stands still."""
@@ -125,10 +124,13 @@ class Cells:
     """Waiting in all communication that is split, also beside computing."""
     beside_ns: Floats
     """Computing while a collective waits beside it; see `waiting_beside`."""
+    starved_share: Floats
+    """See `stalls.starved_share`."""
 
 
 _NAN_IF_ABSENT = (
     "data_ns", "loading_ns", "optimizer_ns", "attention_ns", "dense_ns", "lookups_ns",
+    "starved_share",
 )  # fmt: skip
 """Fields of `Cells` that are NaN for a rank without spans; the others are 0."""
 
@@ -142,8 +144,6 @@ class Facts:
     layers: Layers
     collecting: Collections
     cells: Cells
-    starved: Starved | None
-    """None on the CPU."""
     launches: Launches | None
     is_split: bool
     """Some communication could be split into waiting and transfer."""
@@ -194,9 +194,9 @@ def facts_of(index: SpanIndex) -> Facts:
             waiting_ns=waiting_time(index),
             split_wait_ns=index.sums(split, numbers(index.table, "wait_ns")[split]),
             beside_ns=waiting_beside(index),
+            # by modules, not passes: a pass begins with its launch whether the device is fed or not
+            starved_share=starved_share(index, launched_in_turn(index)),
         ),
-        # by modules, not passes: a pass begins with its launch whether the device is fed or not
-        starved=None if index.is_cpu else starved(index, launched_in_turn(index)),
         launches=launches_of(index),
         is_split=bool(split.any()),
         longest_ns=longest_ns,
@@ -295,14 +295,12 @@ def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
     parts = [_with_global_rows(part, row_of) for part, row_of in zip(parts, rows, strict=True)]
     passes = _Order([part.passes.samples.row for part in parts])
     cells = _Cells(rows, len(ranks))
-    launched = [part.starved for part in parts if part.starved is not None]
     return Facts(
         ranks=ranks,
         passes=_joined_passes([part.passes for part in parts], passes),
         layers=_joined_layers([part.layers for part in parts]),
         collecting=_joined_collections([part.collecting for part in parts], passes),
         cells=cells.record([part.cells for part in parts]),
-        starved=cells.record(launched) if launched else None,
         launches=cells.launches([part.launches for part in parts]),
         is_split=any(part.is_split for part in parts),
         longest_ns=np.max([part.longest_ns for part in parts], axis=0),
@@ -371,17 +369,8 @@ class _Order:
 
 
 def _joined_passes(parts: Sequence[Passes], order: _Order) -> Passes:
-    gathers = None
-    if any(part.gathers is not None for part in parts):
-        nothing = [np.zeros(len(part.time_ns)) for part in parts]
-        gathers = order.record(
-            [
-                part.gathers or Gathers(layers_ns=zeros, holds=zeros > 0)
-                for part, zeros in zip(parts, nothing, strict=True)
-            ]
-        )
     entangled = _joined_entangled([part.entangled for part in parts], order)
-    return order.record(parts, gathers=gathers, entangled=entangled)
+    return order.record(parts, entangled=entangled)
 
 
 def _joined_layers(parts: Sequence[Layers]) -> Layers:

@@ -45,7 +45,7 @@ from detect.observe.spans import (
     unmatched_time,
     where_text,
 )
-from detect.observe.stalls import launch_pace, put_quick_steps, starved
+from detect.observe.stalls import known_or_none, launch_pace, put_quick_steps, starved_share
 from detect.observe.work import LAYER_NAMES
 from detect.report import Cause
 from detect.stats import robust
@@ -97,7 +97,7 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
     return replace(
         profile,
         boundness=_boundness(index, alike, compute, optimizer),
-        starved_share=starved(index, both).share(),
+        starved_share=known_or_none(starved_share(index, both)),
         held_pace=_held_pace(index, compute),
         launching_ns=_launching(index, both),
     )

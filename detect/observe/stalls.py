@@ -14,7 +14,7 @@ that, it stood still (`stalled_time`). That needs no peers: a stage of one rank 
     launched_late                    the device waited for launches between layers
     loading_time                     loading of data
     collecting_time, within_stalls   garbage collection
-    starved                          operations launched only just in time
+    starved_share                    operations launched only just in time
 
 How a host launches is told by itself, too: how long it needs from one launch to the next, and when
 it stops in between. This pace needs no peer that computes the same.
@@ -355,30 +355,20 @@ def within_stalls(collecting: Collections, stalled_ns: Floats) -> Collections:
     )
 
 
-@dataclass(frozen=True)
-class Starved:
-    """Operations by (rank, iteration): how many the host launched only just in time, of how many.
-
-    `known` is 0 where launches were not recorded.
+def starved_share(index: SpanIndex, rows: Flags) -> Floats:
+    """Return the share of the operations that the host launched only just in time, (rank,
+    iteration); NaN where no launches were recorded.
     """
-
-    late: Floats
-    known: Integers
-
-    def share(self) -> Floats | None:
-        """Return the share that was launched late; None where launches were not recorded."""
-        if not self.known.any():
-            return None
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(self.late / self.known)
-
-
-def starved(index: SpanIndex, rows: Flags) -> Starved:
-    """Count the operations that the host launched only just in time."""
     launched = rows & (numbers(index.table, "launch_ns") != NOT_APPLICABLE)
-    late = index.sums(launched, launched_just_in_time(index, launched).astype(np.float64))
-    count = np.bincount(index.cell[launched], minlength=index.num_cells)
-    return Starved(late, count.reshape(index.shape))
+    is_late = launched_just_in_time(index, launched).astype(np.float64)
+    late, known = (index.sums(launched, one) for one in (is_late, np.ones_like(is_late)))
+    with np.errstate(invalid="ignore"):
+        return late / known
+
+
+def known_or_none(values: Floats) -> Floats | None:
+    """Return the values; None where none of them is known."""
+    return values if np.isfinite(values).any() else None
 
 
 def launched_just_in_time(index: SpanIndex, rows: Flags) -> Flags:

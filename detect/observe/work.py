@@ -132,17 +132,16 @@ class Gathers:
     """Whether parameters are gathered beside the pass."""
 
 
-def gathers_of(index: SpanIndex, passes: Flags) -> Gathers | None:
-    """Return what passes hold that wait for sharded parameters; None where parameters are not
+def gathers_of(index: SpanIndex, passes: Flags) -> Gathers:
+    """Return what passes hold that wait for sharded parameters: nothing where parameters are not
     gathered for each layer (megatron.core, of whose models the loss is recorded, gathers all at
     once).
     """
     layers = index.named((PLAIN_LAYER, backward_of(PLAIN_LAYER)))
-    if not layers.any() and index.frame.has_loss:
-        return None
     gathers = _over_replicas(index, "all_gather")
-    if not gathers.any():
-        return None
+    if not gathers.any() or (index.frame.has_loss and not layers.any()):
+        nothing = np.zeros(int(passes.sum()))
+        return Gathers(layers_ns=nothing, holds=nothing > 0)
     layers_ns = enclosed_time(index, passes, layers, index.self_time(layers))
     if index.is_sampled and layers.any():
         layers_ns *= _layers_a_recorded_one(index, passes, layers)
@@ -176,13 +175,11 @@ def reduces_beside(index: SpanIndex, passes: Flags) -> Flags:
     return _hold(index, passes, _over_replicas(index, "all_reduce", "reduce_scatter"))
 
 
-def hide_waiting(phase: Integers, gathers: Gathers | None) -> bool:
+def hide_waiting(phase: Integers, gathers: Gathers) -> bool:
     """Return whether passes wait for all other ranks while parameters are gathered, and no layers
     say how long: then all passes last as long as those of the slowest rank.
     """
-    if gathers is None or gathers.layers_ns.any():
-        return False
-    return len(_phases_that_hold(gathers.holds, phase)) > 0
+    return not gathers.layers_ns.any() and len(_phases_that_hold(gathers.holds, phase)) > 0
 
 
 def _phases_that_hold(holds: Flags, phase: Integers) -> tuple[int, ...]:
@@ -194,7 +191,7 @@ def _phases_that_hold(holds: Flags, phase: Integers) -> tuple[int, ...]:
     )
 
 
-def pass_times(time_ns: Floats, phase: Integers, gathers: Gathers | None) -> tuple[Floats, Flags]:
+def pass_times(time_ns: Floats, phase: Integers, gathers: Gathers) -> tuple[Floats, Flags]:
     """Return how long each pass kept its device busy, (pass,) ns, and in which only layers count.
 
     `time_ns` is each pass's own time less its loading of data. With parameters sharded over the
@@ -204,12 +201,9 @@ def pass_times(time_ns: Floats, phase: Integers, gathers: Gathers | None) -> tup
         forward      |── layer 1 ──| waiting |── layer 2 ──| waiting |── layer 3 ──|
         all_gather   |──── parameters of 2 ──|──── parameters of 3 ──|
     """
-    is_sharded = np.zeros(len(time_ns), dtype=bool)
-    if gathers is not None:
-        waits = np.isin(phase, _phases_that_hold(gathers.holds, phase))
-        is_sharded = waits & (gathers.layers_ns > 0)
-        time_ns = np.where(is_sharded, gathers.layers_ns, time_ns)
-    return np.maximum(time_ns, 1.0), is_sharded
+    waits = np.isin(phase, _phases_that_hold(gathers.holds, phase))
+    is_sharded = waits & (gathers.layers_ns > 0)
+    return np.maximum(np.where(is_sharded, gathers.layers_ns, time_ns), 1.0), is_sharded
 
 
 def _layers_a_recorded_one(index: SpanIndex, passes: Flags, layers: Flags) -> Floats:
