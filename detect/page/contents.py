@@ -161,8 +161,6 @@ class PageView:
     `window` is empty where the answer and the large figures say as much.
     """
 
-    source: str
-    verdict: Verdict
     verdict_words: str
     headline: str
     headline_more: str
@@ -173,11 +171,9 @@ class PageView:
     has_map: bool
     ranks_summary: str
     costs: CostsView | None
-    why_no_costs: str
     power: tuple[tuple[str, str, str], ...]
     trust: tuple[Fact, ...]
     notes: tuple[str, ...]
-    facts: tuple[Fact, ...]
     figures: dict[str, Json]
     view_command: str
 
@@ -208,39 +204,34 @@ def page_view(inputs: PageInputs) -> PageView:
         for number, finding in enumerate(findings, 1)
     )
     first, last = report.iterations
+    window = (
+        f"{counted(report.num_iterations, 'iteration')} ({first} to {last}) of "
+        f"{milliseconds(report.iteration_ns)}, {counted(report.world_size, 'rank')}"
+    )
     figures = _figures(inputs, findings)
+    strip = figures["strip"]
     return PageView(
-        source=inputs.source,
-        verdict=report.verdict,
         verdict_words=_verdict_words(report, findings),
         headline=headline,
         headline_more=more,
         large=tuple(_large(inputs, findings)),
-        window=f"{counted(report.num_iterations, 'iteration')} ({first} to {last}) of "
-        f"{milliseconds(report.iteration_ns)}, {counted(report.world_size, 'rank')}"
-        if findings
-        else "",
+        window=window if findings else "",
         deciding=deciding,
         findings=views,
         has_map=bool(np.isfinite(slowdowns(inputs.examined)).any()),
         ranks_summary=_ranks_summary(inputs.examined),
         costs=None if inputs.whatif is None else _costs(inputs.whatif, inputs.savings),
-        why_no_costs=inputs.why_no_whatif,
         power=tuple(
             (name, percent(value), POWER_WORDS.get(Cause(name), ""))
             for name, value in report.minimum_detectable.items()
         ),
         trust=tuple(_trust(report)),
         notes=said.new(report.notes),
-        facts=tuple(inputs.facts),
         figures=figures,
-        view_command=_view_command(inputs.look, figures["strip"]),
+        view_command=f"{inputs.look} --at {strip['at']}"
+        if inputs.look and isinstance(strip, dict)
+        else "",
     )
-
-
-def _view_command(look: str, strip: Json) -> str:
-    """Return what opens the timeline at the strip's spot."""
-    return f"{look} --at {strip['at']}" if look and isinstance(strip, dict) else ""
 
 
 def _verdict_words(report: Report, findings: Sequence[Finding]) -> str:
@@ -250,12 +241,6 @@ def _verdict_words(report: Report, findings: Sequence[Finding]) -> str:
     if report.verdict == Verdict.UNDECIDED and findings and findings[0].owner == Owner.JOB:
         words += "; what costs most is the job's own doing"
     return words
-
-
-def _num_gpus(inputs: PageInputs) -> int:
-    if inputs.whatif is not None:
-        return inputs.whatif.replay.num_gpus
-    return inputs.examined.report.world_size
 
 
 def _answer(report: Report) -> str:
@@ -271,12 +256,10 @@ def _large(inputs: PageInputs, findings: Sequence[Finding]) -> list[LargeFigure]
         return _large_of(findings[0], inputs)
     least = report.minimum_detectable_slowdown
     power = "not judged" if least is None else percent(least)
+    num_hosts = len(set(inputs.examined.seen.members.hosts) - {""})
+    hosts = f"on {counted(num_hosts, 'host')}" if num_hosts else "of hosts that were not recorded"
     return [
-        LargeFigure(
-            f"{report.world_size:,}",
-            "rank" if report.world_size == 1 else "ranks",
-            _on_hosts(inputs.examined.seen.members.hosts),
-        ),
+        LargeFigure(f"{report.world_size:,}", "rank" if report.world_size == 1 else "ranks", hosts),
         LargeFigure(
             power, "smallest slowdown seen", "a rank's compute; below that, nobody can tell"
         ),
@@ -284,17 +267,13 @@ def _large(inputs: PageInputs, findings: Sequence[Finding]) -> list[LargeFigure]
     ]
 
 
-def _on_hosts(hosts: Sequence[str]) -> str:
-    names = {name for name in hosts if name}
-    return f"on {counted(len(names), 'host')}" if names else "of hosts that were not recorded"
-
-
 def _large_of(finding: Finding, inputs: PageInputs) -> list[LargeFigure]:
     report = inputs.examined.report
     low, high = finding.slowdown_interval
     bound = "at least; " if finding.slowdown_is_bound else ""
-    share = finding.lost_share
-    hours = share * _num_gpus(inputs) * HOURS_A_DAY
+    share, whatif = finding.lost_share, inputs.whatif
+    num_gpus = report.world_size if whatif is None else whatif.replay.num_gpus
+    hours = share * num_gpus * HOURS_A_DAY
     how = "replayed" if finding.cost_is_replayed else "estimated"
     detail = f"{100 * share:.1f} % of every GPU's time, {how}"
     if finding.step_time_cost_ratio < COSTS.next_to_nothing_ratio:
@@ -569,9 +548,8 @@ def _distinct(values: Iterable[str]) -> str:
 
 def _versions(headers: list[RankHeader]) -> str:
     versions = {name: value for header in headers for name, value in header.versions.items()}
-    return ", ".join(f"{name} {value}" for name, value in sorted(versions.items())) or (
-        "not recorded"
-    )
+    known = ", ".join(f"{name} {value}" for name, value in sorted(versions.items()))
+    return known or "not recorded"
 
 
 def _settings(headers: list[RankHeader]) -> str:
@@ -585,7 +563,9 @@ def _settings(headers: list[RankHeader]) -> str:
 
 def _kinds(timeline: Timeline) -> str:
     code, names = codes(timeline.spans, "kind")
-    counts = Counter({names[one]: int((code == one).sum()) for one in range(len(names))})
+    counts = Counter(
+        dict(zip(names, np.bincount(code, minlength=len(names)).tolist(), strict=True))
+    )
     shown = [f"{number:,} {name}" for name, number in counts.most_common() if number]
     return listed(shown, most=9)
 
@@ -618,6 +598,8 @@ def render_page(inputs: PageInputs) -> str:
     script = "\n".join((ROOM / "script" / name).read_text(encoding="utf-8") for name in SCRIPTS)
     view = page_view(inputs)
     page = environment.get_template(TEMPLATE).render(
+        inputs=inputs,
+        report=inputs.examined.report,
         page=view,
         style=style,
         style_hash=source_hash(style),

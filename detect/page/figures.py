@@ -57,11 +57,8 @@ def series_of(finding: Finding, examined: Examination) -> Series | None:
         drawn = _replicas(examined)
     else:
         drawn = _rank(finding, examined)
-    return drawn if drawn is not None and _has_values(drawn) else None
-
-
-def _has_values(series: Series) -> bool:
-    return any(np.isfinite(values).any() for _, values in series.lines)
+    is_known = drawn is not None and any(np.isfinite(values).any() for _, values in drawn.lines)
+    return drawn if is_known else None
 
 
 def _rank(finding: Finding, examined: Examination) -> Series | None:
@@ -70,7 +67,9 @@ def _rank(finding: Finding, examined: Examination) -> Series | None:
     rows = _rows(examined, finding.ranks)
     if not len(rows):
         return None
-    from_passes = finding.cause == Cause.HOST and _passes_are_slow(finding, examined, rows)
+    # slow passes (a starved device) show a late host better than gaps, if they are most of it
+    level, whole = robust.median(examined.slowness[rows]), np.log(max(finding.slowdown, 1.0 + 1e-9))
+    from_passes = finding.cause == Cause.HOST and bool(level > 0.5 * whole)
     if finding.cause in QUANTITIES and not from_passes:
         values = seen.lost(finding.cause) / NS_PER_MS
         quantity, unit = QUANTITIES[finding.cause], "ms"
@@ -78,12 +77,6 @@ def _rank(finding: Finding, examined: Examination) -> Series | None:
         values, quantity, unit = np.exp(examined.slowness), "compute, relative to its peers", "x"
     lines = _lines_of_ranks(examined, values, rows)
     return _drawn(examined, quantity, lines, values[_peers(examined, rows)], unit=unit)
-
-
-def _passes_are_slow(finding: Finding, examined: Examination, rows: Integers) -> bool:
-    """Return whether a host finding came from slow passes (a starved device), not from gaps."""
-    level = robust.median(examined.slowness[rows])
-    return bool(level > 0.5 * np.log(max(finding.slowdown, 1.0 + 1e-9)))
 
 
 def _rows(examined: Examination, ranks: tuple[int, ...]) -> Integers:
@@ -145,33 +138,21 @@ def _stage(finding: Finding, examined: Examination) -> Series | None:
     """Compare the compute of a stage's median rank with that of the other stages."""
     members = examined.seen.members
     stages = np.unique(members.stage)
-    busy = np.stack(
-        [
-            robust.median(examined.seen.busy_ns[members.rows_of_stage(int(stage))], axis=0)
-            for stage in stages
-        ]
-    )
+    busy_ms = examined.seen.busy_ns / NS_PER_MS
+    typical = np.stack([robust.median(busy_ms[members.stage == one], axis=0) for one in stages])
     rows = _rows(examined, finding.ranks)
     if not len(rows) or len(stages) < 2:
         return None
     own = np.isin(stages, members.stage[rows])
-    lines = [
-        (f"stage PP{stage}", values / NS_PER_MS)
-        for stage, values in zip(stages[own].tolist(), busy[own], strict=True)
-    ]
-    return _drawn(examined, COMPUTE_OF_A_RANK, lines, busy[~own] / NS_PER_MS, peer="other stage")
+    lines = zip((f"stage PP{stage}" for stage in stages[own]), typical[own], strict=True)
+    return _drawn(examined, COMPUTE_OF_A_RANK, lines, typical[~own], peer="other stage")
 
 
 def _replicas(examined: Examination) -> Series:
     """Compare the longest replica of each iteration with all replicas."""
     members = examined.seen.members
-    replicas = np.unique(members.replica)
-    busy = np.stack(
-        [
-            robust.mean(examined.seen.busy_ns[members.replica == replica], axis=0)
-            for replica in replicas
-        ]
-    )
+    busy_ns, replicas = examined.seen.busy_ns, np.unique(members.replica)
+    busy = np.stack([robust.mean(busy_ns[members.replica == one], axis=0) for one in replicas])
     longest = np.nan_to_num(busy).max(axis=0) / NS_PER_MS
     lines = [("longest replica of the iteration", longest)]
     return _drawn(examined, COMPUTE_OF_A_RANK, lines, busy / NS_PER_MS, peer="replica")
@@ -199,10 +180,8 @@ def _name_of_connection(ranks: tuple[int, ...]) -> str:
 
 def _connections(transfers: Transfers, ranks: set[int]) -> tuple[Integers, Integers]:
     """Return the rows of the kind in which the ranks lose most, and that kind's other rows."""
-    inside = np.array(
-        [bool(ranks & set(group)) if len(ranks) == 1 else ranks <= set(group) or set(group) <= ranks
-         for group in transfers.members], dtype=bool,
-    )  # fmt: skip
+    # of one rank all its connections; of several those that hold all of them, or lie among them
+    inside = np.array([ranks <= set(group) or set(group) <= ranks for group in transfers.members])
     level = robust.median(transfers.transfer_ns, axis=1)
     best, chosen = 0.0, -1
     for kind in np.unique(transfers.kind[inside]):
