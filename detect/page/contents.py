@@ -563,9 +563,8 @@ def _settings(headers: list[RankHeader]) -> str:
 
 def _kinds(timeline: Timeline) -> str:
     code, names = codes(timeline.spans, "kind")
-    counts = Counter(
-        dict(zip(names, np.bincount(code, minlength=len(names)).tolist(), strict=True))
-    )
+    numbers = np.bincount(code, minlength=len(names)).tolist()
+    counts = Counter(dict(zip(names, numbers, strict=True)))
     shown = [f"{number:,} {name}" for name, number in counts.most_common() if number]
     return listed(shown, most=9)
 

@@ -67,7 +67,7 @@ def _rank(finding: Finding, examined: Examination) -> Series | None:
     rows = _rows(examined, finding.ranks)
     if not len(rows):
         return None
-    # slow passes (a starved device) show a late host better than gaps, if they are most of it
+    # a host was found by slow passes (a starved device) if they explain most of its slowdown
     level, whole = robust.median(examined.slowness[rows]), np.log(max(finding.slowdown, 1.0 + 1e-9))
     from_passes = finding.cause == Cause.HOST and bool(level > 0.5 * whole)
     if finding.cause in QUANTITIES and not from_passes:
@@ -138,8 +138,9 @@ def _stage(finding: Finding, examined: Examination) -> Series | None:
     """Compare the compute of a stage's median rank with that of the other stages."""
     members = examined.seen.members
     stages = np.unique(members.stage)
-    busy_ms = examined.seen.busy_ns / NS_PER_MS
-    typical = np.stack([robust.median(busy_ms[members.stage == one], axis=0) for one in stages])
+    busy_ns = examined.seen.busy_ns
+    typical = np.stack([robust.median(busy_ns[members.stage == one], axis=0) for one in stages])
+    typical /= NS_PER_MS
     rows = _rows(examined, finding.ranks)
     if not len(rows) or len(stages) < 2:
         return None
@@ -181,7 +182,8 @@ def _name_of_connection(ranks: tuple[int, ...]) -> str:
 def _connections(transfers: Transfers, ranks: set[int]) -> tuple[Integers, Integers]:
     """Return the rows of the kind in which the ranks lose most, and that kind's other rows."""
     # of one rank all its connections; of several those that hold all of them, or lie among them
-    inside = np.array([ranks <= set(group) or set(group) <= ranks for group in transfers.members])
+    alike = [ranks <= set(group) or set(group) <= ranks for group in transfers.members]
+    inside = np.array(alike, dtype=bool)
     level = robust.median(transfers.transfer_ns, axis=1)
     best, chosen = 0.0, -1
     for kind in np.unique(transfers.kind[inside]):
