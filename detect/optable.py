@@ -53,7 +53,7 @@ from detect.whatif.savings import ReplayedCosts
 from megascan.arrays import Flags, Floats, Integers, Singles
 from megascan.errors import InputError
 from megascan.schema import NOT_APPLICABLE
-from megascan.timeline import first_rows
+from megascan.timeline import distinct, first_rows
 from megascan.topology import Layout
 
 _NUMBERS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc")
@@ -199,47 +199,25 @@ def _sizes(path: Path, num_replicas: int) -> dict[str, int]:
     return sizes
 
 
-Codes = npt.NDArray[np.int32]
-
 _BLOCK_ROWS = 1 << 17
-_MOST_COUNTED = 10_000_000
-
-
-def _blocks(num_rows: int) -> Iterator[slice]:
-    for first in range(0, num_rows, _BLOCK_ROWS):
-        yield slice(first, first + _BLOCK_ROWS)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Distinct step ids in order, how many rows each has, and the number of each id."""
+    """Distinct step ids in order, how many rows each has, and the number of each row's step."""
 
     ids: Integers
     num_rows: Integers
-    number: Codes
-    """By id less the first id; empty where ids are too far apart to be counted."""
+    number: Integers
+    """(row,): place in `ids`."""
 
     @classmethod
     def of(cls, step: Column) -> Steps:
         """Return the steps of a column."""
-        low, width = int(step.min()), int(step.max()) - int(step.min()) + 1
-        if width > _MOST_COUNTED:
-            ids, num_rows = np.unique(step, return_counts=True)
-            return cls(ids.astype(np.int64), num_rows, np.zeros(0, dtype=np.int32))
-        counts = np.zeros(width, dtype=np.int64)
-        for block in _blocks(len(step)):
-            counts += np.bincount(step[block] - low, minlength=width)
-        offsets = np.flatnonzero(counts)
-        number = np.zeros(width, dtype=np.int32)
-        number[offsets] = np.arange(len(offsets))
-        return cls(offsets + low, counts[offsets], number)
-
-    def numbers(self, step: Column) -> Integers:
-        """Return the number of each id."""
-        if not len(self.number):
-            return np.searchsorted(self.ids, step).astype(np.int64)
-        numbers: Integers = self.number[step - self.ids[0]].astype(np.int64)
-        return numbers
+        code, ids = distinct(step.astype(np.int64))
+        order = np.argsort(ids)
+        place = np.argsort(order)
+        return cls(ids[order], np.bincount(code)[order], place[code])
 
     @property
     def usual(self) -> int:
@@ -248,11 +226,11 @@ class Steps:
         return int(self.ids[np.argmax(self.num_rows == sizes[np.argmax(counts)])])
 
 
-def template(table: OpTable, step: int) -> tuple[list[Operation], Codes]:
+def template(table: OpTable, step: int) -> tuple[list[Operation], Integers]:
     """Return the first replica's operations in a step; nodes by (stage, type, ordinal), or -1."""
     rows = np.flatnonzero((table.step == step) & (table.dp_rank == table.dp_rank.min()))
     sizes = int(table.stage.max()) + 1, len(table.optypes), int(table.seq_id.max()) + 1
-    lookup = np.full(sizes, -1, dtype=np.int32)
+    lookup = np.full(sizes, -1)
     operations = []
     for number, row in enumerate(rows):
         stage, code, ordinal = table.stage[row], table.optype[row], table.seq_id[row]
@@ -272,7 +250,7 @@ def template(table: OpTable, step: int) -> tuple[list[Operation], Codes]:
 
 
 def scatter(
-    table: OpTable, lookup: Codes, steps: Steps, shape: tuple[int, int, int]
+    table: OpTable, lookup: Integers, steps: Steps, shape: tuple[int, int, int]
 ) -> tuple[Flags, Singles, Singles]:
     """Return (complete steps (step,), start, duration), the latter (node, lane, step) in seconds.
 
@@ -281,10 +259,11 @@ def scatter(
     start = np.full(int(np.prod(shape)), np.nan, dtype=np.float32)
     duration = start.copy()
     odd = np.zeros(shape[2], dtype=np.bool_)
-    for block in _blocks(len(table)):
+    for first in range(0, len(table), _BLOCK_ROWS):
+        block = slice(first, first + _BLOCK_ROWS)
         node = lookup[table.stage[block], table.optype[block], table.seq_id[block]]
-        number = steps.numbers(table.step[block])
-        cell = (node.astype(np.int64) * shape[1] + table.dp_rank[block]) * shape[2] + number
+        number = steps.number[block]
+        cell = (node * shape[1] + table.dp_rank[block]) * shape[2] + number
         begin, length = table.start_ts[block], table.duration[block]
         if node.min() < 0:
             odd[number[node < 0]] = True
@@ -652,7 +631,8 @@ def observe_op_table(table: OpTable) -> Observations:
 
 
 def _is(table: OpTable, name: str) -> Flags:
-    return np.isin(table.optype, [code for code, one in enumerate(table.optypes) if one == name])
+    code = table.optypes.index(name) if name in table.optypes else -1
+    return np.asarray(table.optype == code)
 
 
 def _work(

@@ -532,13 +532,8 @@ def _log_measures(
     `shown` are the times to report, if they are not the values.
     """
     old, new = (robust.median(one, axis=1) for one in shown or values)
-    moved = shift(_log(values[0]), _log(values[1]), between)
+    moved = shift(robust.log_of(values[0]), robust.log_of(values[1]), between)
     return _measures(moved, kind, subjects, (old, new))
-
-
-def _log(values: Floats) -> Floats:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(values > 0, np.log(values), np.nan))
 
 
 def step_measures(before: Side, after: Side) -> list[Measure]:
@@ -578,7 +573,7 @@ def rank_measures(before: Side, after: Side) -> Iterator[Measure]:
     relative = old.slowness[rows[0]], new.slowness[rows[1]]
     has_peers = np.isfinite(robust.median(relative[0], axis=1) + robust.median(relative[1], axis=1))
     # a rank without peers is compared with what all ranks changed by
-    logs = _log(busy[0]), _log(busy[1])
+    logs = robust.log_of(busy[0]), robust.log_of(busy[1])
     change = robust.median(logs[1], axis=1) - robust.median(logs[0], axis=1)
     logs = logs[0], logs[1] - float(np.nan_to_num(robust.median(change)))
     compared = [np.where(has_peers[:, None], *one) for one in zip(relative, logs, strict=True)]

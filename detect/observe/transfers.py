@@ -286,8 +286,7 @@ def bus_factor(operation: str, size: int) -> float | None:
 
 def log_residuals(transfers: Transfers, excluded: Flags) -> Floats:
     """Return log transfer time less the median of the kind's other rows, (row, iteration)."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_ns = np.where(transfers.transfer_ns > 0, np.log(transfers.transfer_ns), np.nan)
+    log_ns = robust.log_of(transfers.transfer_ns)
     residual = np.full_like(log_ns, np.nan)
     for kind in np.unique(transfers.kind):
         rows = np.flatnonzero(transfers.kind == kind)

@@ -125,8 +125,7 @@ class Channels:
     """All channels of some observations; `control`, (row,), flags hosts not found so far."""
 
     def __init__(self, seen: Observations, control: Flags) -> None:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            optimizer = np.where(seen.optimizer_ns > 0, np.log(seen.optimizer_ns), np.nan)
+        optimizer = robust.log_of(seen.optimizer_ns)
         everybody, step_ns = np.ones_like(control), float(np.median(seen.iteration_ns))
         mean = partial(robust.mean, axis=1)
         self._by_name = {OPTIMIZER: Channel(optimizer, places_of(seen), control, mean)}

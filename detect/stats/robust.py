@@ -44,6 +44,12 @@ def mean(values: Floats, axis: int | None = None) -> Floats:
         return np.asarray(given.sum(axis=axis) / (~missing).sum(axis=axis))
 
 
+def log_of(values: Floats) -> Floats:
+    """Return the logarithms; NaN where a value is not above 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(values > 0, np.log(values), np.nan)
+
+
 def centre(values: Floats) -> Floats:
     """Return the mean of the middle third and a little more along the last axis, NaN left out.
 
