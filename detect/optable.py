@@ -53,7 +53,7 @@ from detect.whatif.savings import ReplayedCosts
 from megascan.arrays import Flags, Floats, Integers, Singles
 from megascan.errors import InputError
 from megascan.schema import NOT_APPLICABLE
-from megascan.timeline import distinct, first_rows
+from megascan.timeline import first_rows
 from megascan.topology import Layout
 
 _NUMBERS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc")
@@ -200,6 +200,7 @@ def _sizes(path: Path, num_replicas: int) -> dict[str, int]:
 
 
 _BLOCK_ROWS = 1 << 17
+_MOST_COUNTED = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -214,10 +215,15 @@ class Steps:
     @classmethod
     def of(cls, step: Column) -> Steps:
         """Return the steps of a column."""
-        code, ids = distinct(step.astype(np.int64))
-        order = np.argsort(ids)
-        place = np.argsort(order)
-        return cls(ids[order], np.bincount(code)[order], place[code])
+        first = int(step.min())
+        offset = step.astype(np.int64) - first
+        if offset.max() > _MOST_COUNTED:  # too far apart to be counted
+            ids, number, num_rows = np.unique(offset, return_inverse=True, return_counts=True)
+        else:
+            counts = np.bincount(offset)
+            ids, number = np.flatnonzero(counts), (np.cumsum(counts > 0) - 1)[offset]
+            num_rows = counts[ids]
+        return cls(ids + first, num_rows, number)
 
     @property
     def usual(self) -> int:

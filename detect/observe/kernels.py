@@ -30,21 +30,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.observe.observations import (
-    BACKWARD,
-    FORWARD,
-    Boundness,
-    Members,
-    Observations,
-    Work,
-)
-from detect.observe.spans import (
-    WORK_NAMES,
-    SpanIndex,
-    sums_by_cell,
-    unmatched_time,
-    where_text,
-)
+from detect.observe.observations import BACKWARD, FORWARD, Boundness, Members, Observations, Work
+from detect.observe.spans import WORK_NAMES, SpanIndex, sums_by_cell, unmatched_time, where_text
 from detect.observe.stalls import known_or_none, launch_pace, put_quick_steps, starved_share
 from detect.observe.work import LAYER_NAMES
 from detect.report import Cause

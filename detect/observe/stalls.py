@@ -30,12 +30,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from detect.observe.observations import BACKWARD, FORWARD
-from detect.observe.spans import (
-    WORK_NAMES,
-    SpanIndex,
-    enclosed_time,
-    enclosing,
-)
+from detect.observe.spans import WORK_NAMES, SpanIndex, enclosed_time, enclosing
 from detect.observe.work import Samples, layer_modules, phases_of
 from detect.stats import robust
 from detect.thresholds import PACE, STALLS, STARVATION

@@ -30,14 +30,7 @@ from functools import cached_property
 
 import numpy as np
 
-from detect.whatif.graph import (
-    Partition,
-    Replay,
-    keep_nodes,
-    over_all_steps,
-    partition_of,
-    sweep,
-)
+from detect.whatif.graph import Partition, Replay, keep_nodes, over_all_steps, partition_of, sweep
 from detect.whatif.savings import Saving, saved_by_fixing
 from megascan.arrays import Flags, Floats, Integers
 
