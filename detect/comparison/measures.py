@@ -393,8 +393,7 @@ def _sizes(layout: Layout) -> str:
 
 
 def _num_passes(side: Side) -> int:
-    microbatch = side.examined.seen.work.microbatch
-    return int(microbatch.max()) + 1 if len(microbatch) else 0
+    return int(side.examined.seen.work.microbatch.max(initial=-1)) + 1
 
 
 def _roles(side: Side, differing: list[str]) -> dict[Role, RoleTimes]:

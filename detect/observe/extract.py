@@ -150,24 +150,19 @@ def _observations(
         notes=(*timeline.completeness.notes, *guessed),
         costs=costs,
     )
-    return _with_launches(_with_waits(seen, facts), frame, facts)
+    return _with_more(seen, frame, facts)
 
 
-def _with_waits(seen: Observations, facts: Facts) -> Observations:
-    """Add what is known where communication could be split into waiting and transfer."""
-    if not facts.is_split:
-        return seen
-    return replace(
-        seen,
-        waiting_ns=facts.cells.waiting_ns,
-        split_wait_ns=facts.cells.split_wait_ns,
-        beside_ns=facts.cells.beside_ns,
-    )
-
-
-def _with_launches(seen: Observations, frame: Frame, facts: Facts) -> Observations:
-    """Add what is known of GPU runs only, most of it where launches were recorded."""
+def _with_more(seen: Observations, frame: Frame, facts: Facts) -> Observations:
+    """Add what is known only where communication was split, of GPU runs, of recorded launches."""
     cells, launches = facts.cells, facts.launches
+    if facts.is_split:
+        seen = replace(
+            seen,
+            waiting_ns=cells.waiting_ns,
+            split_wait_ns=cells.split_wait_ns,
+            beside_ns=cells.beside_ns,
+        )
     if not frame.is_cpu:
         seen = replace(
             seen,

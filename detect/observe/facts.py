@@ -278,9 +278,7 @@ def _communicating_beside(index: SpanIndex, rows: Flags) -> Floats:
 
 
 def _extent(index: SpanIndex) -> tuple[Floats, Floats, Floats]:
-    """Return the first start, the last end, and the longest span of the iteration itself, of each
-    iteration.
-    """
+    """Return each iteration's first start, last end, and the longest span of itself."""
     first, (last, longest) = np.full(index.shape[1], np.inf), np.zeros((2, index.shape[1]))
     use, own = index.counts, index.of_kind(Kind.ITERATION)
     np.minimum.at(first, index.slot[use], index.start[use].astype(np.float64))
@@ -297,7 +295,10 @@ def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
     cells = _Cells(rows, len(ranks))
     return Facts(
         ranks=ranks,
-        passes=_joined_passes([part.passes for part in parts], passes),
+        passes=passes.record(
+            [part.passes for part in parts],
+            entangled=_joined_entangled([part.passes.entangled for part in parts], passes),
+        ),
         layers=_joined_layers([part.layers for part in parts]),
         collecting=_joined_collections([part.collecting for part in parts], passes),
         cells=cells.record([part.cells for part in parts]),
@@ -366,11 +367,6 @@ class _Order:
         if not len(self._place[part]):
             return numbers
         return np.where(numbers >= 0, self._place[part][np.maximum(numbers, 0)], -1)
-
-
-def _joined_passes(parts: Sequence[Passes], order: _Order) -> Passes:
-    entangled = _joined_entangled([part.entangled for part in parts], order)
-    return order.record(parts, entangled=entangled)
 
 
 def _joined_layers(parts: Sequence[Layers]) -> Layers:

@@ -97,9 +97,7 @@ def is_profile(index: SpanIndex) -> bool:
 
 
 def _kernels(index: SpanIndex, kind: Kind) -> Flags:
-    """Flag the kernels (operators of a CPU run) of a kind; leave out copies, whose time depends on
-    other things.
-    """
+    """Flag the kernels (on CPUs operators) of a kind; no copies, whose speed is not computing's."""
     copies = where_text(index.table, "name", is_copy)
     return np.asarray(index.of_kind(kind) & ~copies)
 

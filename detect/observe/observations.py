@@ -398,9 +398,7 @@ class Costs(Protocol):
         """
 
     def unevenness(self, within: tuple[int, int]) -> Unevenness | None:
-        """Return what it costs from a first to a last iteration that ranks take unlike times for
-        the same operations; None if unknown.
-        """
+        """Return what unlike times for equal operations cost an iteration; None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -609,9 +607,7 @@ def num_judgeable(seen: Observations, settings: DetectorSettings) -> int:
 
 
 def settled(seen: Observations, settings: DetectorSettings) -> Flags:
-    """Flag the iterations after warm-up, (iteration,): all that follow the last of the run's first
-    iterations that is slow for everybody.
-    """
+    """Flag the iterations, (iteration,), after the last early one that is slow for everybody."""
     level = _typical_level(seen)
     is_early = seen.iterations <= settings.num_warmup_iterations
     warm = np.flatnonzero(is_early & (level >= level[-1] + np.log(WINDOW.warm_ratio)))

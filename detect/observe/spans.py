@@ -217,9 +217,7 @@ class SpanIndex:
         return np.asarray(self.of_kind(*COMMUNICATION_KINDS) & ~is_beside)
 
     def self_time(self, rows: Flags) -> Floats:
-        """Return the self time of the spans, CPU time where the ranks share cores and it was
-        measured.
-        """
+        """Return the self time of the spans, ns; CPU time where the frame uses that."""
         column = "self_cpu_ns" if self.uses_cpu_time else "self_ns"
         return np.maximum(numbers(self.table, column)[rows], 0).astype(np.float64)
 

@@ -351,9 +351,7 @@ def within_stalls(collecting: Collections, stalled_ns: Floats) -> Collections:
 
 
 def starved_share(index: SpanIndex, rows: Flags) -> Floats:
-    """Return the share of the operations that the host launched only just in time, (rank,
-    iteration); NaN where no launches were recorded.
-    """
+    """Return the share of operations launched just in time, (rank, iteration); NaN if unknown."""
     launched = rows & (numbers(index.table, "launch_ns") != NOT_APPLICABLE)
     is_late = launched_just_in_time(index, launched).astype(np.float64)
     late, known = (index.sums(launched, one) for one in (is_late, np.ones_like(is_late)))
@@ -367,9 +365,7 @@ def known_or_none(values: Floats) -> Floats | None:
 
 
 def launched_just_in_time(index: SpanIndex, rows: Flags) -> Flags:
-    """Return which of the spans began as soon as they were launched, (span of `rows`,); False where
-    the launch was not recorded.
-    """
+    """Flag the spans of `rows`, (span,), that are known to have begun as soon as launched."""
     launch = numbers(index.table, "launch_ns")[rows]
     enough = np.maximum(STARVATION.lead_ns, STARVATION.lead_share * index.self_time(rows))
     return np.asarray((launch != NOT_APPLICABLE) & (-launch < enough))

@@ -273,9 +273,7 @@ def usual_total(kind: Integers, num_kinds: int, total: Floats) -> Floats:
 
 
 def bus_factor(operation: str, size: int) -> float | None:
-    """Return by what the bytes of an operation of `size` ranks are multiplied for its bus
-    bandwidth; None where that is not defined.
-    """
+    """Return bus bandwidth over bytes a second, for `size` ranks; None where not defined."""
     return {
         "all_reduce": 2.0 * (size - 1) / size,
         "reduce_scatter": (size - 1) / size,

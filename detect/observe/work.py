@@ -597,9 +597,7 @@ def _usual_ratio(row: Integers, ratio: Floats, exact: Flags) -> float:
 
 
 def _typical(row: Integers, values: Floats, *, upper: bool = False) -> float:
-    """Return the lower median over the ranks of each rank's lower median; with `upper` the upper
-    median over the ranks.
-    """
+    """Return the lower median over ranks (with `upper` the upper) of their lower medians."""
     medians = np.sort(lower_medians(row, values)[1])
     return float(medians[(len(medians) - (0 if upper else 1)) // 2])
 

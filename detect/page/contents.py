@@ -357,9 +357,7 @@ def _who_in_words(ranks: Sequence[int]) -> str:
 
 
 def _finding_facts(finding: Finding, *, is_first: bool) -> list[Fact]:
-    """Return what is known of a finding and not in its headline; the first finding's slowdown and
-    cost stand at the page's top.
-    """
+    """Return what is not in a finding's headline nor, of the first finding, at the page's top."""
     low, high = finding.slowdown_interval
     facts = [Fact("owner", OWNER_WORDS[finding.owner])]
     if IN_ALL not in finding.headline:

@@ -20,6 +20,7 @@ from detect.detector import QUANTITIES, RANK_CAUSES, Examination
 from detect.observe.observations import Members, Observations, Transfers
 from detect.report import Cause, Finding
 from detect.stats import robust
+from detect.text import ranks_text
 from megascan.arrays import Floats, Integers
 from megascan.header import Json
 
@@ -168,15 +169,12 @@ def _link(finding: Finding, examined: Examination) -> Series | None:
     if not len(slow) or not len(equal):
         return _late_exits(finding, examined)
     values = np.asarray(transfers.transfer_ns / NS_PER_MS)
-    lines = [(_name_of_connection(transfers.members[row]), values[row]) for row in slow.tolist()]
+    members = [transfers.members[row] for row in slow.tolist()]
+    names = [ranks_text(ranks) if len(ranks) == 2 else f"group of rank {ranks[0]}"
+             for ranks in members]  # fmt: skip
+    lines = zip(names, values[slow], strict=True)
     quantity = f"transfer, {transfers.kinds[int(transfers.kind[slow[0]])]}"
     return _drawn(examined, quantity, lines, values[equal], peer="equal connection")
-
-
-def _name_of_connection(ranks: tuple[int, ...]) -> str:
-    if len(ranks) == 2:
-        return f"ranks {ranks[0]} and {ranks[1]}"
-    return f"group of rank {ranks[0]}"
 
 
 def _connections(transfers: Transfers, ranks: set[int]) -> tuple[Integers, Integers]:

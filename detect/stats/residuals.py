@@ -310,9 +310,7 @@ def _position_effect(by_phase: Floats, members: Members, excluded: Flags) -> Flo
 
 
 def _slowdown_of_all(level: Floats) -> Floats:
-    """Return the least of `level`, (phase, rank), over the ranks, (phase,), if two and more ranks
-    are slow alike; 0 otherwise.
-    """
+    """Return the least `level`, (phase, rank), of ranks, if two and more are slow alike; or 0."""
     typical = robust.mean(level, axis=0)
     typical = typical[np.isfinite(typical)]
     if len(typical) < 2 or not typical.min() >= DATA.alike_share * typical.max() > 0:
@@ -502,9 +500,7 @@ def _pooled(value: Floats, again: float) -> float:
 
 
 def _burst_size(value: Floats) -> float:
-    """Return the root mean square of the median row about its mean: large where most rows have
-    bursts.
-    """
+    """Return the median row's standard deviation: large where most rows have bursts."""
     centred = value - robust.mean(value, axis=1)[:, None]
     return float(np.nan_to_num(robust.median(np.sqrt(robust.mean(centred**2, axis=1)))))
 

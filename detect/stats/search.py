@@ -320,9 +320,7 @@ def _scan(smooth: Floats, noise: Noise, min_iterations: int) -> tuple[Floats, In
 
 
 def _neighbourhood(first: Integers, length: int, num_iterations: int) -> tuple[Integers, Integers]:
-    """Return [low, high) around stretches: their own length again on either side, within the
-    window.
-    """
+    """Return [low, high) around stretches: as long again on either side, within the window."""
     reach = max(length, PERSISTENCE.min_outside)
     return np.maximum(first - reach, 0), np.minimum(first + length + reach, num_iterations)
 
@@ -517,9 +515,7 @@ def _view(task: SearchTask, settings: DetectorSettings, excluded: list[int]) -> 
 def _clearest(
     view: _View, closed: Flags, task: SearchTask, settings: DetectorSettings
 ) -> int | None:
-    """Return the next row to take out: the least probable one that is above the floor and
-    persists.
-    """
+    """Return the next row to take out: the least probable that is slow enough, for long enough."""
     rows = [one for one in view.stretches if not closed[one.row] and one.effect > 0]
     for one in sorted(rows, key=lambda each: (each.p_value, -each.effect)):
         if one.effect >= SEARCH.near_floor_share * task.floor / 2 and _qualifies(
@@ -570,9 +566,7 @@ def _persists(course: Course, settings: DetectorSettings) -> bool:
 
 
 def _reaches(course: Course, floor: float, between: float) -> bool:
-    """Return whether the effect may be as large as the floor, given its error and what sound ranks
-    differ by.
-    """
+    """Return whether the effect may be as large as the floor, by its error and `between`."""
     reach = course.effect + SEARCH.interval_sigmas * float(np.hypot(course.standard_error, between))
     return reach >= floor and course.effect >= SEARCH.near_floor_share * floor
 

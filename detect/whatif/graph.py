@@ -335,9 +335,7 @@ class Replay:
         return np.asarray(self.traced_s / self.measured - 1.0)
 
     def with_shared_work(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Return these ranks and all whose compute cannot be told apart from that of one of them,
-        sorted.
-        """
+        """Return these ranks, and those whose compute cannot be told from theirs, sorted."""
         chosen = set(ranks)
         for members in self.shared_work:
             if chosen & set(members):

@@ -67,16 +67,14 @@ class Link:
 class StepPath:
     """The critical path of one step, all arrays (hop,) in the order of time.
 
-    Hop i is operation `nodes[i]` of lane `lanes[i]`. `weights_s` are weights of the replay, all
-    other times are recorded: `ends_ns[i]` is also the begin of hop i + 1, `begin_ns` the begin of
-    the first hop. In the first `idle_ns[i]` of hop i nobody worked. `rows` are spans of the
-    timeline, -1 for none.
+    Hop i is operation `nodes[i]` of lane `lanes[i]`. Times are recorded: `ends_ns[i]` is also the
+    begin of hop i + 1, `begin_ns` the begin of the first hop. In the first `idle_ns[i]` of hop i
+    nobody worked. `rows` are spans of the timeline, -1 for none.
     """
 
     iteration: int
     nodes: Integers
     lanes: Integers
-    weights_s: Floats
     begin_ns: int
     ends_ns: Integers
     idle_ns: Integers
@@ -322,8 +320,7 @@ class _WalkBack:
 def _recorded(replay: Replay, step: int, chain: tuple[Integers, Integers]) -> StepPath:
     """Look a chain up among the recorded times."""
     nodes, lanes = chain
-    weights_s = replay.weights[nodes, lanes, step]
-    weights_ns = np.rint(weights_s * NS_PER_S).astype(np.int64)
+    weights_ns = np.rint(replay.weights[nodes, lanes, step] * NS_PER_S).astype(np.int64)
     instants = replay.instants
     ends_ns = _known_ends(instants.ends_ns(nodes, lanes, step), weights_ns)
     begin_ns = instants.begin_ns(int(nodes[0]), int(lanes[0]), step)
@@ -335,7 +332,6 @@ def _recorded(replay: Replay, step: int, chain: tuple[Integers, Integers]) -> St
         iteration=int(replay.steps[step]),
         nodes=nodes,
         lanes=lanes,
-        weights_s=weights_s,
         begin_ns=begin_ns,
         ends_ns=ends_ns,
         idle_ns=np.maximum(lengths - weights_ns, 0),

@@ -185,7 +185,8 @@ def _fix_work(
             if like_peers and have_peers and not own.all():
                 _borrow_work(weights, nodes, own)
             now, goal = weights[nodes].sum(axis=0), np.median(others, axis=0)
-            _scale_to(weights, nodes, own, now, np.minimum(goal, now) if late else goal)
+            ratio = (np.minimum(goal, now) if late else goal) / np.maximum(now, 1e-30)
+            weights[nodes] *= np.where(own[:, None] & (now > 0), ratio, 1.0)
     return "peers" if have_peers else "stages"
 
 
@@ -193,14 +194,6 @@ def _time_by_rank(replay: Replay, chosen: Flags) -> Floats:
     """Return the time each rank spends in the chosen nodes, (stage, lane, step)."""
     of_stage = [replay.graph.stage == number for number in range(replay.graph.num_stages)]
     return np.stack([replay.weights[chosen & own].sum(axis=0) for own in of_stage])
-
-
-def _scale_to(weights: Floats, nodes: Integers, own: Flags, sums: Floats, goal: Floats) -> None:
-    """Scale weights so that the sums of the `own` lanes reach the goal (step,)."""
-    factor = np.ones_like(sums)
-    scaled = own[:, None] & (sums > 0)
-    factor[scaled] = (np.broadcast_to(goal, sums.shape) / np.maximum(sums, 1e-30))[scaled]
-    weights[nodes] *= factor
 
 
 def _borrow_work(weights: Floats, nodes: Integers, own: Flags) -> None:
@@ -295,9 +288,7 @@ def savings_of(replay: Replay, findings: Sequence[Finding]) -> list[Saving]:
 
 
 class ReplayedCosts:
-    """Costs of findings on one timeline or op table; `build` makes the replay at the first
-    question.
-    """
+    """Costs of findings on one trace; `build` makes the replay at the first question."""
 
     def __init__(self, build: Callable[[], Replay]) -> None:
         self._build = build
@@ -316,13 +307,11 @@ class ReplayedCosts:
         within: tuple[int, int],
         lost_ns: float = 0.0,
     ) -> float | None:
-        """Return iteration time divided by iteration time without the finding, at least 1; None if
-        unknown.
+        """Return iteration time over that without the finding (`Costs.ratio`), at least 1.
 
-        `within` are the first and last iteration in which the ranks are slow, of these `causes`, by
-        `lost_ns` an iteration. Where passes are not in the graph, transfers beside computing hide
-        the gaps between spans: it tells nothing if the ranks' gaps do not hold what they lose.
-        Example: 1.22 where the step takes 110 ms and would take 90 ms if they ran like their peers.
+        Where passes are not in the graph, transfers beside computing hide the gaps between spans:
+        it tells nothing if the ranks' gaps do not hold what they lose. Example: 1.22 where the step
+        takes 110 ms and would take 90 ms if they ran like their peers.
         """
         known = self._replayable(ranks, within)
         if known is None:
@@ -350,9 +339,7 @@ class ReplayedCosts:
     def ratio_of_border(
         self, ranks: tuple[int, ...], slowdown: float, within: tuple[int, int]
     ) -> float | None:
-        """Return iteration time divided by iteration time with a sound network of the ranks' host,
-        at least 1; None if unknown. What crosses the host's border is `slowdown` times slower now.
-        """
+        """Return the same with a sound network of the ranks' host (`Costs.ratio_of_border`)."""
         known = self._replayable(ranks, within)
         if known is None:
             return None
@@ -361,9 +348,7 @@ class ReplayedCosts:
         return None if saving is None else max(1.0, saving.speedup)
 
     def unevenness(self, within: tuple[int, int]) -> Unevenness | None:
-        """Return what it costs from a first to a last iteration that ranks take unlike times for
-        the same operations; None where no replay tells, or passes are not in it.
-        """
+        """Return what unlike times cost; None where no replay tells, or passes are not in it."""
         replay = self._replay
         if replay is None or not _holds_compute(replay):
             return None

@@ -42,7 +42,7 @@ from megascan import vocabulary
 from megascan.arrays import Flags, Floats, Integers, group_starts
 from megascan.schema import NOT_APPLICABLE, Granularity, Kind
 from megascan.timeline import Timeline
-from megascan.topology import Coordinates, Layout
+from megascan.topology import Layout
 
 PASS_TYPES = {
     vocabulary.FORWARD: FORWARD,
@@ -381,18 +381,8 @@ class TracedInstants:
     stage: Integers
     is_local: Flags
     ends_at: Integers
+    """See `DraftNode`, and so of `inside`."""
     inside: Integers
-
-    @classmethod
-    def of(cls, stack: Stack, drafts: list[DraftNode]) -> TracedInstants:
-        """Keep where the nodes of all stages, in order, stand among their stage's marks."""
-        return cls(
-            stack=stack,
-            stage=np.array([draft.node.stage for draft in drafts]),
-            is_local=np.array([draft.node.is_local for draft in drafts]),
-            ends_at=np.array([draft.ends_at for draft in drafts]),
-            inside=np.array([draft.inside for draft in drafts]),
-        )
 
     def begin_ns(self, node: int, lane: int, step: int) -> int:
         """Return when the rank that ran a node began the iteration."""
@@ -452,6 +442,7 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
     _fill_missing(weights)
     layout = timeline.layout
     places = [layout.coordinates(int(rank)) for rank in stack.ranks[0]]
+    inner = layout.used("cp", "tp")
     shared, note = _shared_work(timeline, stack)
     return Replay(
         graph=graph,
@@ -460,11 +451,19 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
         ranks=stack.ranks,
         steps=stack.iterations,
         measured=_measured(stack),
-        instants=TracedInstants.of(stack, drafts),
+        instants=TracedInstants(
+            stack=stack,
+            stage=graph.stage,
+            is_local=graph.is_local,
+            ends_at=np.array([draft.ends_at for draft in drafts]),
+            inside=np.array([draft.inside for draft in drafts]),
+        ),
         layout_text=_sizes_text(layout),
         labels={int(rank): layout.label(int(rank)) for rank in stack.ranks.ravel()},
         columns=np.array([place.dp for place in places]),
-        row_labels=tuple(_row_label(layout, place) for place in places),
+        row_labels=tuple(
+            " ".join(f"{axis.upper()}{getattr(place, axis)}" for axis in inner) for place in places
+        ),
         shared_work=shared,
         entangled=_entangled(layout, stack, stages),
         notes=stack.notes + note,
@@ -476,12 +475,6 @@ def _sizes_text(layout: Layout) -> str:
     used = layout.used("dp", "pp", "cp", "ep", "tp")
     sizes = " ".join(f"{axis.upper()} {getattr(layout, axis)}" for axis in used)
     return sizes or "single rank"
-
-
-def _row_label(layout: Layout, place: Coordinates) -> str:
-    """Return a rank's place within its stage and replica ("CP0 TP1")."""
-    used = layout.used("cp", "tp")
-    return " ".join(f"{axis.upper()}{getattr(place, axis)}" for axis in used)
 
 
 def _joined_stages(
