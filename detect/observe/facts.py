@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from detect.observe import stalls, work
 from detect.observe.spans import (
     WORK_NAMES,
     Frame,
@@ -31,30 +32,8 @@ from detect.observe.spans import (
     waiting_beside,
     waiting_time,
 )
-from detect.observe.stalls import (
-    Collections,
-    Contents,
-    Launches,
-    collecting_time,
-    contents_of,
-    launched_in_turn,
-    launched_just_in_time,
-    launches_of,
-    loading_time,
-    starved_share,
-)
-from detect.observe.work import (
-    HEADS,
-    LAYER_NAMES,
-    Entangled,
-    Gathers,
-    Layers,
-    Samples,
-    entangled_in,
-    gathers_of,
-    layer_modules,
-    reduces_beside,
-)
+from detect.observe.stalls import Collections, Contents, Launches
+from detect.observe.work import Entangled, Gathers, Layers, Samples
 from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import numbers
@@ -165,11 +144,11 @@ def facts_in(frame: Frame, *tables: pa.Table) -> Facts:
 
 def facts_of(index: SpanIndex) -> Facts:
     """Return what the spans of some ranks say; iterations are those of the frame."""
-    names = WORK_NAMES if index.frame.has_passes else LAYER_NAMES
+    names = WORK_NAMES if index.frame.has_passes else work.LAYER_NAMES
     rows = index.named(names)
     samples = Samples.of(index, rows, names)
     data, saves = index.of_kind(Kind.DATA), index.of_kind(Kind.CHECKPOINT)
-    loading_ns, inside_ns = loading_time(index, rows, samples.phase, data)
+    loading_ns, inside_ns = stalls.loading_time(index, rows, samples.phase, data)
     optimizer, attention = index.named((OPTIMIZER,)), index.named((ATTENTION,))
     split = index.is_split
     begin_ns, end_ns, longest_ns = _extent(index)
@@ -177,7 +156,7 @@ def facts_of(index: SpanIndex) -> Facts:
         ranks=index.ranks,
         passes=_passes(index, rows, samples, data, inside_ns),
         layers=Layers.of(index),
-        collecting=collecting_time(index, rows, index.of_kind(Kind.GC)),
+        collecting=stalls.collecting_time(index, rows, index.of_kind(Kind.GC)),
         cells=Cells(
             num_spans=np.bincount(index.cell[index.counts], minlength=index.num_cells).reshape(
                 index.shape
@@ -195,9 +174,9 @@ def facts_of(index: SpanIndex) -> Facts:
             split_wait_ns=index.sums(split, numbers(index.table, "wait_ns")[split]),
             beside_ns=waiting_beside(index),
             # by modules, not passes: a pass begins with its launch whether the device is fed or not
-            starved_share=starved_share(index, launched_in_turn(index)),
+            starved_share=stalls.starved_share(index, stalls.launched_in_turn(index)),
         ),
-        launches=launches_of(index),
+        launches=stalls.launches_of(index),
         is_split=bool(split.any()),
         longest_ns=longest_ns,
         begin_ns=begin_ns,
@@ -213,7 +192,7 @@ def _dense(index: SpanIndex) -> Floats:
     """
     rows = index.named((OUTPUT_LAYER, backward_of(OUTPUT_LAYER)))
     if not index.is_sampled:
-        rows |= layer_modules(index) & index.named((MLP, backward_of(MLP)))
+        rows |= work.layer_modules(index) & index.named((MLP, backward_of(MLP)))
     return index.sums_or_nan(rows, index.self_time(rows))
 
 
@@ -225,7 +204,7 @@ def _lookups(index: SpanIndex) -> Floats:
     means = np.full((*index.shape, len(LOOKUPS)), np.nan)
     for place, name in enumerate(LOOKUPS):
         rows = index.named((name,))
-        rows[rows] = ~launched_just_in_time(index, rows)
+        rows[rows] = ~stalls.launched_just_in_time(index, rows)
         number, time_ns = index.sums(rows, np.ones(int(rows.sum()))), index.self_time(rows)
         np.divide(index.sums(rows, time_ns), number, out=means[:, :, place], where=number > 0)
     return means
@@ -238,16 +217,16 @@ def _passes(
     if index.uses_cpu_time:
         loads_ns = enclosed_time(index, rows, data, index.wall_time(data))
         wall_ns = numbers(index.table, "self_ns")[rows] - loads_ns
-    modules = layer_modules(index)
+    modules = work.layer_modules(index)
     return Passes(
         samples=samples,
         time_ns=index.self_time(rows) - loading_ns,
         wall_ns=wall_ns,
         beside_ns=_communicating_beside(index, rows),
-        reduces=reduces_beside(index, rows),
-        gathers=gathers_of(index, rows),
-        entangled=entangled_in(index, rows, modules | index.named(HEADS)),
-        contents=None if index.is_cpu else contents_of(index, rows, samples, modules),
+        reduces=work.reduces_beside(index, rows),
+        gathers=work.gathers_of(index, rows),
+        entangled=work.entangled_in(index, rows, modules | index.named(work.HEADS)),
+        contents=None if index.is_cpu else stalls.contents_of(index, rows, samples, modules),
     )
 
 

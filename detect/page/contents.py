@@ -23,19 +23,7 @@ import pyarrow as pa
 
 from detect.detector import POWER_WORDS, Examination
 from detect.observe.observations import Observations
-from detect.page.figures import (
-    ALIKE,
-    LINK_EDGE,
-    SHADE_EDGES,
-    chart_of,
-    rank_columns,
-    series_of,
-    shares_of_compute,
-    shares_of_table,
-    slow_links,
-    slowdowns,
-    time_matrices,
-)
+from detect.page import figures
 from detect.page.strip import critical_strip
 from detect.report import Cause, Finding, Owner, Report, Verdict
 from detect.text import (
@@ -69,7 +57,7 @@ MOST_DEVICES = 2
 IN_ALL = "in all traced iterations"
 """What a headline says when the finding was there all the time."""
 ENOUGH_ITERATIONS = 10
-"""Fewer traced iterations see large slowdowns only."""
+"""Fewer traced iterations see large figures.slowdowns only."""
 VERDICT_WORDS = {
     Verdict.DEGRADED: "degraded: a node is at fault",
     Verdict.JOB: "no node is at fault: it is the job",
@@ -208,8 +196,8 @@ def page_view(inputs: PageInputs) -> PageView:
         f"{counted(report.num_iterations, 'iteration')} ({first} to {last}) of "
         f"{milliseconds(report.iteration_ns)}, {counted(report.world_size, 'rank')}"
     )
-    figures = _figures(inputs, findings)
-    strip = figures["strip"]
+    drawn = _figures(inputs, findings)
+    strip = drawn["strip"]
     return PageView(
         verdict_words=_verdict_words(report, findings),
         headline=headline,
@@ -218,7 +206,7 @@ def page_view(inputs: PageInputs) -> PageView:
         window=window if findings else "",
         deciding=deciding,
         findings=views,
-        has_map=bool(np.isfinite(slowdowns(inputs.examined)).any()),
+        has_map=bool(np.isfinite(figures.slowdowns(inputs.examined)).any()),
         ranks_summary=_ranks_summary(inputs.examined),
         costs=None if inputs.whatif is None else _costs(inputs.whatif, inputs.savings),
         power=tuple(
@@ -227,7 +215,7 @@ def page_view(inputs: PageInputs) -> PageView:
         ),
         trust=tuple(_trust(report)),
         notes=said.new(report.notes),
-        figures=figures,
+        figures=drawn,
         view_command=f"{inputs.look} --at {strip['at']}"
         if inputs.look and isinstance(strip, dict)
         else "",
@@ -346,7 +334,7 @@ def _finding_view(number: int, finding: Finding, examined: Examination, said: _S
         facts=tuple(_finding_facts(finding, is_first=number == 1)),
         evidence=said.new(finding.evidence),
         next_steps=said.new(finding.next_steps),
-        has_chart=number <= MOST_CHARTS and series_of(finding, examined) is not None,
+        has_chart=number <= MOST_CHARTS and figures.series_of(finding, examined) is not None,
     )
 
 
@@ -387,12 +375,12 @@ def _iterations(finding: Finding) -> str:
 
 def _ranks_summary(examined: Examination) -> str:
     """Return how many ranks keep up with their peers, and who is slowest."""
-    members, value = examined.seen.members, slowdowns(examined)
+    members, value = examined.seen.members, figures.slowdowns(examined)
     known = np.flatnonzero(np.isfinite(value))
     if not len(known):
         return f"None of {counted(len(members), 'rank')} has a peer to be compared with."
     worst = int(known[np.argmax(value[known])])
-    inside = int(((value[known] >= ALIKE[0]) & (value[known] < ALIKE[1])).sum())
+    inside = int(((value[known] >= figures.ALIKE[0]) & (value[known] < figures.ALIKE[1])).sum())
     alone = len(members) - len(known)
     who = f"{ranks_text(members.workers[worst])} ({members.labels[worst]})"
     parts = [
@@ -480,20 +468,24 @@ def _figures(inputs: PageInputs, findings: Sequence[Finding]) -> dict[str, Json]
     """Return what the page's script draws."""
     examined = inputs.examined
     seen = examined.seen
-    shares = shares_of_compute(seen) if inputs.shares is None else shares_of_table(inputs.shares)
-    series = [series_of(finding, examined) for finding in findings[:MOST_CHARTS]]
+    shares = (
+        figures.shares_of_compute(seen)
+        if inputs.shares is None
+        else figures.shares_of_table(inputs.shares)
+    )
+    series = [figures.series_of(finding, examined) for finding in findings[:MOST_CHARTS]]
     strip = None
     if inputs.timeline is not None:
         replay = None if inputs.whatif is None else inputs.whatif.replay
         strip = critical_strip(inputs.timeline, seen, next(iter(findings), None), replay)
     return {
         "source": inputs.source,
-        "edges": list(SHADE_EDGES),
-        "link_edge": LINK_EDGE,
-        "ranks": rank_columns(examined, shares, findings),
-        "time": time_matrices(examined),
-        "links": slow_links(seen.transfers, findings),
-        "charts": [None if one is None else chart_of(one) for one in series],
+        "edges": list(figures.SHADE_EDGES),
+        "link_edge": figures.LINK_EDGE,
+        "ranks": figures.rank_columns(examined, shares, findings),
+        "time": figures.time_matrices(examined),
+        "links": figures.slow_links(seen.transfers, findings),
+        "charts": [None if one is None else figures.chart_of(one) for one in series],
         "strip": strip,
     }
 

@@ -70,27 +70,14 @@ class Group:
     partition: str = EACH_LANE
 
 
-@dataclass(frozen=True)
-class Partition:
-    """Lanes in sets. `labels` (lane,) numbers the set of each lane from 0."""
+def partition_of(keys: Sequence[object]) -> Integers:
+    """Return the number of each lane's set, (lane,), from 0: lanes of the same key are one set.
 
-    labels: Integers
-
-    @property
-    def is_whole(self) -> bool:
-        """Return whether all lanes are one set."""
-        return not self.labels.any()
-
-    @property
-    def is_trivial(self) -> bool:
-        """Return whether every lane is a set of its own."""
-        return bool(self.labels.max(initial=0) + 1 == len(self.labels))
-
-
-def partition_of(keys: Sequence[object]) -> Partition:
-    """Put lanes of the same key into one set; sets are numbered by first appearance."""
+    >>> partition_of(["b", "a", "b"])
+    array([0, 1, 0])
+    """
     numbers: dict[object, int] = {}
-    return Partition(np.array([numbers.setdefault(key, len(numbers)) for key in keys]))
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +93,8 @@ class Visit:
 class Graph:
     """Nodes, what each waits for (`dependencies`, by node), groups, and the lane partitions.
 
+    A partition is the number of each lane's set, (lane,), from 0; lanes of a set wait for each
+    other.
     `finish` are the nodes whose latest end is the end of the step. Raises InputError from `visits`
     for operations that wait for one another in a circle.
     """
@@ -113,7 +102,7 @@ class Graph:
     nodes: tuple[Node, ...]
     dependencies: tuple[tuple[int, ...], ...]
     groups: tuple[Group, ...]
-    partitions: dict[str, Partition]
+    partitions: dict[str, Integers]
     finish: tuple[int, ...]
     visits: tuple[Visit, ...] = field(init=False)
 
@@ -146,7 +135,7 @@ class Graph:
 
     def lane_sets(self, partition: str, num_lanes: int) -> Integers:
         """Return the number of each lane's set, (lane,): lanes of a set wait for one another."""
-        return np.arange(num_lanes) if partition == EACH_LANE else self.partitions[partition].labels
+        return np.arange(num_lanes) if partition == EACH_LANE else self.partitions[partition]
 
 
 def _visits(graph: Graph) -> tuple[Visit, ...]:
@@ -205,7 +194,7 @@ def sweep(
     graph: Graph,
     weigh: Weigh,
     *,
-    partitions: Mapping[str, Partition] | None = None,
+    partitions: Mapping[str, Integers] | None = None,
     observe: Observer | None = None,
 ) -> Floats:
     """Return the length of the step, (scenario, step) seconds.
@@ -231,22 +220,21 @@ def sweep(
     return np.asarray(total.max(axis=0))
 
 
-def _reducer(partition: Partition) -> Callable[[Floats], Floats]:
+def _reducer(labels: Integers) -> Callable[[Floats], Floats]:
     """Return a function that gives every lane the maximum over its set."""
-    if partition.is_trivial:
+    if labels.max(initial=0) + 1 == len(labels):  # each lane by itself
         return lambda times: times
-    if partition.is_whole:
+    if not labels.any():
         return lambda times: times.max(axis=0, keepdims=True)
-    labels = partition.labels
     order = np.argsort(labels, kind="stable")
     first = group_starts(labels[order])
 
-    def reduce(times: Floats) -> Floats:
+    def reduce_sets(times: Floats) -> Floats:
         if times.shape[0] == 1:  # the same on every lane
             return times
         return np.maximum.reduceat(times[order], first, axis=0)[labels]
 
-    return reduce
+    return reduce_sets
 
 
 class Instants(Protocol):
@@ -294,7 +282,7 @@ class Replay:
     shared_work: tuple[tuple[int, ...], ...] = ()
     """Ranks whose compute cannot be told apart in this trace (a TP group without its collectives
     traced); replacing one of them replaces all."""
-    entangled: Mapping[str, Partition] = field(default_factory=dict)
+    entangled: Mapping[str, Integers] = field(default_factory=dict)
     """Types of work that hold unrecorded waiting for other ranks, and the lanes that wait for each
     other: if one of these lanes is slow in such work, all are."""
     notes: tuple[str, ...] = ()

@@ -175,7 +175,7 @@ def _fix_work(
             nodes = np.flatnonzero((types == optype) & (graph.stage == stage))
             own = places[stage]
             if optype in replay.entangled:  # lanes that wait for these inside such work are as slow
-                labels = replay.entangled[optype].labels
+                labels = replay.entangled[optype]
                 own = np.isin(labels, labels[own])
             others = sums[stage, ~own]
             if not have_peers or not len(others):

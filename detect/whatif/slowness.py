@@ -30,7 +30,7 @@ from functools import cached_property
 
 import numpy as np
 
-from detect.whatif.graph import Partition, Replay, keep_nodes, over_all_steps, partition_of, sweep
+from detect.whatif.graph import Replay, keep_nodes, over_all_steps, partition_of, sweep
 from detect.whatif.savings import Saving, saved_by_fixing
 from megascan.arrays import Flags, Floats, Integers
 
@@ -66,8 +66,8 @@ def keep_each_rank(replay: Replay) -> tuple[Floats, Floats]:
 
 
 def lane_classes(
-    partitions: Mapping[str, Partition], num_lanes: int
-) -> tuple[Integers, dict[str, Partition]]:
+    partitions: Mapping[str, Integers], num_lanes: int
+) -> tuple[Integers, dict[str, Integers]]:
     """Put lanes into classes that replay alike when one lane alone differs from the rest.
 
     Returns (size of each class, partitions over classes); class 0 is the one lane. Two lanes are
@@ -78,25 +78,25 @@ def lane_classes(
     while True:
         sets = {name: _classes_in_sets(p, classes) for name, p in partitions.items()}
         signatures = [
-            (int(classes[lane]), *(sets[name][p.labels[lane]] for name, p in partitions.items()))
+            (int(classes[lane]), *(sets[name][p[lane]] for name, p in partitions.items()))
             for lane in range(num_lanes)
         ]
-        refined = partition_of(signatures).labels
+        refined = partition_of(signatures)
         if refined.max() == classes.max():
             break
         classes = refined
     first = [int(np.argmax(classes == number)) for number in range(int(classes.max()) + 1)]
     merged = {
-        name: partition_of([sets[name][p.labels[lane]] for lane in first])
+        name: partition_of([sets[name][p[lane]] for lane in first])
         for name, p in partitions.items()
     }
     return np.bincount(classes), merged
 
 
-def _classes_in_sets(partition: Partition, classes: Integers) -> list[tuple[int, ...]]:
+def _classes_in_sets(partition: Integers, classes: Integers) -> list[tuple[int, ...]]:
     """Return the classes present in each set of a partition."""
-    present = np.zeros((int(partition.labels.max()) + 1, int(classes.max()) + 1), dtype=np.bool_)
-    present[partition.labels, classes] = True
+    present = np.zeros((int(partition.max()) + 1, int(classes.max()) + 1), dtype=np.bool_)
+    present[partition, classes] = True
     return [tuple(np.flatnonzero(row).tolist()) for row in present]
 
 

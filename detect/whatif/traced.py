@@ -33,7 +33,6 @@ from detect.whatif.graph import (
     Graph,
     Group,
     Node,
-    Partition,
     Replay,
     partition_of,
 )
@@ -492,7 +491,7 @@ def _joined_stages(
     return nodes, tuple(dependencies), weights * _NS
 
 
-def _groups(drafts: list[DraftNode], partitions: dict[str, Partition]) -> list[Group]:
+def _groups(drafts: list[DraftNode], partitions: dict[str, Integers]) -> list[Group]:
     """Group nodes of several stages that were matched to each other; all others stand alone."""
     members: dict[int, list[int]] = defaultdict(list)
     for number, draft in enumerate(drafts):
@@ -504,7 +503,7 @@ def _groups(drafts: list[DraftNode], partitions: dict[str, Partition]) -> list[G
     ]
 
 
-def _partitions(timeline: Timeline, stack: Stack, drafts: list[DraftNode]) -> dict[str, Partition]:
+def _partitions(timeline: Timeline, stack: Stack, drafts: list[DraftNode]) -> dict[str, Integers]:
     """Return, by axis, which lanes share a process group, from the groups in the headers."""
     axes = tuple(dict.fromkeys(draft.axis for draft in drafts if draft.axis != EACH_LANE))
     groups = {one for header in timeline.headers.values() for one in header.groups.items()}
@@ -589,7 +588,7 @@ def _measured(stack: Stack) -> Floats:
     return np.asarray((ends.max(axis=0) - begins.max(axis=0)) * _NS)
 
 
-def _entangled(layout: Layout, stack: Stack, stages: list[StageDraft]) -> Mapping[str, Partition]:
+def _entangled(layout: Layout, stack: Stack, stages: list[StageDraft]) -> Mapping[str, Integers]:
     """Return, by type of pass, which lanes wait for each other unseen in passes of the type: those
     of a TP or EP group whose communication was not traced there.
     """
