@@ -74,15 +74,13 @@ def hosts_of(headers: Mapping[int, RankHeader]) -> dict[int, str]:
     numbers, or "" if they do not tell.
     """
     named = {rank: header.host for rank, header in headers.items()}
-    if any(named.values()):
-        return named
     devices = {rank: header.device.index for rank, header in headers.items()}
     size = max(devices.values(), default=0) + 1
-    regular = all(rank % size == device for rank, device in devices.items())
-    numbers = {rank: rank // size for rank in devices}
-    if size < 2 or not regular or len(set(numbers.values())) < 2:
+    is_regular = all(rank % size == device for rank, device in devices.items())
+    told = {rank: f"#{rank // size}" for rank in devices}
+    if any(named.values()) or size < 2 or not is_regular or len(set(told.values())) < 2:
         return named
-    return {rank: f"#{number}" for rank, number in numbers.items()}
+    return told
 
 
 def are_guessed(headers: Mapping[int, RankHeader]) -> bool:

@@ -125,20 +125,23 @@ def _spans(replay: Replay, ranks: Integers, origin_ns: int) -> pa.Table:
     looks = [_drawn(node) for node in nodes]
     shape = (len(replay.steps), len(shown), replay.num_lanes)
 
+    def filled(values: Integers) -> Integers:
+        return np.broadcast_to(values, shape).ravel()
+
     def spread(values: npt.ArrayLike) -> Integers:
         """Repeat each node's value for all its rows."""
-        return np.broadcast_to(np.asarray(values)[None, :, None], shape).ravel()
+        return filled(np.asarray(values)[None, :, None])
 
     offset = np.arange(len(replay.steps))[:, None] * _STEP_SPACING * replay.ideal_s
     begin, end = (np.rint((t[shown] + offset) * NS_PER_S).astype(np.int64) for t in times)
-    duration = np.broadcast_to((end - begin)[:, :, None], shape).ravel()
+    duration = filled((end - begin)[:, :, None])
     local = spread([node.is_local for node in nodes])
     numbers = {
-        "rank": np.broadcast_to(ranks[[node.stage for node in nodes]], shape).ravel(),
+        "rank": filled(ranks[[node.stage for node in nodes]]),
         "track": spread([int(look.track) for look in looks]),
-        "start_ns": np.broadcast_to(begin[:, :, None] + origin_ns, shape).ravel(),
+        "start_ns": filled(begin[:, :, None] + origin_ns),
         "duration_ns": duration,
-        "iteration": np.broadcast_to(replay.steps[:, None, None], shape).ravel(),
+        "iteration": filled(replay.steps[:, None, None]),
         "microbatch": spread([node.microbatch for node in nodes]),
         "chunk": spread([node.chunk for node in nodes]),
         "size_bytes": spread([node.size_bytes for node in nodes]),

@@ -375,25 +375,17 @@ _LEAST_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageMarks:
-    """Marks of one stage: `index` (lane, iteration, mark) into Marks; -1 where a lane is missing.
-
-    `present` (lane,) are lanes that were recorded.
-    """
-
-    index: Integers
-    present: Flags
-
-
-@dataclass(frozen=True, kw_only=True)
 class Stack:
     """All stages over the iterations they share; `ranks` (stage, lane), `iterations` their ids.
 
-    `bounds` (stage, lane, iteration, 2) are begin and end of every rank's iterations, ns.
+    `places` are, by stage, (lane, iteration, mark): where in `marks` each mark is, -1 where a lane
+    is missing. `present` (stage, lane) flags what was recorded; `bounds` (stage, lane, iteration,
+    2) are begin and end of every rank's iterations, ns.
     """
 
     marks: Marks
-    stages: tuple[StageMarks, ...]
+    places: tuple[Integers, ...]
+    present: Flags
     ranks: Integers
     iterations: Integers
     bounds: Integers
@@ -405,7 +397,7 @@ class Stack:
 
         Raises InputError when there is none: messages between stages could not be paired.
         """
-        whole = np.logical_and.reduce([stage.present for stage in self.stages])
+        whole = self.present.all(axis=0)
         if not whole.any():
             raise InputError(
                 "no replica of the model has a usable record of every pipeline stage; aggregate "
@@ -438,14 +430,18 @@ def stack_marks(timeline: Timeline) -> Stack:
     first = np.searchsorted(marks.segment, np.arange(len(marks.ranks) * size))
     lengths = np.bincount(marks.segment, minlength=len(first))
     segments = np.where(grid[:, :, None] < 0, -1, grid[:, :, None] * size + chosen)
-    stages = tuple(
-        _stage(first, lengths, segments[number], present[number]) for number in range(len(ranks))
-    )
+    places = []
+    for own, recorded in zip(segments, present, strict=True):
+        length = int(lengths[own[np.argmax(recorded), 0]]) if recorded.any() else 0
+        place = first[own][:, :, None] + np.arange(length)
+        place[~recorded] = -1
+        places.append(place)
     bounds = marks.bounds.reshape(-1, 2)[segments]
     bounds[~present] = 0
     return Stack(
         marks=marks,
-        stages=stages,
+        places=tuple(places),
+        present=present,
         ranks=ranks,
         iterations=marks.iterations[chosen],
         bounds=bounds,
@@ -470,13 +466,6 @@ def _runs_usual_program(fingerprints: Words, grid: Integers) -> Flags:
             same = fingerprints[lanes] == values[np.argmax(counts)]
             usual[number] = same & (lanes >= 0)[:, None]
     return usual
-
-
-def _stage(first: Integers, lengths: Integers, segments: Integers, present: Flags) -> StageMarks:
-    length = int(lengths[segments[int(np.argmax(present)), 0]]) if present.any() else 0
-    index = first[segments][:, :, None] + np.arange(length)
-    index[~present] = -1
-    return StageMarks(index=index, present=present)
 
 
 def _notes(missing: Integers, num_left_out: int, num_warmup: int) -> tuple[str, ...]:

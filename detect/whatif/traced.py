@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from detect.stats import robust
 from detect.whatif.graph import (
     BACKWARD,
     DATA,
@@ -103,20 +104,19 @@ class _WalkOverMarks:
     """
 
     def __init__(self, stack: Stack, spans: SpanColumns, stage: int, lane: int) -> None:
-        marks, own = stack.marks, stack.stages[stage]
+        marks, places = stack.marks, stack.places[stage]
         self.spans = spans
         self.draft = StageDraft(stage=stage)
-        self.present = own.present
-        template = own.index[lane, 0]
-        self.rows, self.edges = marks.row[template], marks.edge[template]
-        self.lane_rows = marks.row[own.index]
+        self.present = stack.present[stage]
+        self.lane_rows = marks.row[places]
         """Spans of all lanes, (lane, iteration, mark); `rows` are those of the template."""
-        begin = stack.bounds[stage, :, :, 0]
-        self.time = (marks.time_ns[own.index] - begin[:, :, None]).astype(np.float64)
-        self.end = (marks.end_ns[own.index] - begin[:, :, None]).astype(np.float64)
-        self.length = (stack.bounds[stage, :, :, 1] - begin).astype(np.float64)
-        self.pauses = spans.pauses_ns[own.index].astype(np.float64)
-        self.loading = spans.loading_ns[own.index].astype(np.float64)
+        self.rows, self.edges = self.lane_rows[lane, 0], marks.edge[places[lane, 0]]
+        begin, end = np.moveaxis(stack.bounds[stage], -1, 0)
+        self.time = (marks.time_ns[places] - begin[:, :, None]).astype(np.float64)
+        self.end = (marks.end_ns[places] - begin[:, :, None]).astype(np.float64)
+        self.length = (end - begin).astype(np.float64)
+        self.pauses = spans.pauses_ns[places].astype(np.float64)
+        self.loading = spans.loading_ns[places].astype(np.float64)
         self.until = np.zeros_like(self.length)
         """End of what came before, (lane, iteration)."""
         self.waits_for: tuple[int, ...] = ()
@@ -128,14 +128,9 @@ class _WalkOverMarks:
         self.open: list[_Open] = []
         self.num_parts: Counter[tuple[str, int, int]] = Counter()
         """Pieces of local work so far, by (type, microbatch, chunk)."""
-        self.last_pass = max(
-            (
-                number
-                for number, row in enumerate(self.rows)
-                if self.edges[number] == END and spans.name[row] in PASS_TYPES
-            ),
-            default=NO_MARK,
-        )
+        ends = np.flatnonzero(self.edges == END).tolist()
+        passes = [number for number in ends if spans.name[self.rows[number]] in PASS_TYPES]
+        self.last_pass = passes[-1] if passes else NO_MARK
 
     # --- marks ---------------------------------------------------------------------------------
 
@@ -385,9 +380,9 @@ class TracedInstants:
 
     def begin_ns(self, node: int, lane: int, step: int) -> int:
         """Return when the rank that ran a node began the iteration."""
-        stage = self.stage[node]
-        present = self.stack.stages[stage].present[lane]
-        return int(self.stack.bounds[stage, lane, step, 0]) if present else NOT_APPLICABLE
+        stage, stack = self.stage[node], self.stack
+        is_known = stack.present[stage, lane]
+        return int(stack.bounds[stage, lane, step, 0]) if is_known else NOT_APPLICABLE
 
     def ends_ns(self, nodes: Integers, lanes: Integers, step: int) -> Integers:
         """Return when operations ended: work where a mark begins, -1 where nothing was recorded."""
@@ -406,9 +401,9 @@ class TracedInstants:
 
     def _marks(self, of_node: Integers, nodes: Integers, lanes: Integers, step: int) -> Integers:
         place = np.full(len(nodes), NOT_APPLICABLE)
-        for number, stage in enumerate(self.stack.stages):
+        for number, places in enumerate(self.stack.places):
             here = (self.stage[nodes] == number) & (of_node[nodes] >= 0)
-            place[here] = stage.index[lanes[here], step, of_node[nodes[here]]]
+            place[here] = places[lanes[here], step, of_node[nodes[here]]]
         return place
 
 
@@ -425,7 +420,7 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
     spans = SpanColumns.of(timeline, stack.marks)
     lane = stack.complete_lane
     stages = [
-        _WalkOverMarks(stack, spans, number, lane).finished() for number in range(len(stack.stages))
+        _WalkOverMarks(stack, spans, number, lane).finished() for number in range(len(stack.ranks))
     ]
     nodes, dependencies, weights = _joined_stages(stages)
     drafts = [draft for stage in stages for draft in stage.nodes]
@@ -568,12 +563,9 @@ def _fill_missing(weights: Floats) -> None:
     """Give lanes without a record the median of the others."""
     for node in np.flatnonzero(np.isnan(weights).any(axis=(1, 2))):
         known = weights[node]
-        usable = ~np.isnan(known)
-        typical = float(np.median(known[usable])) if usable.any() else 0.0
-        some = usable.any(axis=0)
-        by_step = np.full(known.shape[1], typical)
-        by_step[some] = np.nanmedian(known[:, some], axis=0)
-        weights[node] = np.where(usable, known, by_step)
+        by_step = robust.median(known, axis=0)
+        by_step[np.isnan(by_step)] = np.nan_to_num(robust.median(known))
+        weights[node] = np.where(np.isnan(known), by_step, known)
 
 
 def _measured(stack: Stack) -> Floats:
@@ -582,9 +574,7 @@ def _measured(stack: Stack) -> Floats:
     Ranks do not begin together: a stage that ended the last iteration early begins the next one
     early and then waits. From the latest begin on, this head start is not counted twice.
     """
-    present = np.stack([stage.present for stage in stack.stages])
-    begins = stack.bounds[present][..., 0]
-    ends = stack.bounds[present][..., 1]
+    begins, ends = np.moveaxis(stack.bounds[stack.present], -1, 0)
     return np.asarray((ends.max(axis=0) - begins.max(axis=0)) * _NS)
 
 
