@@ -5,9 +5,8 @@
     …                                     ┘              (detect.observe.extract)
 
 Questions about single spans, most of all which span lies in which, need one rank's spans only. The
-process that has the spans answers them and hands over arrays with a few numbers for each pass,
-layer and module that waits inside: a sixth to a quarter of the bytes of the spans (examples/, and a
-job of 64 ranks in benchmarks/results/detection_scale.md). What is typical of all ranks is found
+process that has the spans answers them and hands over a few numbers for each pass, layer and module
+that waits inside, a quarter of the spans' bytes at most. What is typical of all ranks is found
 afterwards. Facts of all ranks are the same to the bit however the ranks were divided.
 """
 
@@ -76,42 +75,33 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """Sums by (rank, iteration)."""
+    """Sums by (rank, iteration); those that `Observations` has, too, are described there."""
 
     num_spans: Integers
     data_ns: Floats
-    """How long spans of loading last; NaN where a rank loads nothing."""
+    """How long spans of loading last."""
     loading_ns: Floats
-    """What loading costs the rank; NaN where it loads nothing."""
+    """What loading costs the rank."""
     saving_ns: Floats
-    """How long spans of saving checkpoints last."""
     optimizer_ns: Floats
-    """NaN for ranks without an optimizer step."""
     attention_ns: Floats
-    """Of forward passes; NaN where no attention was traced."""
     dense_ns: Floats
-    """Products of matrices that tokens alone lengthen; see `Tokenwise`. NaN for ranks without."""
+    """See `Tokenwise`, and so of `lookups_ns`."""
     lookups_ns: Floats
-    """(rank, iteration, kind): a span of each of `LOOKUPS`; NaN where there is none."""
     gap_ns: Floats
     """In no span."""
     ending_ns: Floats
-    """From the last span of an iteration to its end; see `ending_time`."""
     waiting_ns: Floats
-    """Doing nothing but wait for others; 0 where no communication is split."""
     split_wait_ns: Floats
-    """Waiting in all communication that is split, also beside computing."""
     beside_ns: Floats
-    """Computing while a collective waits beside it; see `waiting_beside`."""
     starved_share: Floats
-    """See `stalls.starved_share`."""
 
 
 _NAN_IF_ABSENT = (
     "data_ns", "loading_ns", "optimizer_ns", "attention_ns", "dense_ns", "lookups_ns",
     "starved_share",
 )  # fmt: skip
-"""Fields of `Cells` that are NaN for a rank without spans; the others are 0."""
+"""Fields of `Cells` that are NaN for a rank without such spans; the others are 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,18 +125,15 @@ def stalled_time(
 ) -> Floats:
     """Return how long each pass stood still, (pass,) ns; 0 where it holds too few modules to tell.
 
-    All arguments are (pass,): `stage` is the pipeline stage of the pass's rank, `time_ns` the
-    pass's time, `own_ns` that time less all waiting. What is within the tolerance, a share of the
-    pass, is scatter and no standing still.
+    `stage` is the stage of the pass's rank, `time_ns` the pass's time, `own_ns` that time less all
+    waiting, (pass,) each. What is less than `tolerance_share` of a pass is scatter.
 
-    Waiting for the TP group inside modules is no standing still: it is part of what is typical, and
-    not of the pass's own time (see `detect.observe.work`). Nor is waiting for communication beside
-    the pass the host's doing (`Passes.beside_ns`, which is taken off afterwards): the first forward
-    of an iteration waits for its parameters, which are gathered meanwhile and which a late rank (it
-    logs, or saves) has to share first. As long as communication that ends in a pass was under way
-    beside it, the device may have waited for that communication.
+    Waiting for the TP group inside modules does not count: it is part of what is typical. Waiting
+    for communication beside the pass is taken off afterwards (`Passes.beside_ns`): the first
+    forward of an iteration waits for its parameters, which a late rank (it logs, or saves) has to
+    share first.
 
-    Launch times are no substitute: a host that lost its core for 20 ms catches up within a few
+    Launch times cannot tell this: a host that lost its core for 20 ms catches up within a few
     launches, so the queue is long again at nearly every start that was recorded.
     """
     enough = contents.num_modules >= STALLS.min_modules
@@ -411,12 +408,9 @@ def launches_of(index: SpanIndex) -> Launches | None:
     """Return the steps of each rank, from the launch of one module of a pass to that of the next;
     None where launches or passes were not recorded.
 
-    Problem: a host that holds a whole pipeline stage or replica has no peer. What its devices lose
-    may be due to the stage as well: more work, longer documents, the place in the pipeline.
-
-    Idea: what a host needs to launch a module (Python, a fixed number of kernels) depends neither
-    on how long the kernels run nor on whose turn it is. So the same step takes every host of the
-    job as long:
+    A host that holds a whole pipeline stage or replica has no peer by what it computes. But what a
+    host needs to launch a module (Python, a fixed number of kernels) depends neither on how long
+    the kernels run nor on whose turn it is. So the same step takes every host of the job as long:
 
         launches   |attention |mlp     |attention |mlp        host of stage 0
         launches   |attention        |mlp           |atten…   host of stage 1: 1.8 times slower
@@ -426,9 +420,8 @@ def launches_of(index: SpanIndex) -> Launches | None:
     lower quartile is taken. Steps of all launches (`log_held_ns`) accuse nobody, but may acquit a
     host that is hardly slower than hosts ahead of their devices.
 
-    Limit: kernels that a module launches in one stage only lengthen its step there. So the median
-    over the kinds of steps is taken, of kinds that more than half of the ranks have
-    (`launch_pace`).
+    Limit: kernels that a module launches in one stage only lengthen its step there. So
+    `launch_pace` takes the median over the kinds of steps that more than half of the ranks have.
     """
     passes = index.named(WORK_NAMES)
     if index.is_cpu or not passes.any():

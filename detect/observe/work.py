@@ -253,10 +253,7 @@ def _left_out(op: Integers, held_up: Flags, num_ops: int, num_microbatches: int)
     Example: of two backward passes gradients are reduced beside the second one; of one, none is
     left out.
     """
-    is_held = np.zeros(num_ops, dtype=bool)
-    is_held[op[held_up]] = True
-    known = np.zeros(num_ops, dtype=bool)
-    known[op] = True
+    known, is_held = (np.bincount(one, minlength=num_ops) > 0 for one in (op, op[held_up]))
     has_others = (known & ~is_held).reshape(-1, num_microbatches).any(axis=1)
     return is_held & np.repeat(has_others, num_microbatches)
 

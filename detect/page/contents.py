@@ -43,7 +43,7 @@ from detect.whatif.graph import NS_PER_S
 from detect.whatif.savings import HOURS_A_DAY, Saving
 from detect.whatif.slowness import WhatIf
 from megascan.errors import MissingError, listed
-from megascan.header import Json, RankHeader
+from megascan.header import Json
 from megascan.timeline import Timeline, codes
 from megascan.topology import Layout
 
@@ -495,6 +495,17 @@ def facts_of_timeline(timeline: Timeline) -> tuple[Fact, ...]:
     headers = list(timeline.headers.values())
     complete = timeline.completeness
     devices = Counter(header.device.name for header in headers)
+    versions = {name: value for header in headers for name, value in header.versions.items()}
+    software = ", ".join(f"{name} {value}" for name, value in sorted(versions.items()))
+    settings = {
+        f"{header.trace.window} of every {header.trace.interval} iterations at granularity "
+        f"{header.trace.granularity.value}"
+        for header in headers
+    }
+    code, names = codes(timeline.spans, "kind")
+    numbers = np.bincount(code, minlength=len(names)).tolist()
+    counts = Counter(dict(zip(names, numbers, strict=True)))
+    kinds = [f"{number:,} {name}" for name, number in counts.most_common() if number]
     return (
         Fact("run", timeline.run_id),
         Fact("layout", _layout(timeline.layout)),
@@ -502,9 +513,9 @@ def facts_of_timeline(timeline: Timeline) -> tuple[Fact, ...]:
         Fact("hosts", _distinct(header.host for header in headers)),
         Fact("devices", listed(f"{number} × {name}" for name, number in devices.most_common())),
         Fact("backend", _distinct(header.backend for header in headers)),
-        Fact("software", _versions(headers)),
-        Fact("traced", _settings(headers)),
-        Fact("spans", f"{timeline.spans.num_rows:,}, of them {_kinds(timeline)}"),
+        Fact("software", software or "not recorded"),
+        Fact("traced", listed(sorted(settings))),
+        Fact("spans", f"{timeline.spans.num_rows:,}, of them {listed(kinds, most=9)}"),
     )
 
 
@@ -534,29 +545,6 @@ def _distinct(values: Iterable[str]) -> str:
         return "not recorded"
     text = listed(names, most=MOST_NAMED)
     return text if len(names) == 1 else f"{counted(len(names), 'name')}: {text}"
-
-
-def _versions(headers: list[RankHeader]) -> str:
-    versions = {name: value for header in headers for name, value in header.versions.items()}
-    known = ", ".join(f"{name} {value}" for name, value in sorted(versions.items()))
-    return known or "not recorded"
-
-
-def _settings(headers: list[RankHeader]) -> str:
-    words = {
-        f"{header.trace.window} of every {header.trace.interval} iterations at granularity "
-        f"{header.trace.granularity.value}"
-        for header in headers
-    }
-    return listed(sorted(words))
-
-
-def _kinds(timeline: Timeline) -> str:
-    code, names = codes(timeline.spans, "kind")
-    numbers = np.bincount(code, minlength=len(names)).tolist()
-    counts = Counter(dict(zip(names, numbers, strict=True)))
-    shown = [f"{number:,} {name}" for name, number in counts.most_common() if number]
-    return listed(shown, most=9)
 
 
 ROOM = Path(__file__).parent

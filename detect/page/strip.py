@@ -94,7 +94,10 @@ def critical_strip(
     chosen = culprits[:MOST_CULPRITS]
     victims = _victims(spans, culprits)
     shown = [*chosen, *(rank for rank in victims if rank not in chosen)]
-    found = _path_of(replay, iteration)
+    found = None
+    if replay is not None and iteration in replay.steps:
+        path = critical_path(replay)
+        found = path, next(step for step in path.steps if step.iteration == iteration)
     on_path = _most_on_path(*found) if found else []
     shown += [rank for rank in on_path if rank not in shown]
     chosen_by = ["at fault", "waiting most for them"] if chosen else ["waiting least or most"]
@@ -120,14 +123,6 @@ def critical_strip(
         "path": _path_lines(*found, shown, spans) if found else [],
         "made_of": made_of(*found) if found else "",
     }
-
-
-def _path_of(replay: Replay | None, iteration: int) -> tuple[CriticalPath, StepPath] | None:
-    """Return all paths and the path of an iteration; None if the replay does not hold it."""
-    if replay is None or iteration not in replay.steps:
-        return None
-    path = critical_path(replay)
-    return path, next(step for step in path.steps if step.iteration == iteration)
 
 
 def _most_on_path(path: CriticalPath, step: StepPath) -> list[int]:

@@ -1,11 +1,9 @@
 """Find every slow row of a class, and when it was slow.
 
-**Who.** Name the clearest, take it out of everybody's peers, look again.
-
-Several slow rows hide each other: they shift their peers' medians and widen what looks like the
-usual spread. So suspects are taken out one after the other, each judged by rows that are still in
-(Rosner's generalized extreme deviate test, Technometrics 25(2), 1983): all up to the last one that
-is significant count, even if an earlier one was not while the others were still in.
+**Who.** Several slow rows hide each other: they shift their peers' medians and widen what seems
+the usual spread. So the clearest is taken out of everybody's peers, then the next, each judged by
+rows that are still in (Rosner's generalized extreme deviate test, Technometrics 25(2), 1983): all
+up to the last significant one count, even if an earlier one was not while others were still in.
 
 Significance is controlled over all rows and classes by the Benjamini-Hochberg rule: the k-th name
 counts when p · m / k stays below the false-discovery rate (m = rows times classes that were
@@ -15,34 +13,28 @@ of a group is ever taken out: nobody could tell which half is slow.
 
 **When.** All the time, in a stretch of iterations, or on and off.
 
-Scattered. Problem: slow every second iteration, a rank has no stretch of slow iterations, and its
-own noise seems as large as the fault.
+The whole window is judged by the rank's level against its peers, which sound ranks keep within a
+per cent.
 
-Idea: its values fall into two heaps, those of its peers into one. The values are split in two where
-that leaves the least variance (Otsu's threshold); then so many values above the middle must be
-improbable at the rate of the other ranks:
-
-    p = P(Binomial(iterations, rate of the others) >= hits) · splits tried
-
-Example: 9 of 18 iterations 3 % slow, and 0 of 54 of the others beyond 1.5 %: p < 1e-9.
-
-Limit: fewer slow iterations than `min_iterations` are chance.
-
-Stretches. Problem: a fault may hold for 5 of 20 iterations, and an unverified change-point search
-finds changes in noise in a fifth to a third of healthy series.
-
-Idea: the whole window is judged by the rank's level against its peers, which sound ranks keep
-within a per cent. A part of the window is judged by the change against the rank's own iterations
-next to it, which lasting differences between ranks do not touch. The best of all stretches of at
-least `min_iterations` counts, its p-value multiplied by the number of stretches that were tried. It
-is then verified: in the original values most iterations of the stretch must exceed those next to
-it, and more of them than chance would give at the rate of healthy ranks. A two-state path (normal,
-slow) found by dynamic programming then gives onset, end and flapping.
+A stretch is judged by the change against the rank's own iterations next to it, which lasting
+differences between ranks do not touch. The best of all stretches of at least `min_iterations`
+counts, its p-value multiplied by the number that were tried. It is then verified, since a search
+for changes finds some in the noise of healthy series: in the original values most iterations of the
+stretch must exceed those next to it, and more of them than chance would give at the rate of healthy
+ranks. A two-state path (normal, slow) found by dynamic programming gives onset, end and flapping.
 
 Example: 5 of 20 iterations 6 % above the 10 next to them, noise 1 % an iteration: the change is 9.5
 standard errors, and its p-value is multiplied by 210 stretches that were tried.
 
-A fault that switches more often than every `min_iterations` has no stretch: it is scattered.
+On and off: a rank that is slow every second iteration has no stretch, and its own noise seems as
+large as the fault. But its values fall into two heaps, those of its peers into one. They are split
+where that leaves the least variance (Otsu's threshold); then so many values above the middle must
+be improbable at the rate of the other ranks:
+
+    p = P(Binomial(iterations, rate of the others) >= hits) · splits tried
+
+Example: 9 of 18 iterations 3 % slow, and 0 of 54 of the others beyond 1.5 %: p < 1e-9. Limit: fewer
+slow iterations than `min_iterations` are chance.
 """
 
 from __future__ import annotations
@@ -526,8 +518,22 @@ def _clearest(
 
 
 def _qualifies(view: _View, row: int, task: SearchTask, settings: DetectorSettings) -> bool:
+    """Return whether a row is slow for long enough, by enough, and by its own doing.
+
+    Long enough is most of a short window: 3 of 4 iterations. It must be slow for most of the time
+    between onset and end, less when it flaps. The effect may be as large as the floor, given its
+    error and what sound ranks differ by.
+    """
     course = view.course(row)
-    if not _persists(course, settings) or not _reaches(course, task.floor, view.noise.between):
+    flaps = len(course.episodes) > 1 and course.share >= SEARCH.flapping_share
+    most_of_it = int(np.ceil(settings.min_share * len(course.active)))
+    if int(course.active.sum()) < min(settings.min_iterations, most_of_it):
+        return False
+    if not (course.share >= settings.min_share or flaps):
+        return False
+    error = float(np.hypot(course.standard_error, view.noise.between))
+    is_far = course.effect + SEARCH.interval_sigmas * error >= task.floor
+    if not (is_far and course.effect >= SEARCH.near_floor_share * task.floor):
         return False
     return task.own is None or not peers_changed(view.value[row], task.own[row], course.active)
 
@@ -551,24 +557,6 @@ def peers_changed(value: Floats, own: Floats, active: Flags) -> bool:
     square = sum(float((part**2).sum()) for part in parts) / (num_slow + num_normal - 2)
     error = float(np.sqrt(square * (1.0 / num_slow + 1.0 / num_normal)))
     return own_change + SEARCH.interval_sigmas * error < SEARCH.own_change_share * change
-
-
-def _persists(course: Course, settings: DetectorSettings) -> bool:
-    """Return whether a course lasts long enough, and holds for most of the time between onset and
-    end (less when it flaps).
-
-    In a short window, most of the window is long enough: 3 of 4 iterations.
-    """
-    flaps = len(course.episodes) > 1 and course.share >= SEARCH.flapping_share
-    most_of_it = int(np.ceil(settings.min_share * len(course.active)))
-    least = min(settings.min_iterations, most_of_it)
-    return int(course.active.sum()) >= least and (course.share >= settings.min_share or flaps)
-
-
-def _reaches(course: Course, floor: float, between: float) -> bool:
-    """Return whether the effect may be as large as the floor, by its error and `between`."""
-    reach = course.effect + SEARCH.interval_sigmas * float(np.hypot(course.standard_error, between))
-    return reach >= floor and course.effect >= SEARCH.near_floor_share * floor
 
 
 def _suspects(

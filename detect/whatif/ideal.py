@@ -66,7 +66,13 @@ def ideal_timeline(replay: Replay, source: Timeline | None = None) -> Timeline:
     if source is None:  # an op table holds one rank of each TP group: they are numbered from 0
         layout = Layout(dp=replay.num_lanes, pp=replay.graph.num_stages)
         ranks = np.arange(replay.ranks.size).reshape(replay.ranks.shape)
-        run_id, headers, origin_ns = "ideal", _plain_headers(layout, ranks), 0
+        run_id, origin_ns = "ideal", 0
+        clock = ClockOrigin(domain="ideal", source="replay", origin_unix_ns=0)
+        device = Device(kind="cuda", name="")
+        headers: Mapping[int, RankHeader] = {
+            rank: computed_header(run_id, rank, layout, device, clock)
+            for rank in ranks.ravel().tolist()
+        }
     else:
         layout, ranks = source.layout, replay.ranks
         run_id, headers, origin_ns = f"{source.run_id} ideal", source.headers, source.origin_ns
@@ -186,12 +192,3 @@ def _matches(graph: Graph, shown: Integers, shape: tuple[int, int, int]) -> Inte
     cell = np.arange(shape[0])[:, None, None] * shape[2] + np.arange(shape[2])
     ids = cell * len(graph.groups) + pair[None, :, None]
     return np.where(pair[None, :, None] < 0, NOT_APPLICABLE, ids).ravel()
-
-
-def _plain_headers(layout: Layout, ranks: Integers) -> Mapping[int, RankHeader]:
-    clock = ClockOrigin(domain="ideal", source="replay", origin_unix_ns=0)
-    device = Device(kind="cuda", name="")
-    return {
-        rank: computed_header("ideal", rank, layout, device, clock)
-        for rank in ranks.ravel().tolist()
-    }

@@ -422,16 +422,9 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
     stages = [
         _WalkOverMarks(stack, spans, number, lane).finished() for number in range(len(stack.ranks))
     ]
-    nodes, dependencies, weights = _joined_stages(stages)
     drafts = [draft for stage in stages for draft in stage.nodes]
-    partitions = _partitions(timeline, stack, drafts)
-    graph = Graph(
-        nodes=nodes,
-        dependencies=dependencies,
-        groups=tuple(_groups(drafts, partitions)),
-        partitions=partitions,
-        finish=tuple((np.cumsum([len(stage.nodes) for stage in stages]) - 1).tolist()),
-    )
+    graph = _joined_stages(stages, _partitions(timeline, stack, drafts))
+    weights = np.stack([draft.weight_ns for draft in drafts]) * _NS
     _take_shortest_transfers(graph, drafts, weights, _clock_error_s(timeline))
     _fill_missing(weights)
     layout = timeline.layout
@@ -471,31 +464,33 @@ def _sizes_text(layout: Layout) -> str:
     return sizes or "single rank"
 
 
-def _joined_stages(
-    stages: list[StageDraft],
-) -> tuple[tuple[Node, ...], tuple[tuple[int, ...], ...], Floats]:
-    """Return nodes and dependencies of all stages, numbered from 0, and weights in seconds."""
-    dependencies: list[tuple[int, ...]] = []
-    for stage in stages:
-        offset = len(dependencies)
-        dependencies += [
-            tuple(sorted(number + offset for number in draft.dependencies)) for draft in stage.nodes
-        ]
-    weights = np.stack([draft.weight_ns for stage in stages for draft in stage.nodes])
-    nodes = tuple(draft.node for stage in stages for draft in stage.nodes)
-    return nodes, tuple(dependencies), weights * _NS
+def _joined_stages(stages: list[StageDraft], partitions: dict[str, Integers]) -> Graph:
+    """Return the nodes of all stages, numbered from 0, as one graph.
 
-
-def _groups(drafts: list[DraftNode], partitions: dict[str, Integers]) -> list[Group]:
-    """Group nodes of several stages that were matched to each other; all others stand alone."""
+    Nodes of several stages that were matched to each other are a group; all others stand alone.
+    """
+    drafts = [draft for stage in stages for draft in stage.nodes]
+    firsts = np.cumsum([0, *(len(stage.nodes) for stage in stages)]).tolist()
+    dependencies = [
+        tuple(sorted(number + first for number in draft.dependencies))
+        for first, stage in zip(firsts, stages, strict=False)
+        for draft in stage.nodes
+    ]
     members: dict[int, list[int]] = defaultdict(list)
     for number, draft in enumerate(drafts):
         members[draft.match if draft.match >= 0 else -2 - number].append(number)
     axes = [drafts[numbers[0]].axis for numbers in members.values()]
-    return [
+    groups = [
         Group(nodes=tuple(numbers), partition=axis if axis in partitions else EACH_LANE)
         for numbers, axis in zip(members.values(), axes, strict=True)
     ]
+    return Graph(
+        nodes=tuple(draft.node for draft in drafts),
+        dependencies=tuple(dependencies),
+        groups=tuple(groups),
+        partitions=partitions,
+        finish=tuple(first - 1 for first in firsts[1:]),
+    )
 
 
 def _partitions(timeline: Timeline, stack: Stack, drafts: list[DraftNode]) -> dict[str, Integers]:
