@@ -157,20 +157,17 @@ def _chunk(path: Path, table: pa.Table, name: str) -> pa.Array:
     return array
 
 
-def _view(array: pa.Array, kind: np.dtype[np.generic]) -> Column:
+def _view(array: pa.Array) -> Column:
+    kind = np.dtype(array.type.to_pandas_dtype())
     values = np.frombuffer(array.buffers()[1], dtype=kind)
     return values[array.offset : array.offset + len(array)]
 
 
 def _buffer(path: Path, table: pa.Table, name: str) -> Column:
     array = _chunk(path, table, name)
-    bits = getattr(array.type, "bit_width", 0)
-    if pa.types.is_integer(array.type):
-        letter = "i" if pa.types.is_signed_integer(array.type) else "u"
-        return _view(array, np.dtype(f"{letter}{bits // 8}"))
-    if pa.types.is_floating(array.type):
-        return _view(array, np.dtype(f"f{bits // 8}"))
-    raise InputError(f"{path}: column {name!r} is {array.type}, expected a number")
+    if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+        raise InputError(f"{path}: column {name!r} is {array.type}, expected a number")
+    return _view(array)
 
 
 def _texts(path: Path, table: pa.Table) -> tuple[Column, tuple[str, ...]]:
@@ -179,8 +176,7 @@ def _texts(path: Path, table: pa.Table) -> tuple[Column, tuple[str, ...]]:
         array = array.dictionary_encode()
     if not pa.types.is_dictionary(array.type):
         raise InputError(f"{path}: column 'optype' is {array.type}, expected text")
-    width = array.type.index_type.bit_width // 8
-    return _view(array.indices, np.dtype(f"i{width}")), tuple(array.dictionary.to_pylist())
+    return _view(array.indices), tuple(array.dictionary.to_pylist())
 
 
 def _sizes(path: Path, num_replicas: int) -> dict[str, int]:

@@ -27,11 +27,11 @@ thermal slowdown.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -46,6 +46,7 @@ from megascan.topology import Coordinates, Layout
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from detect.whatif.savings import ReplayedCosts
     from megascan.probes import Probes
 
     Record = TypeVar("Record", bound=DataclassInstance)
@@ -361,45 +362,6 @@ class Transfers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unevenness:
-    """How much longer steps are than one in which every operation takes its typical time on all
-    ranks, if some operations last as long as they did: 1.2 is 20 % longer.
-    """
-
-    computing: Floats
-    """(iteration,): passes last as long as they did."""
-    transfers: Floats
-    """(iteration,): communication does, waiting taken out."""
-
-
-class Costs(Protocol):
-    """Knows what findings cost the step."""
-
-    def ratio(
-        self,
-        ranks: tuple[int, ...],
-        causes: Collection[Cause],
-        within: tuple[int, int],
-        lost_ns: float = 0.0,
-    ) -> float | None:
-        """Return iteration time divided by iteration time without the finding; None if unknown.
-
-        `within` are the first and last iteration in which the ranks are slow, of these `causes`, by
-        `lost_ns` an iteration.
-        """
-
-    def ratio_of_border(
-        self, ranks: tuple[int, ...], slowdown: float, within: tuple[int, int]
-    ) -> float | None:
-        """Return iteration time divided by iteration time with a sound network of the ranks' host,
-        which is `slowdown` times slower; None if unknown.
-        """
-
-    def unevenness(self, within: tuple[int, int]) -> Unevenness | None:
-        """Return what unlike times for equal operations cost an iteration; None if unknown."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class EachRank:
     """What is known of each rank where a row of the observations stands for its TP group."""
 
@@ -515,8 +477,8 @@ class Observations:
     """What replicas computed from the same tokens, where that was recorded."""
     notes: tuple[str, ...] = ()
     source: str = ""
-    costs: Costs | None = None
-    """Costs by replay, where the observations come from a timeline."""
+    costs: ReplayedCosts | None = None
+    """What findings cost the step, by replay; None where nothing can be replayed."""
 
     @property
     def rules_data_out(self) -> bool:

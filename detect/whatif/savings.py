@@ -14,7 +14,6 @@ from functools import cached_property
 
 import numpy as np
 
-from detect.observe.observations import Unevenness
 from detect.report import Cause, Finding
 from detect.stats.robust import ordinary
 from detect.thresholds import COSTS, NETWORKS
@@ -287,6 +286,18 @@ def savings_of(replay: Replay, findings: Sequence[Finding]) -> list[Saving]:
     ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Unevenness:
+    """How much longer steps are than one in which every operation takes its typical time on all
+    ranks, if some operations last as long as they did: 1.2 is 20 % longer.
+    """
+
+    computing: Floats
+    """(iteration,): passes last as long as they did."""
+    transfers: Floats
+    """(iteration,): communication does, waiting taken out."""
+
+
 class ReplayedCosts:
     """Costs of findings on one trace; `build` makes the replay at the first question."""
 
@@ -307,11 +318,12 @@ class ReplayedCosts:
         within: tuple[int, int],
         lost_ns: float = 0.0,
     ) -> float | None:
-        """Return iteration time over that without the finding (`Costs.ratio`), at least 1.
+        """Return iteration time over iteration time without a finding, at least 1; None if unknown.
 
-        Where passes are not in the graph, transfers beside computing hide the gaps between spans:
-        it tells nothing if the ranks' gaps do not hold what they lose. Example: 1.22 where the step
-        takes 110 ms and would take 90 ms if they ran like their peers.
+        `within` are the first and last iteration in which the ranks are slow, of these `causes`, by
+        `lost_ns` an iteration. Where passes are not in the graph, transfers beside computing hide
+        the gaps between spans: it tells nothing if the ranks' gaps do not hold what they lose.
+        Example: 1.22 where the step takes 110 ms and would take 90 ms if they ran like their peers.
         """
         known = self._replayable(ranks, within)
         if known is None:
@@ -339,7 +351,7 @@ class ReplayedCosts:
     def ratio_of_border(
         self, ranks: tuple[int, ...], slowdown: float, within: tuple[int, int]
     ) -> float | None:
-        """Return the same with a sound network of the ranks' host (`Costs.ratio_of_border`)."""
+        """Return the same for the network of the ranks' host, which is `slowdown` times slower."""
         known = self._replayable(ranks, within)
         if known is None:
             return None
@@ -348,7 +360,9 @@ class ReplayedCosts:
         return None if saving is None else max(1.0, saving.speedup)
 
     def unevenness(self, within: tuple[int, int]) -> Unevenness | None:
-        """Return what unlike times cost; None where no replay tells, or passes are not in it."""
+        """Return what it costs in some iterations that ranks take unlike times for the same
+        operations; None where no replay tells, or passes are not in it.
+        """
         replay = self._replay
         if replay is None or not _holds_compute(replay):
             return None
