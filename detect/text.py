@@ -161,9 +161,9 @@ def _wrapped(label: str, text: str) -> list[str]:
     )  # fmt: skip
 
 
-def labelled(label: str, text: str) -> list[str]:
-    """Return the lines of a text behind its label, one column of labels for all texts."""
-    return _wrapped(f"   {label:<{LABEL}}", text)
+def labelled(label: str, *texts: str) -> list[str]:
+    """Return the lines of texts, each behind the label, in one column of labels for all."""
+    return [line for text in texts for line in _wrapped(f"   {label:<{LABEL}}", text)]
 
 
 def _finding(finding: Finding) -> list[str]:
@@ -176,11 +176,8 @@ def _finding(finding: Finding) -> list[str]:
         if len(finding.episodes) > 1:
             spans = [f"{first}-{last}" for first, last in finding.episodes]
             lines += labelled("episodes", f"iterations {listed(spans)}")
-    for sentence in finding.evidence:
-        lines += labelled("evidence", sentence)
-    for step in finding.next_steps[:SHOWN_NEXT_STEPS]:
-        lines += labelled("next", step)
-    return lines
+    lines += labelled("evidence", *finding.evidence)
+    return lines + labelled("next", *finding.next_steps[:SHOWN_NEXT_STEPS])
 
 
 def _cost(finding: Finding) -> str:
@@ -202,19 +199,16 @@ def _cost(finding: Finding) -> str:
 def _power(report: Report) -> list[str]:
     """Say what would have been found; for classes out of reach say why, without a percentage."""
     least = report.minimum_detectable
-    seen = [f"{name} {percent(one)}" for name, one in least.items() if one < POWER.blind_ratio]
-    lines = []
+    blind = [name for name, ratio in least.items() if ratio >= POWER.blind_ratio]
+    seen = ", ".join(f"{one} {percent(least[one])}" for one in least if one not in blind)
+    texts = [f"{name}: {out_of_reach(report, name)}" for name in blind]
     if seen:
-        lines += labelled(
-            "power",
-            f"smallest lasting slowdown found with {report.power * 100:.0f} % probability: "
-            + ", ".join(seen)
-            + "; below that, silence means nothing (host, loader, gc: share of the iteration)",
+        texts.insert(
+            0,
+            f"smallest lasting slowdown found with {report.power * 100:.0f} % probability: {seen}; "
+            "below that, silence means nothing (host, loader, gc: share of the iteration)",
         )
-    for name, one in least.items():
-        if one >= POWER.blind_ratio:
-            lines += labelled("power", f"{name}: {out_of_reach(report, name)}")
-    return lines
+    return labelled("power", *texts)
 
 
 def out_of_reach(report: Report, name: str) -> str:
@@ -246,6 +240,4 @@ def _could_not_show(report: Report) -> list[str]:
         if not report.alignment.is_measured:
             agree = "nothing in this trace was matched that would show how well they agree"
         lines += labelled("clocks", agree)
-    for note in report.notes:
-        lines += labelled("note", note)
-    return lines
+    return lines + labelled("note", *report.notes)

@@ -206,6 +206,11 @@ class HeatGrid:
         """Return whether there is room for numbers."""
         return len(self.column_labels) <= _MOST_LABELLED_COLUMNS
 
+    @property
+    def cell_size(self) -> tuple[int, int]:
+        """Return width and height of a cell, pixels."""
+        return (_CELL_WIDTH, _CELL_HEIGHT) if self.shows_values else (_SMALL_CELL, _SMALL_CELL)
+
 
 def heat_grid(result: WhatIf) -> HeatGrid:
     """Return the ranks of a result as rows of stages and columns of DP ranks."""
@@ -245,7 +250,7 @@ def colours(values: Floats) -> npt.NDArray[np.uint8]:
 def heat_map_svg(result: WhatIf) -> str:
     """Return the heat map as an SVG document whose cells show rank and value on hover."""
     grid = heat_grid(result)
-    width, height = _cell_size(grid)
+    width, height = grid.cell_size
     num_rows, num_columns = grid.values.shape
     size = (_LEFT + max(num_columns * width, 360) + 20, _TOP + num_rows * height + 34)
     title = "Step time were all other ranks ideal, relative to all ideal (S_w)"
@@ -260,7 +265,7 @@ def heat_map_svg(result: WhatIf) -> str:
         f'<text x="10" y="20" font-size="14">{escape(title)}</text>',
         f'<text x="10" y="38" fill="#555555">{escape(subtitle)}</text>',
     ]
-    parts += _axis_labels(grid, width, height)
+    parts += _axis_labels(grid)
     rgb = colours(grid.values)
     for row, column in np.argwhere(grid.ranks >= 0).tolist():
         parts.append(_cell(result, grid, (row, column), rgb[row, column].tolist()))
@@ -268,11 +273,8 @@ def heat_map_svg(result: WhatIf) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _cell_size(grid: HeatGrid) -> tuple[int, int]:
-    return (_CELL_WIDTH, _CELL_HEIGHT) if grid.shows_values else (_SMALL_CELL, _SMALL_CELL)
-
-
-def _axis_labels(grid: HeatGrid, width: int, height: int) -> list[str]:
+def _axis_labels(grid: HeatGrid) -> list[str]:
+    width, height = grid.cell_size
     every = 1 if grid.shows_values else 8
     labels = [
         f'<text x="{_LEFT + column * width + width // 2}" y="{_TOP - 6}" text-anchor="middle">'
@@ -289,7 +291,7 @@ def _axis_labels(grid: HeatGrid, width: int, height: int) -> list[str]:
 
 def _cell(result: WhatIf, grid: HeatGrid, place: tuple[int, int], rgb: tuple[int, int, int]) -> str:
     row, column = place
-    width, height = _cell_size(grid)
+    width, height = grid.cell_size
     x, y = _LEFT + column * width, _TOP + row * height
     value, rank = float(grid.values[place]), int(grid.ranks[place])
     name = escape(f"{_rank(result.replay, rank)}: {value:.4f}")

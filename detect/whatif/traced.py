@@ -132,8 +132,6 @@ class _WalkOverMarks:
         passes = [number for number in ends if spans.name[self.rows[number]] in PASS_TYPES]
         self.last_pass = passes[-1] if passes else NO_MARK
 
-    # --- marks ---------------------------------------------------------------------------------
-
     def finished(self) -> StageDraft:
         """Visit all marks, add the work after the last one, and wait for all still under way."""
         for number in range(len(self.rows)):
@@ -176,8 +174,6 @@ class _WalkOverMarks:
         row, spans = self.rows[number], self.spans
         optype = OPTIMIZER if spans.kind[row] == Kind.OPTIMIZER else PASS_TYPES[spans.name[row]]
         return _Open(optype, int(spans.microbatch[row]), int(spans.chunk[row]), number)
-
-    # --- nodes ---------------------------------------------------------------------------------
 
     def _add(self, draft: DraftNode) -> int:
         for times in (draft.weight_ns, draft.duration_ns):
@@ -285,8 +281,6 @@ class _WalkOverMarks:
             if not draft.is_collective:
                 draft.weight_ns = np.maximum(self.end[:, :, number] - begun, 0.0)
                 draft.weight_ns[~self.present] = np.nan
-
-    # --- overlapped communication ----------------------------------------------------------------
 
     def _is_consumed(self, mark: int, number: int) -> bool:
         """Return whether the work before this mark waits for overlapped communication.
