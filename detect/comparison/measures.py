@@ -637,18 +637,17 @@ def _loss_measures(before: Side, after: Side, rows: tuple[Integers, Integers]) -
 def _mean_shift(before: Floats, after: Floats) -> Shift:
     """Return the shift of means: lost times come in bursts, which a median does not see."""
     usual = shift(before, after, between=0.0)
-    effect = robust.mean(after, axis=1) - robust.mean(before, axis=1)
-    variance = _variance_of_mean(before) + _variance_of_mean(after)
+    means = [robust.mean(one, axis=1) for one in (before, after)]
+    effect = means[1] - means[0]
+    variance = np.zeros_like(effect)  # of the means
+    for one, mean in zip((before, after), means, strict=True):
+        squares = robust.mean((one - mean[:, None]) ** 2, axis=1)
+        variance += np.nan_to_num(squares) / max(one.shape[1] - 1, 1)
     return Shift(
         effect=np.log1p(np.maximum(effect, -0.99)),
         error=np.sqrt(variance + usual.error**2),
         degrees=usual.degrees,
     )
-
-
-def _variance_of_mean(values: Floats) -> Floats:
-    centred = values - robust.mean(values, axis=1)[:, None]
-    return np.asarray(np.nan_to_num(robust.mean(centred**2, axis=1)) / max(values.shape[1] - 1, 1))
 
 
 def link_measures(before: Side, after: Side) -> Iterator[Measure]:

@@ -383,16 +383,16 @@ class Observations:
     layers: Work | None = None
     """Transformer layers only: the same shape on every stage."""
     history: Work | None = None
-    """Profiles: time of each rank's kernels over what they typically take on that rank, of kernels
-    that all iterations launch alike; NaN for ranks with too few of them. None elsewhere."""
+    """Profiles: kernels that all iterations launch alike over what they typically take on their
+    rank; NaN for ranks with too few of them."""
     boundness: Boundness | None = None
-    """Profiles of GPUs; None elsewhere."""
+    """Profiles of GPUs."""
     busy_ns: Floats = field(metadata=along("row", "iteration"))
     """Self time of all compute, the optimizer included."""
     optimizer_ns: Floats = field(metadata=along("row", "iteration"))
     attention_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Attention in forward passes, which no routing of tokens to experts lengthens; NaN where no
-    attention was traced, None where only that of some layers was."""
+    attention was traced."""
     tokenwise: Tokenwise | None = None
     """None on CPUs."""
     workers: EachRank | None = None
@@ -408,63 +408,57 @@ class Observations:
     host_gap_ns: Floats = field(metadata=along("row", "iteration"))
     """Part of HOST: time that no span covers."""
     ending_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """GPU runs: between the last span of an iteration and its end. Part of `host_gap_ns` is what a
-    rank takes longer than most, but for ranks that log there for all (`Members.log_for_all`)."""
+    """GPU runs: between the last span of an iteration and its end. What a rank takes longer than
+    most is in `host_gap_ns`, unless it logs there for all (`Members.log_for_all`)."""
     stalled_ns: Floats = field(metadata=along("row", "iteration"))
     """Part of HOST, GPU runs: the device stood still inside passes, its queue empty."""
     stolen_ns: Floats = field(metadata=along("row", "iteration"))
     """Part of HOST, CPU runs: wall less CPU time of compute; 0 elsewhere."""
     waiting_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """Time in which the rank did nothing but wait for others in communication that could be split
-    into waiting and transfer; None where none could."""
+    """Time in which the rank did nothing but wait for others; None where no communication could be
+    split into waiting and transfer."""
     split_wait_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """Waiting in all communication that could be split, also where computing beside it hides it."""
+    """All waiting in communication, also where computing beside it hides it."""
     beside_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Time in which the rank computes while a collective of it waits for others beside that."""
     unmatched_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """Profiles: time in which the rank did nothing but communicate, nobody knows with whom: waiting
-    for somebody, or transfer over any link. None elsewhere."""
+    """Profiles: time in which the rank did nothing but communicate, nobody knows with whom."""
     starved_share: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """GPU runs: share of operations that began as soon as they were launched, so the device waited
-    for the host. None where launches were not recorded."""
+    """Share of operations for whose launch the device waited. Like other figures of launches below,
+    None where these were not recorded."""
     saving_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Time in which a rank saves checkpoints within iterations."""
     loading_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """How long the spans of loading last, whether or not the device had to wait for it."""
     launch_pace: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """GPU runs: log of the time that a host takes from launch to launch over what all take for the
-    same step. None where launches were not recorded."""
+    """Log of the time that a host takes from launch to launch over what all take for that step."""
     held_pace: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """`launch_pace` from all launches, also of hosts so far ahead that the device holds them."""
     stopped_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """For how long the rank's host stood still between launches while the device waited for the
-    next one. None where modules' launches were not recorded."""
+    """How long the host stood still between launches of modules while the device waited."""
     launching_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """How long the rank's host takes to launch the passes of an iteration, if nothing holds it up.
-    None where launches were not recorded."""
+    """How long the host takes to launch an iteration's passes, if nothing holds it up."""
     launching_rest_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Part of `launching_ns` from the second launch of each pass on; None in profiles."""
     entangled_phases: tuple[int, ...] = ()
     """Phases whose compute spans contain waiting for the TP group, so their times are estimates."""
     hides_waiting: bool = False
-    """Whether passes hold waiting for all other ranks (parameters gathered beside them), and no
-    layers tell how long: then all passes last as long as the slowest."""
+    """Whether all passes last as long as the slowest: parameters are gathered beside them, and no
+    layers tell how long they wait."""
     holds_tensor_waits: bool = False
-    """Traces without passes: what lies between communications is compared, and a TP group's members
-    wait for each other in it, for collectives of backward passes that nobody recorded."""
+    """Traces without passes: what lies between communications is compared, and holds waiting for
+    the TP group, whose collectives of backward passes nobody recorded."""
     mixes_communication: bool = False
     """CPU runs at base granularity with TP: CPU time of compute holds that of communication."""
     splits_tensor_groups: bool = True
     """False when communication inside TP groups was not traced: their members' times are one."""
     may_have_stages: bool = False
-    """Profiles: messages were recorded, and no pipeline stages: ranks may do other work."""
+    """Profiles with messages, but without pipeline stages: ranks may do other work."""
     tells_passes: bool = True
-    """False for a profile: kernels of equal name and launch stand for passes, and garbage
-    collection is not recorded."""
+    """False for a profile: kernels stand for passes, and garbage collection is not recorded."""
     transfers: Transfers | None = None
     has_even_data: bool = False
-    """Whether all passes of a stage got as many tokens as each other, on all ranks and in all
-    windows, and all ranks recorded that."""
+    """Whether all ranks recorded how many tokens passes get, and those of a stage got as many."""
     tokens: Mapping[int, int] = field(default_factory=dict)
     """Tokens that a pass gets, by rank; of ranks all of whose passes got as many."""
     has_equal_layers: bool = False

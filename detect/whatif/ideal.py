@@ -46,7 +46,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class Drawn:
     """How a node is drawn."""
 
     kind: Kind
@@ -105,22 +105,18 @@ def _times(replay: Replay) -> tuple[Floats, Floats]:
     return times[0], times[1]
 
 
-def name_of(node: Node) -> str:
-    """Return what a node's span is called: `forward`, `send_backward`."""
-    return _drawn(node).name
-
-
-def _drawn(node: Node) -> _Drawn:
+def drawn(node: Node) -> Drawn:
+    """Return how a node's span is drawn, and what it is called: `forward`, `send_backward`."""
     if node.optype in _KINDS:
         kind, name, track = _KINDS[node.optype]
-        return _Drawn(kind, name, track, phase=name if kind == Kind.COMPUTE else "")
+        return Drawn(kind, name, track, phase=name if kind == Kind.COMPUTE else "")
     if node.is_local:
-        return _Drawn(Kind.OPTIMIZER, node.optype, Track.COMPUTE)
+        return Drawn(Kind.OPTIMIZER, node.optype, Track.COMPUTE)
     first, _, second = node.optype.partition("-")
     if second in (SEND, RECV):
         name = f"{second}_{first}"
-        return _Drawn(Kind.P2P, name, Track.COMMUNICATION, op=second, direction=first)
-    return _Drawn(Kind.COLLECTIVE, node.optype, Track.COMMUNICATION, op=node.optype)
+        return Drawn(Kind.P2P, name, Track.COMMUNICATION, op=second, direction=first)
+    return Drawn(Kind.COLLECTIVE, node.optype, Track.COMMUNICATION, op=node.optype)
 
 
 def _spans(replay: Replay, ranks: Integers, origin_ns: int) -> pa.Table:
@@ -128,7 +124,7 @@ def _spans(replay: Replay, ranks: Integers, origin_ns: int) -> pa.Table:
     graph, times = replay.graph, _times(replay)
     shown = np.flatnonzero(times[1] > times[0])
     nodes = [graph.nodes[n] for n in shown]
-    looks = [_drawn(node) for node in nodes]
+    looks = [drawn(node) for node in nodes]
     shape = (len(replay.steps), len(shown), replay.num_lanes)
 
     def filled(values: Integers) -> Integers:

@@ -37,7 +37,7 @@ from typing import TypeVar
 import numpy as np
 
 from detect.whatif.graph import DATA, EACH_LANE, GC, HOST, NS_PER_S, Graph, Replay, sweep
-from detect.whatif.ideal import name_of
+from detect.whatif.ideal import drawn
 from megascan.arrays import Floats, Integers, group_starts
 from megascan.schema import NOT_APPLICABLE
 
@@ -165,7 +165,7 @@ class CriticalPath:
     def name(self, node: int) -> str:
         """Return what an operation is called: `forward, microbatch 3`."""
         one = self.replay.graph.nodes[node]
-        text = name_of(one)
+        text = drawn(one).name
         return f"{text}, microbatch {one.microbatch}" if one.microbatch >= 0 else text
 
     def _makeup(self, steps: Iterable[StepPath]) -> Makeup:

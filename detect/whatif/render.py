@@ -38,8 +38,14 @@ _HIGH_MODEL_ERROR = 0.05
 
 def render_text(result: WhatIf, savings: Sequence[Saving] = ()) -> str:
     """Return the answer, then where time is lost, then how far the replay can be trusted."""
-    lines = [_headline(result), ""]
-    lines += _where(result)
+    lines = [
+        f"A step takes {_seconds(result.traced_s)} and would take {_seconds(result.ideal_s)} were "
+        f"all ranks, stages and microbatches alike: {100 * max(result.waste_ratio, 0.0):.1f} % of "
+        f"the GPU time is lost (S = {result.slowdown:.3f}, {result.replay.layout_text}, "
+        f"{result.replay.num_gpus} GPUs).",
+        "",
+        *_where(result),
+    ]
     if savings:
         lines += ["", "If it ran like its peers"]
         lines += [f"  {_saving_line(result, saving)}" for saving in savings]
@@ -51,15 +57,6 @@ def render_text(result: WhatIf, savings: Sequence[Saving] = ()) -> str:
         lines.append(f"  stage   {stages}")
     lines += ["", *_explained(result), "", *_trust(result)]
     return "\n".join(lines) + "\n"
-
-
-def _headline(result: WhatIf) -> str:
-    return (
-        f"A step takes {_seconds(result.traced_s)} and would take {_seconds(result.ideal_s)} were "
-        f"all ranks, stages and microbatches alike: {100 * max(result.waste_ratio, 0.0):.1f} % of "
-        f"the GPU time is lost (S = {result.slowdown:.3f}, {result.replay.layout_text}, "
-        f"{result.replay.num_gpus} GPUs)."
-    )
 
 
 def _seconds(value: float) -> str:
