@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from detect.observe.facts import Facts, facts_in, facts_of, joined
+from detect.observe.facts import Cells, Facts, facts_in, facts_of, joined
 from detect.observe.observations import (
     BACKWARD,
     Members,
@@ -55,7 +55,7 @@ from detect.thresholds import PASSES
 from detect.whatif.marks import replayed_spans
 from detect.whatif.savings import ReplayedCosts
 from detect.whatif.traced import replay_of_timeline
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Floats, Integers
 from megascan.schema import Granularity
 from megascan.timeline import ShardedTimeline, Timeline
 
@@ -112,11 +112,7 @@ def _observations(
     samples, cells = passes.samples, facts.cells
     stalled, stolen = samples.sums(passes.stalled_ns, frame.shape), _stolen(facts, frame, passes)
     ending = _own_ending(cells.ending_ns, members)
-    lost = {
-        Cause.LOADER: cells.loading_ns,
-        Cause.GC: passes.collecting_ns,
-        Cause.HOST: cells.gap_ns + ending + stalled + stolen,
-    }
+    host_ns = cells.gap_ns + ending + stalled + stolen
     guessed = (GUESSED,) if are_guessed(timeline.headers) else ()
     are_alike, tokens = _has_equal_layers(timeline), _tokens(timeline)
     hides_model_parallel = _hides_model_parallel(timeline)
@@ -129,7 +125,7 @@ def _observations(
         busy_ns=samples.sums(passes.busy_ns, frame.shape) + np.nan_to_num(cells.optimizer_ns),
         optimizer_ns=cells.optimizer_ns,
         attention_ns=cells.attention_ns,
-        lost_ns=_recorded(lost, timeline, transfers, cells.num_spans == 0),
+        lost_ns=_lost(cells, passes.collecting_ns, host_ns, timeline, transfers),
         host_gap_ns=cells.gap_ns + ending,
         stalled_ns=stalled,
         stolen_ns=stolen,
@@ -310,18 +306,24 @@ def _without_collections(work: Work, collecting_ns: Floats, iteration_ns: Floats
     return replace(work, log_ns=log_ns)
 
 
-def _recorded(
-    lost: dict[Cause, Floats], timeline: Timeline, transfers: Transfers | None, absent: Flags
+def _lost(
+    cells: Cells,
+    collecting_ns: Floats,
+    host_ns: Floats,
+    timeline: Timeline,
+    transfers: Transfers | None,
 ) -> dict[Cause, Floats]:
-    """Return the lost times that this trace can tell about, late exits among them; NaN where a rank
-    recorded nothing of an iteration (`absent`), so that nobody knows what it lost.
+    """Return the lost times that this trace can tell about; NaN where a rank recorded nothing of an
+    iteration, so that nobody knows what it lost.
     """
-    kept = {cause: time_ns for cause, time_ns in lost.items() if np.isfinite(time_ns).any()}
+    told = {Cause.LOADER: cells.loading_ns, Cause.GC: collecting_ns, Cause.HOST: host_ns}
     if not _is_full(timeline):
-        kept.pop(Cause.GC, None)
+        del told[Cause.GC]
+    told = {cause: time_ns for cause, time_ns in told.items() if np.isfinite(time_ns).any()}
     if transfers is not None:
-        kept[Cause.LINK] = transfers.late_ns
-    return {cause: np.where(absent, np.nan, time_ns) for cause, time_ns in kept.items()}
+        told[Cause.LINK] = transfers.late_ns
+    is_absent = cells.num_spans == 0
+    return {cause: np.where(is_absent, np.nan, time_ns) for cause, time_ns in told.items()}
 
 
 def _own_ending(ending_ns: Floats, members: Members) -> Floats:

@@ -39,7 +39,7 @@ slow iterations than `min_iterations` are chance.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -465,77 +465,92 @@ class SearchTask:
 class _View:
     """All rows against those that are not excluded."""
 
+    task: SearchTask
+    settings: DetectorSettings
     value: Floats
     noise: Noise
     stretches: list[Stretch]
     courses: dict[int, Course] = field(default_factory=dict)
     """Courses computed so far, by row: each is asked for several times."""
 
+    @classmethod
+    def of(cls, task: SearchTask, settings: DetectorSettings, excluded: list[int]) -> _View:
+        mask = mask_of(excluded, task.num_rows)
+        value = task.compare(mask)
+        noise = estimate_noise(value, mask, task.usual)
+        scattered = task.usual.scattered and not task.usual.bursty
+        stretches = best_stretches(value, noise, settings.min_iterations, mask, scattered=scattered)
+        return cls(task, settings, value, noise, stretches)
+
     def course(self, row: int) -> Course:
         if row not in self.courses:
             self.courses[row] = follow(self.value[row], self.stretches[row], self.noise)
         return self.courses[row]
+
+    def q_value(self, row: int, number: int) -> float:
+        """Return the false-discovery rate at which a row counts as the `number`-th name, from 1."""
+        return min(1.0, self.stretches[row].p_value * self.task.num_tests / number)
+
+    def is_named(self, row: int, number: int) -> bool:
+        """Return whether a row counts as the `number`-th name, from 1."""
+        is_significant = self.q_value(row, number) <= self.settings.false_discovery_rate
+        return is_significant and self._qualifies(row)
+
+    def clearest(self, closed: Flags) -> int | None:
+        """Return the next row to take out: the least probable of those that qualify."""
+        least = SEARCH.near_floor_share * self.task.floor / 2
+        rows = [one for one in self.stretches if not closed[one.row] and one.effect > 0]
+        for one in sorted(rows, key=lambda each: (each.p_value, -each.effect)):
+            if one.effect >= least and self._qualifies(one.row):
+                return one.row
+        return None
+
+    def _qualifies(self, row: int) -> bool:
+        """Return whether a row is slow for long enough, by enough, and by its own doing.
+
+        Long enough is most of a short window: 3 of 4 iterations. It must be slow for most of the
+        time between onset and end, less when it flaps. The effect may be as large as the floor,
+        given its error and what sound ranks differ by.
+        """
+        course, task, settings = self.course(row), self.task, self.settings
+        flaps = len(course.episodes) > 1 and course.share >= SEARCH.flapping_share
+        most_of_it = int(np.ceil(settings.min_share * len(course.active)))
+        if int(course.active.sum()) < min(settings.min_iterations, most_of_it):
+            return False
+        if not (course.share >= settings.min_share or flaps):
+            return False
+        error = float(np.hypot(course.standard_error, self.noise.between))
+        is_far = course.effect + SEARCH.interval_sigmas * error >= task.floor
+        if not (is_far and course.effect >= SEARCH.near_floor_share * task.floor):
+            return False
+        return task.own is None or not peers_changed(self.value[row], task.own[row], course.active)
+
+    def suspects(self, rows: list[int]) -> Iterator[Suspect]:
+        """Yield the rows that are still suspect once none of them is a peer of the others."""
+        ordered = sorted(rows, key=lambda row: (self.stretches[row].p_value, row))
+        for number, row in enumerate(ordered, 1):
+            if self.is_named(row, number):
+                course = self.course(row)
+                is_level = bool(course.active.all())  # else it is measured against its own normal
+                between = self.noise.between if is_level else 0.0
+                yield Suspect(row, course, self.q_value(row, number), between)
 
 
 def search(task: SearchTask, settings: DetectorSettings) -> SearchResult:
     """Find all rows of one class that are slow."""
     order: list[int] = []
     num_accepted = 0
-    views = [_view(task, settings, order)]  # views[n] excludes the first n rows of `order`
+    views = [_View.of(task, settings, order)]  # views[n] excludes the first n rows of `order`
     while len(order) - num_accepted < task.patience and len(order) < settings.max_findings:
-        row = _clearest(views[-1], task.closed(mask_of(order, task.num_rows)), task, settings)
+        row = views[-1].clearest(task.closed(mask_of(order, task.num_rows)))
         if row is None:
             break
         order.append(row)
-        views.append(view := _view(task, settings, order))
-        q_value = view.stretches[row].p_value * task.num_tests / len(order)
-        if q_value <= settings.false_discovery_rate and _qualifies(view, row, task, settings):
+        views.append(_View.of(task, settings, order))
+        if views[-1].is_named(row, len(order)):
             num_accepted = len(order)
     view = views[num_accepted]
-    return SearchResult(tuple(_suspects(view, order[:num_accepted], task, settings)), view.noise)
-
-
-def _view(task: SearchTask, settings: DetectorSettings, excluded: list[int]) -> _View:
-    mask = mask_of(excluded, task.num_rows)
-    value = task.compare(mask)
-    noise = estimate_noise(value, mask, task.usual)
-    scattered = task.usual.scattered and not task.usual.bursty
-    stretches = best_stretches(value, noise, settings.min_iterations, mask, scattered=scattered)
-    return _View(value, noise, stretches)
-
-
-def _clearest(
-    view: _View, closed: Flags, task: SearchTask, settings: DetectorSettings
-) -> int | None:
-    """Return the next row to take out: the least probable that is slow enough, for long enough."""
-    rows = [one for one in view.stretches if not closed[one.row] and one.effect > 0]
-    for one in sorted(rows, key=lambda each: (each.p_value, -each.effect)):
-        if one.effect >= SEARCH.near_floor_share * task.floor / 2 and _qualifies(
-            view, one.row, task, settings
-        ):
-            return one.row
-    return None
-
-
-def _qualifies(view: _View, row: int, task: SearchTask, settings: DetectorSettings) -> bool:
-    """Return whether a row is slow for long enough, by enough, and by its own doing.
-
-    Long enough is most of a short window: 3 of 4 iterations. It must be slow for most of the time
-    between onset and end, less when it flaps. The effect may be as large as the floor, given its
-    error and what sound ranks differ by.
-    """
-    course = view.course(row)
-    flaps = len(course.episodes) > 1 and course.share >= SEARCH.flapping_share
-    most_of_it = int(np.ceil(settings.min_share * len(course.active)))
-    if int(course.active.sum()) < min(settings.min_iterations, most_of_it):
-        return False
-    if not (course.share >= settings.min_share or flaps):
-        return False
-    error = float(np.hypot(course.standard_error, view.noise.between))
-    is_far = course.effect + SEARCH.interval_sigmas * error >= task.floor
-    if not (is_far and course.effect >= SEARCH.near_floor_share * task.floor):
-        return False
-    return task.own is None or not peers_changed(view.value[row], task.own[row], course.active)
+    return SearchResult(tuple(view.suspects(order[:num_accepted])), view.noise)
 
 
 def peers_changed(value: Floats, own: Floats, active: Flags) -> bool:
@@ -557,18 +572,3 @@ def peers_changed(value: Floats, own: Floats, active: Flags) -> bool:
     square = sum(float((part**2).sum()) for part in parts) / (num_slow + num_normal - 2)
     error = float(np.sqrt(square * (1.0 / num_slow + 1.0 / num_normal)))
     return own_change + SEARCH.interval_sigmas * error < SEARCH.own_change_share * change
-
-
-def _suspects(
-    view: _View, rows: list[int], task: SearchTask, settings: DetectorSettings
-) -> list[Suspect]:
-    """Return the rows that are still suspect once none of them is a peer of the others."""
-    found = []
-    ordered = sorted(rows, key=lambda row: (view.stretches[row].p_value, row))
-    for number, row in enumerate(ordered, 1):
-        q_value = min(1.0, view.stretches[row].p_value * task.num_tests / number)
-        if q_value <= settings.false_discovery_rate and _qualifies(view, row, task, settings):
-            course = view.course(row)
-            is_level = bool(course.active.all())  # else it is measured against its own normal
-            found.append(Suspect(row, course, q_value, view.noise.between if is_level else 0.0))
-    return found
