@@ -11,7 +11,7 @@ and so is how long a rank only waits:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -42,13 +42,9 @@ MEGATRON_LAYERS = (TRANSFORMER_LAYER, backward_of(TRANSFORMER_LAYER))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glance:
-    """What a part of a trace (a shard) says before it is observed; see `Frame`."""
+class _Contained:
+    """What is anywhere in a trace, or in a part of it."""
 
-    iterations: Integers
-    num_passes: int
-    num_passes_on_cpu: int
-    """Passes whose CPU time was measured."""
     has_layers: bool
     """Some transformer layers of Megatron-Core."""
     has_modules: bool
@@ -57,6 +53,16 @@ class Glance:
     """Something computes on the device inside passes and layers."""
     has_loss: bool
     """The loss by itself, as of jobs on megatron.core."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glance(_Contained):
+    """What a part of a trace (a shard) says before it is observed; see `Frame`."""
+
+    iterations: Integers
+    num_passes: int
+    num_passes_on_cpu: int
+    """Passes whose CPU time was measured."""
 
     @classmethod
     def at(cls, table: pa.Table) -> Glance:
@@ -78,7 +84,7 @@ class Glance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frame:
+class Frame(_Contained):
     """What has to be known of the whole trace before any part of it can be observed.
 
     Parts are then observed each by itself, for what is asked of them needs the spans of one rank.
@@ -91,11 +97,6 @@ class Frame:
     """Whether modules of some layers only were recorded, of other layers in each iteration."""
     uses_cpu_time: bool
     has_passes: bool
-    has_layers: bool
-    has_modules: bool
-    has_iterations: bool
-    has_parts: bool
-    has_loss: bool
 
     @classmethod
     def of(cls, timeline: Timeline, glances: Sequence[Glance]) -> Frame:
@@ -103,6 +104,8 @@ class Frame:
         is_cpu = all(header.device.kind == "cpu" for header in timeline.headers.values())
         num_passes = sum(glance.num_passes for glance in glances)
         on_cpu = sum(glance.num_passes_on_cpu for glance in glances)
+        names = [field.name for field in fields(_Contained)]
+        contained = {name: any(getattr(one, name) for one in glances) for name in names}
         return cls(
             ranks=np.array(sorted(timeline.headers), dtype=np.int64),
             iterations=np.unique(np.concatenate([glance.iterations for glance in glances])),
@@ -110,11 +113,7 @@ class Frame:
             is_sampled=is_sampled(timeline),
             uses_cpu_time=is_cpu and on_cpu > WINDOW.cpu_time_share * num_passes,
             has_passes=num_passes > 0,
-            has_layers=any(glance.has_layers for glance in glances),
-            has_modules=any(glance.has_modules for glance in glances),
-            has_iterations=any(glance.has_iterations for glance in glances),
-            has_parts=any(glance.has_parts for glance in glances),
-            has_loss=any(glance.has_loss for glance in glances),
+            **contained,
         )
 
     @property

@@ -36,7 +36,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from detect.whatif.graph import DATA, EACH_LANE, GC, HOST, NS_PER_S, Graph, Replay, sweep
+from detect.whatif.graph import DATA, EACH_LANE, GC, HOST, NS_PER_S, Graph, Group, Replay, sweep
 from detect.whatif.ideal import drawn
 from megascan.arrays import Floats, Integers, group_starts
 from megascan.schema import NOT_APPLICABLE
@@ -132,11 +132,6 @@ class CriticalPath:
     steps: tuple[StepPath, ...]
 
     @cached_property
-    def link_of(self) -> Links:
-        """Return what names the link of a communication."""
-        return Links(self.replay)
-
-    @cached_property
     def makeups(self) -> tuple[Makeup, ...]:
         """Return what each step is made of."""
         return tuple(self._makeup([step]) for step in self.steps)
@@ -155,6 +150,12 @@ class CriticalPath:
         found: Integers = self.replay.ranks[self.replay.graph.stage[step.nodes], step.lanes]
         return found
 
+    def link_of(self, node: int, lane: int) -> Link:
+        """Return what the data of a communication travels over."""
+        if (node, lane) not in self._links:
+            self._links[node, lane] = self._link(node, lane)
+        return self._links[node, lane]
+
     def share(self, node: int) -> Share:
         """Return what an operation counts as."""
         one = self.replay.graph.nodes[node]
@@ -167,6 +168,27 @@ class CriticalPath:
         one = self.replay.graph.nodes[node]
         text = drawn(one).name
         return f"{text}, microbatch {one.microbatch}" if one.microbatch >= 0 else text
+
+    @cached_property
+    def _links(self) -> dict[tuple[int, int], Link]:
+        return {}
+
+    @cached_property
+    def _group_of(self) -> dict[int, Group]:
+        return {node: group for group in self.replay.graph.groups for node in group.nodes}
+
+    def _link(self, node: int, lane: int) -> Link:
+        replay, group = self.replay, self._group_of[node]
+        own, nodes = replay.graph.nodes[node], [replay.graph.nodes[one] for one in group.nodes]
+        if own.is_message:
+            ends = sorted(nodes, key=lambda one: not one.optype.endswith("-send"))
+            op = own.optype.rpartition("-")[0] if len(ends) == 2 else own.optype
+            ranks = tuple(int(replay.ranks[one.stage, lane]) for one in ends)
+            return Link(op=op, ranks=ranks, is_message=True)
+        lane_set = replay.graph.lane_sets(group.partition, replay.num_lanes)
+        together = lane_set == lane_set[lane]
+        members = np.unique(replay.ranks[[one.stage for one in nodes]][:, together])
+        return Link(op=own.optype, ranks=tuple(members.tolist()), is_message=False)
 
     def _makeup(self, steps: Iterable[StepPath]) -> Makeup:
         steps = tuple(steps)
@@ -220,38 +242,6 @@ def _work_by_place(steps: Iterable[StepPath]) -> Counter[tuple[int, int]]:
         for place, work_ns in zip(places, step.work_ns.tolist(), strict=True):
             found[place] += work_ns
     return found
-
-
-class Links:
-    """Finds what the data of a communication travels over."""
-
-    def __init__(self, replay: Replay) -> None:
-        self._replay = replay
-        self._group_of = {node: group for group in replay.graph.groups for node in group.nodes}
-        self._known: dict[tuple[int, int], Link] = {}
-
-    def __call__(self, node: int, lane: int) -> Link:
-        """Return the link of a node on a lane."""
-        if (node, lane) not in self._known:
-            self._known[node, lane] = self._link(node, lane)
-        return self._known[node, lane]
-
-    def _link(self, node: int, lane: int) -> Link:
-        replay, group = self._replay, self._group_of[node]
-        nodes = [replay.graph.nodes[member] for member in group.nodes]
-        lane_set = replay.graph.lane_sets(group.partition, replay.num_lanes)
-        own = replay.graph.nodes[node]
-        if own.is_message:
-            ends = sorted(nodes, key=lambda one: not one.optype.endswith("-send"))
-            op = own.optype.rpartition("-")[0] if len(ends) == 2 else own.optype
-            ranks = tuple(int(replay.ranks[one.stage, lane]) for one in ends)
-            return Link(op=op, ranks=ranks, is_message=True)
-        members = {
-            int(rank)
-            for one in nodes
-            for rank in replay.ranks[one.stage, lane_set == lane_set[lane]]
-        }
-        return Link(op=own.optype, ranks=tuple(sorted(members)), is_message=False)
 
 
 def critical_path(replay: Replay) -> CriticalPath:
