@@ -111,11 +111,10 @@ def _observations(
     passes = _Passes.of(facts, frame, members)
     samples, cells = passes.samples, facts.cells
     stalled, stolen = samples.sums(passes.stalled_ns, frame.shape), _stolen(facts, frame, passes)
-    ending = _own_ending(cells.ending_ns, members)
-    host_ns = cells.gap_ns + ending + stalled + stolen
-    guessed = (GUESSED,) if are_guessed(timeline.headers) else ()
+    gap_ns = cells.gap_ns + _own_ending(cells.ending_ns, members)
+    host_ns = gap_ns + stalled + stolen
+    guesses = [GUESSED] * are_guessed(timeline.headers)
     are_alike, tokens = _has_equal_layers(timeline), _tokens(timeline)
-    hides_model_parallel = _hides_model_parallel(timeline)
     seen = Observations(
         members=members,
         iterations=frame.iterations,
@@ -126,16 +125,16 @@ def _observations(
         optimizer_ns=cells.optimizer_ns,
         attention_ns=cells.attention_ns,
         lost_ns=_lost(cells, passes.collecting_ns, host_ns, timeline, transfers),
-        host_gap_ns=cells.gap_ns + ending,
+        host_gap_ns=gap_ns,
         stalled_ns=stalled,
         stolen_ns=stolen,
         saving_ns=cells.saving_ns,
         loading_ns=cells.data_ns,
         entangled_phases=passes.entangled_phases,
         hides_waiting=passes.hide_waiting,
-        mixes_communication=frame.uses_cpu_time and hides_model_parallel,
+        mixes_communication=frame.uses_cpu_time and _hides_model_parallel(timeline),
         # by CPU time they are told apart, too: a process that waits uses none
-        splits_tensor_groups=frame.uses_cpu_time or not hides_model_parallel,
+        splits_tensor_groups=frame.uses_cpu_time or not _hides_model_parallel(timeline),
         transfers=transfers,
         has_even_data=_has_even_data(timeline, tokens),
         tokens=tokens,
@@ -143,14 +142,14 @@ def _observations(
         counters=typical_readings(timeline),
         alignment=_alignment(timeline),
         completeness=timeline.completeness.to_json(),
-        notes=(*timeline.completeness.notes, *guessed),
+        notes=(*timeline.completeness.notes, *guesses),
         costs=costs,
     )
-    return _with_more(seen, frame, facts)
+    return _with_what_some_tell(seen, frame, facts)
 
 
-def _with_more(seen: Observations, frame: Frame, facts: Facts) -> Observations:
-    """Add what is known only where communication was split, of GPU runs, of recorded launches."""
+def _with_what_some_tell(seen: Observations, frame: Frame, facts: Facts) -> Observations:
+    """Add what only some traces tell: with split communication, of GPU runs, of launches."""
     cells, launches = facts.cells, facts.launches
     if facts.is_split:
         seen = replace(

@@ -74,10 +74,7 @@ class _Spans:
 
 
 def critical_strip(
-    timeline: Timeline,
-    seen: Observations,
-    finding: Finding | None,
-    replay: Replay | None = None,
+    timeline: Timeline, seen: Observations, finding: Finding | None, replay: Replay | None = None
 ) -> Json:
     """Return the strip of the finding's longest iteration; None where nothing can be shown.
 
