@@ -361,7 +361,11 @@ def _edges(stage: _Stage, num_stages: int, reduces_gradients: bool) -> Iterator[
     for optype in P2P:
         yield from pairwise(stage[optype])
         yield from _p2p_edges(stage, optype, num_stages)
-    yield from _warmup_edges(stage)
+    # the first backward exchanges are posted after the compute two before the first backward
+    first = next((n for n, o in enumerate(stage.computes) if o.optype == BACKWARD), 0)
+    if first >= 2:
+        exchanges = stage["backward-send"][:1] + stage["backward-recv"][:1]
+        yield from product([stage.computes[first - 2]], exchanges)
     yield from _parameter_edges(stage)
     yield from _tail(stage, stage[SCATTER] if reduces_gradients else [])
 
@@ -383,15 +387,6 @@ def _is_model_end(stage: _Stage, optype: str, chunk: int, num_stages: int) -> bo
         return (stage.number, chunk) == (0, 0)
     last_chunk = max((o.chunk for o in stage.computes), default=0)
     return (stage.number, chunk) == (num_stages - 1, last_chunk)
-
-
-def _warmup_edges(stage: _Stage) -> Iterator[Edge]:
-    """Post the first backward exchanges after the compute two before the first backward."""
-    first = next((n for n, o in enumerate(stage.computes) if o.optype == BACKWARD), 0)
-    if first >= 2:
-        for optype in ("backward-send", "backward-recv"):
-            for operation in stage[optype][:1]:
-                yield stage.computes[first - 2], operation
 
 
 def _parameter_edges(stage: _Stage) -> Iterator[Edge]:

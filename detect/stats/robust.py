@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detect.thresholds import COSTS, ROBUST
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Flags, Floats
 
 
 def median(values: Floats, axis: int | None = None) -> Floats:
@@ -111,7 +111,10 @@ def leave_one_out_median(values: Floats) -> Floats:
         return np.asarray((low + high) / 2, dtype=np.float64)
     others = present.sum(axis=0)[None, :] - present
     own = np.where(present, place, len(values))
-    low, high = (_without(ordered, own, place) for place in ((others - 1) // 2, others // 2))
+    low, high = (
+        np.take_along_axis(ordered, np.clip(index + (index >= own), 0, len(ordered) - 1), axis=0)
+        for index in ((others - 1) // 2, others // 2)
+    )
     return np.asarray(np.where(others > 0, (low + high) / 2, np.nan), dtype=np.float64)
 
 
@@ -128,11 +131,6 @@ def expected_from_others(values: Floats, excluded: Flags) -> Floats:
         expected[~excluded] = leave_one_out_median(flat[~excluded])
         expected[excluded] = median(flat[~excluded], axis=0)
     return expected.reshape(values.shape)
-
-
-def _without(ordered: Floats, own: Integers, index: Integers) -> Floats:
-    shifted = np.clip(index + (index >= own), 0, len(ordered) - 1)
-    return np.asarray(np.take_along_axis(ordered, shifted, axis=0), dtype=np.float64)
 
 
 def three_point_median(series: Floats) -> Floats:

@@ -81,15 +81,6 @@ def partition_of(keys: Sequence[object]) -> Integers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Visit:
-    """One group in the order of a sweep; `released` nodes are not needed after it."""
-
-    nodes: tuple[int, ...]
-    partition: str
-    released: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Graph:
     """Nodes, what each waits for (`dependencies`, by node), groups, and the lane partitions.
 
@@ -104,7 +95,8 @@ class Graph:
     groups: tuple[Group, ...]
     partitions: dict[str, Integers]
     finish: tuple[int, ...]
-    visits: tuple[Visit, ...] = field(init=False)
+    visits: tuple[tuple[Group, tuple[int, ...]], ...] = field(init=False)
+    """Groups in the order of a sweep, each with the nodes that are not needed after it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "visits", _visits(self))
@@ -138,7 +130,7 @@ class Graph:
         return np.arange(num_lanes) if partition == EACH_LANE else self.partitions[partition]
 
 
-def _visits(graph: Graph) -> tuple[Visit, ...]:
+def _visits(graph: Graph) -> tuple[tuple[Group, tuple[int, ...]], ...]:
     order = _topological_order(graph)
     last_use = list(range(len(graph.nodes)))
     for position, group in enumerate(order):
@@ -149,10 +141,7 @@ def _visits(graph: Graph) -> tuple[Visit, ...]:
     released: list[list[int]] = [[] for _ in order]
     for node in set(range(len(graph.nodes))) - set(graph.finish):
         released[last_use[node]].append(node)
-    return tuple(
-        Visit(nodes=group.nodes, partition=group.partition, released=tuple(done))
-        for group, done in zip(order, released, strict=True)
-    )
+    return tuple(zip(order, map(tuple, released), strict=True))
 
 
 def _topological_order(graph: Graph) -> list[Group]:
@@ -205,18 +194,20 @@ def sweep(
     lanes = {name: _reducer(one) for name, one in (partitions or graph.partitions).items()}
     nothing = np.zeros((1, 1, 1))
     ends: dict[int, Floats] = {}
-    for visit in graph.visits:
-        before = [ends[one] for node in visit.nodes for one in graph.dependencies[node]]
-        ready = reduce(np.maximum, before) if before else nothing
-        if visit.partition != EACH_LANE:
-            ready = lanes[visit.partition](ready)
-        for node in visit.nodes:
+    for group, released in graph.visits:
+        waits_for = [graph.dependencies[node] for node in group.nodes]
+        before = [ends[one] for of_node in waits_for for one in of_node]
+        before += [] if all(waits_for) else [nothing]  # who waits for nothing may begin at 0
+        ready = reduce(np.maximum, before)
+        if group.partition != EACH_LANE:
+            ready = lanes[group.partition](ready)
+        for node in group.nodes:
             ends[node] = ready + weigh(node)
             if observe is not None:
                 observe(node, ready, ends[node])
-        for node in visit.released:
+        for node in released:
             del ends[node]
-    total = reduce(np.maximum, [ends[node] for node in graph.finish])
+    total = reduce(np.maximum, [ends[node] for node in graph.finish], nothing)
     return np.asarray(total.max(axis=0))
 
 
