@@ -21,10 +21,10 @@ up to the TP group, and links, loading and the host cannot be judged (`observe_o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,6 @@ from detect.whatif.graph import (
 from detect.whatif.savings import ReplayedCosts
 from megascan.arrays import Flags, Floats, Integers, Singles
 from megascan.errors import InputError
-from megascan.header import Json
 from megascan.schema import NOT_APPLICABLE
 from megascan.timeline import first_rows
 from megascan.topology import Layout
@@ -96,12 +95,6 @@ def read_op_table(path: Path) -> OpTable:
     Raises InputError for a file that is not Parquet, lacks a column, has missing values or no rows.
     """
     table = _read(path)
-    for name in (*_NUMBERS, *_TIMES, "optype"):
-        if name not in table.column_names:
-            raise InputError(
-                f"{path} has no column {name!r}, it has {', '.join(table.column_names)}; an op "
-                "table has the columns that docs/whatif.md lists"
-            )
     if not table.num_rows:
         raise InputError(f"{path} has no rows; record at least one step")
     columns = {name: _buffer(path, table, name) for name in _NUMBERS}
@@ -137,14 +130,20 @@ def _check_values(path: Path, columns: dict[str, Column], duration: Singles) -> 
 def _read(path: Path) -> pa.Table:
     import pyarrow.parquet as pq
 
+    wanted = [*_NUMBERS, *_TIMES, "optype"]
     try:
         with pq.ParquetFile(path) as file:
-            wanted = [*_NUMBERS, *_TIMES, "optype"]
-            present = [name for name in wanted if name in file.schema_arrow.names]
-            missing = len(present) < len(wanted)
-            return file.read() if missing else file.read(columns=present)
+            present = file.schema_arrow.names
+            table = file.read(columns=wanted)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} cannot be read as Parquet: {error}") from error
+    for name in wanted:
+        if name not in present:
+            raise InputError(
+                f"{path} has no column {name!r}, it has {', '.join(present)}; an op table has the "
+                "columns that docs/whatif.md lists"
+            )
+    return table
 
 
 def _chunk(path: Path, table: pa.Table, name: str) -> pa.Array:
@@ -158,20 +157,17 @@ def _chunk(path: Path, table: pa.Table, name: str) -> pa.Array:
     return array
 
 
-def _view(array: pa.Array, kind: np.dtype[np.generic]) -> Column:
+def _view(array: pa.Array) -> Column:
+    kind = np.dtype(array.type.to_pandas_dtype())
     values = np.frombuffer(array.buffers()[1], dtype=kind)
     return values[array.offset : array.offset + len(array)]
 
 
 def _buffer(path: Path, table: pa.Table, name: str) -> Column:
     array = _chunk(path, table, name)
-    bits = getattr(array.type, "bit_width", 0)
-    if pa.types.is_integer(array.type):
-        letter = "i" if pa.types.is_signed_integer(array.type) else "u"
-        return _view(array, np.dtype(f"{letter}{bits // 8}"))
-    if pa.types.is_floating(array.type):
-        return _view(array, np.dtype(f"f{bits // 8}"))
-    raise InputError(f"{path}: column {name!r} is {array.type}, expected a number")
+    if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+        raise InputError(f"{path}: column {name!r} is {array.type}, expected a number")
+    return _view(array)
 
 
 def _texts(path: Path, table: pa.Table) -> tuple[Column, tuple[str, ...]]:
@@ -180,8 +176,7 @@ def _texts(path: Path, table: pa.Table) -> tuple[Column, tuple[str, ...]]:
         array = array.dictionary_encode()
     if not pa.types.is_dictionary(array.type):
         raise InputError(f"{path}: column 'optype' is {array.type}, expected text")
-    width = array.type.index_type.bit_width // 8
-    return _view(array.indices, np.dtype(f"i{width}")), tuple(array.dictionary.to_pylist())
+    return _view(array.indices), tuple(array.dictionary.to_pylist())
 
 
 def _sizes(path: Path, num_replicas: int) -> dict[str, int]:
@@ -190,62 +185,41 @@ def _sizes(path: Path, num_replicas: int) -> dict[str, int]:
     meta = path.with_name(path.name.replace("trace-", "meta-")).with_suffix(".yaml")
     if meta == path or not meta.is_file():
         return sizes
-    return {**sizes, **_whole_numbers(meta)}
-
-
-def _whole_numbers(path: Path) -> Mapping[str, int]:
-    found: dict[str, int] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() not in _SIZES:
+    for line in meta.read_text(encoding="utf-8").splitlines():
+        key, _, value = map(str.strip, line.partition(":"))
+        if key not in _SIZES:
             continue
-        if not value.strip().isdigit() or int(value) < 1:
-            raise InputError(f"{path}: {key.strip()} is {value.strip()!r}, expected 1 or more")
-        found[key.strip()] = int(value)
-    return found
+        if not value.isdigit() or int(value) < 1:
+            raise InputError(f"{meta}: {key} is {value!r}, expected 1 or more")
+        sizes[key] = int(value)
+    return sizes
 
-
-Codes = npt.NDArray[np.int32]
 
 _BLOCK_ROWS = 1 << 17
 _MOST_COUNTED = 10_000_000
 
 
-def _blocks(num_rows: int) -> Iterator[slice]:
-    for first in range(0, num_rows, _BLOCK_ROWS):
-        yield slice(first, first + _BLOCK_ROWS)
-
-
 @dataclass(frozen=True)
 class Steps:
-    """Distinct step ids in order, how many rows each has, and the number of each id."""
+    """Distinct step ids in order, how many rows each has, and the number of each row's step."""
 
     ids: Integers
     num_rows: Integers
-    number: Codes
-    """By id less the first id; empty where ids are too far apart to be counted."""
+    number: Integers
+    """(row,): place in `ids`."""
 
     @classmethod
     def of(cls, step: Column) -> Steps:
         """Return the steps of a column."""
-        low, width = int(step.min()), int(step.max()) - int(step.min()) + 1
-        if width > _MOST_COUNTED:
-            ids, num_rows = np.unique(step, return_counts=True)
-            return cls(ids.astype(np.int64), num_rows, np.zeros(0, dtype=np.int32))
-        counts = np.zeros(width, dtype=np.int64)
-        for block in _blocks(len(step)):
-            counts += np.bincount(step[block] - low, minlength=width)
-        offsets = np.flatnonzero(counts)
-        number = np.zeros(width, dtype=np.int32)
-        number[offsets] = np.arange(len(offsets))
-        return cls(offsets + low, counts[offsets], number)
-
-    def numbers(self, step: Column) -> Integers:
-        """Return the number of each id."""
-        if not len(self.number):
-            return np.searchsorted(self.ids, step).astype(np.int64)
-        numbers: Integers = self.number[step - self.ids[0]].astype(np.int64)
-        return numbers
+        first = int(step.min())
+        offset = step.astype(np.int64) - first
+        if offset.max() > _MOST_COUNTED:  # too far apart to be counted
+            ids, number, num_rows = np.unique(offset, return_inverse=True, return_counts=True)
+        else:
+            counts = np.bincount(offset)
+            ids, number = np.flatnonzero(counts), (np.cumsum(counts > 0) - 1)[offset]
+            num_rows = counts[ids]
+        return cls(ids + first, num_rows, number)
 
     @property
     def usual(self) -> int:
@@ -254,34 +228,31 @@ class Steps:
         return int(self.ids[np.argmax(self.num_rows == sizes[np.argmax(counts)])])
 
 
-def template(table: OpTable, step: int) -> tuple[list[Operation], Codes]:
+def template(table: OpTable, step: int) -> tuple[list[Operation], Integers]:
     """Return the first replica's operations in a step; nodes by (stage, type, ordinal), or -1."""
     rows = np.flatnonzero((table.step == step) & (table.dp_rank == table.dp_rank.min()))
     sizes = int(table.stage.max()) + 1, len(table.optypes), int(table.seq_id.max()) + 1
-    lookup = np.full(sizes, -1, dtype=np.int32)
+    lookup = np.full(sizes, -1)
     operations = []
     for number, row in enumerate(rows):
-        stage, code, ordinal = (
-            int(column[row]) for column in (table.stage, table.optype, table.seq_id)
-        )
+        stage, code, ordinal = table.stage[row], table.optype[row], table.seq_id[row]
         lookup[stage, code, ordinal] = number
         start = float(table.start_ts[row])
-        operations.append(
-            Operation(
-                number=number,
-                stage=stage,
-                optype=table.optypes[code],
-                ordinal=ordinal,
-                chunk=int(table.mc[row]),
-                start_s=start,
-                end_s=start + float(table.duration[row]),
-            )
+        operation = Operation(
+            number=number,
+            stage=int(stage),
+            optype=table.optypes[code],
+            ordinal=int(ordinal),
+            chunk=int(table.mc[row]),
+            start_s=start,
+            end_s=start + float(table.duration[row]),
         )
+        operations.append(operation)
     return operations, lookup
 
 
 def scatter(
-    table: OpTable, lookup: Codes, steps: Steps, shape: tuple[int, int, int]
+    table: OpTable, lookup: Integers, steps: Steps, shape: tuple[int, int, int]
 ) -> tuple[Flags, Singles, Singles]:
     """Return (complete steps (step,), start, duration), the latter (node, lane, step) in seconds.
 
@@ -290,10 +261,11 @@ def scatter(
     start = np.full(int(np.prod(shape)), np.nan, dtype=np.float32)
     duration = start.copy()
     odd = np.zeros(shape[2], dtype=np.bool_)
-    for block in _blocks(len(table)):
+    for first in range(0, len(table), _BLOCK_ROWS):
+        block = slice(first, first + _BLOCK_ROWS)
         node = lookup[table.stage[block], table.optype[block], table.seq_id[block]]
-        number = steps.numbers(table.step[block])
-        cell = (node.astype(np.int64) * shape[1] + table.dp_rank[block]) * shape[2] + number
+        number = steps.number[block]
+        cell = (node * shape[1] + table.dp_rank[block]) * shape[2] + number
         begin, length = table.start_ts[block], table.duration[block]
         if node.min() < 0:
             odd[number[node < 0]] = True
@@ -389,10 +361,13 @@ def _edges(stage: _Stage, num_stages: int, reduces_gradients: bool) -> Iterator[
     for optype in P2P:
         yield from pairwise(stage[optype])
         yield from _p2p_edges(stage, optype, num_stages)
-    yield from _warmup_edges(stage)
+    # the first backward exchanges are posted after the compute two before the first backward
+    first = next((n for n, o in enumerate(stage.computes) if o.optype == BACKWARD), 0)
+    if first >= 2:
+        exchanges = stage["backward-send"][:1] + stage["backward-recv"][:1]
+        yield from product([stage.computes[first - 2]], exchanges)
     yield from _parameter_edges(stage)
-    tail = _overlapped_tail if stage[SEPARATE] else _plain_tail
-    yield from tail(stage, reduces_gradients)
+    yield from _tail(stage, stage[SCATTER] if reduces_gradients else [])
 
 
 def _p2p_edges(stage: _Stage, optype: str, num_stages: int) -> Iterator[Edge]:
@@ -414,15 +389,6 @@ def _is_model_end(stage: _Stage, optype: str, chunk: int, num_stages: int) -> bo
     return (stage.number, chunk) == (num_stages - 1, last_chunk)
 
 
-def _warmup_edges(stage: _Stage) -> Iterator[Edge]:
-    """Post the first backward exchanges after the compute two before the first backward."""
-    first = next((n for n, o in enumerate(stage.computes) if o.optype == BACKWARD), 0)
-    if first >= 2:
-        for optype in ("backward-send", "backward-recv"):
-            for operation in stage[optype][:1]:
-                yield stage.computes[first - 2], operation
-
-
 def _parameter_edges(stage: _Stage) -> Iterator[Edge]:
     shared = sorted(stage[GATHER] + stage[SCATTER], key=lambda o: (o.start_s, o.ordinal, o.optype))
     yield from pairwise(shared)
@@ -435,35 +401,29 @@ def _parameter_edges(stage: _Stage) -> Iterator[Edge]:
 def _chain(*parts: list[Operation]) -> Iterator[Edge]:
     """Yield edges that put each part after the one before it; empty parts are left out."""
     for before, after in pairwise([part for part in parts if part]):
-        for first in before:
-            for second in after:
-                yield first, second
+        yield from product(before, after)
 
 
-def _plain_tail(stage: _Stage, reduces_gradients: bool) -> Iterator[Edge]:
-    scatters = stage[SCATTER] if reduces_gradients else []
-    last = stage.computes[-1:]
-    ends = (stage[GC], stage[LAYERNORM], stage[EMBEDDING], scatters, stage[CLIP], stage[OPTIMIZER])
-    yield from _chain(last, *ends)
-
-
-def _overlapped_tail(stage: _Stage, reduces_gradients: bool) -> Iterator[Edge]:
-    """Yield the end of a step that reduces a chunk's gradients right after its last backward."""
-    scatters = stage[SCATTER] if reduces_gradients else []
+def _tail(stage: _Stage, scatters: list[Operation]) -> Iterator[Edge]:
+    """Yield the end of a step; it may reduce a chunk's gradients right after its last backward."""
+    ends = stage[CLIP], stage[OPTIMIZER]
+    if not stage[SEPARATE]:
+        reductions = stage[LAYERNORM], stage[EMBEDDING], scatters
+        yield from _chain(stage.computes[-1:], stage[GC], *reductions, *ends)
+        return
     for scatter in scatters:
         of_chunk = [o for o in stage[BACKWARD] if o.chunk == scatter.chunk]
         yield from _chain(of_chunk[-1:], [scatter])
     yield from _chain(stage.computes[-1:], stage[GC])
     before_layernorm = scatters[-1:] + (stage[GC] or stage.computes[-1:])
-    ends = (stage[LAYERNORM], stage[EMBEDDING], stage[SEPARATE], stage[CLIP], stage[OPTIMIZER])
-    yield from _chain(before_layernorm, *ends)
+    reductions = stage[LAYERNORM], stage[EMBEDDING], stage[SEPARATE]
+    yield from _chain(before_layernorm, *reductions, *ends)
 
 
 def _groups(operations: list[Operation], stages: list[_Stage]) -> Iterator[Group]:
-    grouped: set[int] = set()
-    for group in (*_pairs(stages), *_collectives(stages)):
-        grouped.update(group.nodes)
-        yield group
+    groups = [*_pairs(stages), *_collectives(stages)]
+    grouped = {node for group in groups for node in group.nodes}
+    yield from groups
     for operation in operations:
         if operation.number not in grouped:
             yield Group(nodes=(operation.number,))
@@ -546,7 +506,9 @@ def replay_of_op_table(table: OpTable) -> Replay:
         start, duration = start[:, :, complete], duration[:, :, complete]
     end = start + duration
     graph = build_graph(operations, num_lanes, reduces_gradients=table.has_data_parallelism)
-    ranks = _ranks(table, graph.num_stages, num_lanes)
+    ranks = np.full((graph.num_stages, num_lanes), -1, dtype=np.int64)
+    ranks[table.stage, table.dp_rank] = table.rank
+    gpus = "1 GPU" if table.gpus_per_worker == 1 else f"{table.gpus_per_worker} GPUs"
     weights = traced_weights(graph, start, duration)
     dropped = int((~complete).sum())
     return Replay(
@@ -558,9 +520,8 @@ def replay_of_op_table(table: OpTable) -> Replay:
         measured=(end.max(axis=(0, 1)) - start.min(axis=(0, 1))).astype(np.float64),
         instants=TableInstants(graph.stage, start, end),
         gpus_per_worker=table.gpus_per_worker,
-        layout_text=f"DP {num_lanes} PP {graph.num_stages}, "
-        f"{_gpus(table.gpus_per_worker)} to a recorded rank",
-        labels=_labels(ranks),
+        layout_text=f"DP {num_lanes} PP {graph.num_stages}, {gpus} to a recorded rank",
+        labels={int(rank): f"DP{lane} PP{stage}" for (stage, lane), rank in np.ndenumerate(ranks)},
         columns=np.arange(num_lanes),
         row_labels=("",) * num_lanes,
         notes=(f"{dropped} incomplete steps left out",) if dropped else (),
@@ -623,27 +584,6 @@ def ideal_weights(graph: Graph, weights: Floats) -> Floats:
     return ideal
 
 
-def _ranks(table: OpTable, num_stages: int, num_lanes: int) -> Integers:
-    ranks = np.full((num_stages, num_lanes), -1, dtype=np.int64)
-    ranks[table.stage, table.dp_rank] = table.rank
-    return ranks
-
-
-def _gpus(number: int) -> str:
-    return "1 GPU" if number == 1 else f"{number} GPUs"
-
-
-def _labels(ranks: Integers) -> dict[int, str]:
-    return {
-        int(rank): f"DP{lane} PP{stage}"
-        for stage, lanes in enumerate(ranks)
-        for lane, rank in enumerate(lanes)
-    }
-
-
-PHASE_OF = {FORWARD: observations.FORWARD, BACKWARD: observations.BACKWARD}
-
-
 def observe_op_table(table: OpTable) -> Observations:
     """Return the compute of every recorded rank by step, direction and microbatch.
 
@@ -651,32 +591,36 @@ def observe_op_table(table: OpTable) -> Observations:
     """
     steps, slot = np.unique(np.asarray(table.step, dtype=np.int64), return_inverse=True)
     ranks, row = np.unique(np.asarray(table.rank, dtype=np.int64), return_inverse=True)
-    row, slot = row.reshape(-1), slot.reshape(-1)
     shape = (len(ranks), len(steps))
     duration = table.duration.astype(np.float64) * NS_PER_S
-    named = {name: _is(table, name) for name in (*PHASE_OF, OPTIMIZER, GC)}
-    gc = named[GC]
-    compute = named[FORWARD] | named[BACKWARD]
-    if not compute.any():
+    is_compute = _is(table, FORWARD) | _is(table, BACKWARD)
+    if not is_compute.any():
         raise InputError(f"{table.source} has no forward-compute or backward-compute operations")
 
     def sums(use: Flags) -> Floats:
         return sums_by_cell(row[use], slot[use], duration[use], shape)
 
-    optimizer = sums(named[OPTIMIZER])
+    gc, optimizer = _is(table, GC), sums(_is(table, OPTIMIZER))
     members = _members(table, ranks, row)
+    ends_ns = (table.start_ts + table.duration).astype(np.float64) * NS_PER_S
+    longest_ns = np.zeros(len(steps))  # starts count from a step's first: it ends with its last end
+    np.maximum.at(longest_ns, slot, ends_ns)
     return Observations(
         members=members,
         iterations=steps,
-        iteration_ns=_step_times(table, slot, len(steps)),
+        iteration_ns=longest_ns,
         work=_work(table, row, slot, duration, shape),
-        busy_ns=sums(compute) + optimizer,
+        busy_ns=sums(is_compute) + optimizer,
         optimizer_ns=np.where(optimizer > 0, optimizer, np.nan),
         lost_ns={Cause.GC: sums(gc)} if gc.any() else {},
         host_gap_ns=np.full(shape, np.nan),
         stalled_ns=np.zeros(shape),
         stolen_ns=np.zeros(shape),
-        completeness=_completeness(members, len(table)),
+        completeness={
+            "world_size": members.layout.world_size,
+            "ranks": ranks.tolist(),
+            "num_spans": len(table),
+        },
         notes=_notes(table),
         source=table.source,
         costs=ReplayedCosts(partial(replay_of_op_table, table)),
@@ -684,29 +628,18 @@ def observe_op_table(table: OpTable) -> Observations:
 
 
 def _is(table: OpTable, name: str) -> Flags:
-    if name not in table.optypes:
-        return np.zeros(len(table), dtype=bool)
-    return np.asarray(table.optype == table.optypes.index(name))
-
-
-def _step_times(table: OpTable, slot: Integers, num_steps: int) -> Floats:
-    """Return how long each step took: starts are relative to its first, so it ends with its last
-    operation.
-    """
-    end = (table.start_ts + table.duration).astype(np.float64) * NS_PER_S
-    longest = np.zeros(num_steps)
-    np.maximum.at(longest, slot, end)
-    return longest
+    code = table.optypes.index(name) if name in table.optypes else -1
+    return np.asarray(table.optype == code)
 
 
 def _work(
     table: OpTable, row: Integers, slot: Integers, duration: Floats, shape: tuple[int, int]
 ) -> Work:
     microbatch = np.asarray(table.seq_id, dtype=np.int64)
-    forward, backward = (_is(table, name) for name in PHASE_OF)
+    forward, backward = _is(table, FORWARD), _is(table, BACKWARD)
     num_microbatches = int(microbatch[forward | backward].max()) + 1
     log_ns = np.full((*shape, 2 * num_microbatches), np.nan)
-    for phase, use in zip(PHASE_OF.values(), (forward, backward), strict=True):
+    for phase, use in ((observations.FORWARD, forward), (observations.BACKWARD, backward)):
         op = phase * num_microbatches + microbatch[use]
         log_ns[row[use], slot[use], op] = np.log(np.maximum(duration[use], 1.0))
     ops = np.arange(2 * num_microbatches)
@@ -731,14 +664,6 @@ def _members(table: OpTable, ranks: Integers, row: Integers) -> Members:
         workers=tuple((rank,) for rank in ranks.tolist()),
         device_kind="",
     )
-
-
-def _completeness(members: Members, num_spans: int) -> dict[str, Json]:
-    return {
-        "world_size": members.layout.world_size,
-        "ranks": [int(rank) for rank in members.ranks],
-        "num_spans": num_spans,
-    }
 
 
 def _notes(table: OpTable) -> tuple[str, ...]:

@@ -223,9 +223,7 @@ class Report:
 
     @property
     def judged(self) -> bool:
-        """Return whether finding nothing means health: enough would have been found, on any rank
-        and any network.
-        """
+        """Return whether finding nothing means health: faults of any rank would have been found."""
         return self.shows_enough and not self.unseen_ranks and not self.hides
 
     @property

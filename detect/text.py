@@ -104,15 +104,10 @@ def render_text(report: Report) -> str:
 
 def _answer(report: Report) -> str:
     if report.verdict == Verdict.HEALTHY:
-        but = ""
-        if report.unrecorded_ranks:
-            but = f"; nothing is known of {ranks_text(report.unrecorded_ranks)}, which is missing"
-            but = (
-                but
-                if len(report.unrecorded_ranks) == 1
-                else but.replace("is missing", "are missing")
-            )
-        but += "".join(f"; but {caveat}" for caveat in report.caveats)
+        but = "".join(f"; but {caveat}" for caveat in report.caveats)
+        if missing := report.unrecorded_ranks:
+            are = "is" if len(missing) == 1 else "are"
+            but = f"; nothing is known of {ranks_text(missing)}, which {are} missing{but}"
         return f"HEALTHY: no rank, link or stage stands out in {_window(report)}{but}."
     if not report.findings:
         if report.minimum_detectable_slowdown is None:
@@ -128,9 +123,8 @@ def _answer(report: Report) -> str:
     also = f" ({counted(more, 'more finding')} below)" if more else ""
     answer = f"{words}: {first.headline}.{also}"
     if report.verdict == Verdict.UNDECIDED and first.owner == Owner.JOB:
-        answer += (
-            f" Whether a node is at fault besides, this trace cannot tell: {_blindness(report)}."
-        )
+        unseen = _blindness(report)
+        answer += f" Whether a node is at fault besides, this trace cannot tell: {unseen}."
     return answer
 
 
@@ -160,19 +154,16 @@ def _window(report: Report) -> str:
 
 def _wrapped(label: str, text: str) -> list[str]:
     """Return the lines of label and text; further lines are indented to where the text begins."""
+    indent = " " * len(label)
     return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=label,
-        subsequent_indent=" " * len(label),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+        text, WIDTH, initial_indent=label, subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
-def labelled(label: str, text: str) -> list[str]:
-    """Return the lines of a text behind its label, one column of labels for all texts."""
-    return _wrapped(f"   {label:<{LABEL}}", text)
+def labelled(label: str, *texts: str) -> list[str]:
+    """Return the lines of texts, each behind the label, in one column of labels for all."""
+    return [line for text in texts for line in _wrapped(f"   {label:<{LABEL}}", text)]
 
 
 def _finding(finding: Finding) -> list[str]:
@@ -180,20 +171,13 @@ def _finding(finding: Finding) -> list[str]:
     least = "at least " if finding.slowdown_is_bound else ""
     lines = labelled("cause", f"{finding.cause}, owner: {OWNER_WORDS[finding.owner]}")
     if finding.cause != Cause.CORRUPTION:
-        lines += [
-            *labelled(
-                "slowdown", f"{least}{finding.slowdown:.3f} (95 % interval {low:.3f} to {high:.3f})"
-            ),
-            *labelled("cost", _cost(finding)),
-        ]
-    if len(finding.episodes) > 1 and finding.cause != Cause.CORRUPTION:
-        spans = [f"{first}-{last}" for first, last in finding.episodes]
-        lines += labelled("episodes", f"iterations {listed(spans)}")
-    for sentence in finding.evidence:
-        lines += labelled("evidence", sentence)
-    for step in finding.next_steps[:SHOWN_NEXT_STEPS]:
-        lines += labelled("next", step)
-    return lines
+        slowdown = f"{least}{finding.slowdown:.3f} (95 % interval {low:.3f} to {high:.3f})"
+        lines += [*labelled("slowdown", slowdown), *labelled("cost", _cost(finding))]
+        if len(finding.episodes) > 1:
+            spans = [f"{first}-{last}" for first, last in finding.episodes]
+            lines += labelled("episodes", f"iterations {listed(spans)}")
+    lines += labelled("evidence", *finding.evidence)
+    return lines + labelled("next", *finding.next_steps[:SHOWN_NEXT_STEPS])
 
 
 def _cost(finding: Finding) -> str:
@@ -215,19 +199,16 @@ def _cost(finding: Finding) -> str:
 def _power(report: Report) -> list[str]:
     """Say what would have been found; for classes out of reach say why, without a percentage."""
     least = report.minimum_detectable
-    seen = [f"{name} {percent(one)}" for name, one in least.items() if one < POWER.blind_ratio]
-    lines = []
+    blind = [name for name, ratio in least.items() if ratio >= POWER.blind_ratio]
+    seen = ", ".join(f"{one} {percent(least[one])}" for one in least if one not in blind)
+    texts = [f"{name}: {out_of_reach(report, name)}" for name in blind]
     if seen:
-        lines += labelled(
-            "power",
-            f"smallest lasting slowdown found with {report.power * 100:.0f} % probability: "
-            + ", ".join(seen)
-            + "; below that, silence means nothing (host, loader, gc: share of the iteration)",
+        texts.insert(
+            0,
+            f"smallest lasting slowdown found with {report.power * 100:.0f} % probability: {seen}; "
+            "below that, silence means nothing (host, loader, gc: share of the iteration)",
         )
-    for name, one in least.items():
-        if one >= POWER.blind_ratio:
-            lines += labelled("power", f"{name}: {out_of_reach(report, name)}")
-    return lines
+    return labelled("power", *texts)
 
 
 def out_of_reach(report: Report, name: str) -> str:
@@ -259,6 +240,4 @@ def _could_not_show(report: Report) -> list[str]:
         if not report.alignment.is_measured:
             agree = "nothing in this trace was matched that would show how well they agree"
         lines += labelled("clocks", agree)
-    for note in report.notes:
-        lines += labelled("note", note)
-    return lines
+    return lines + labelled("note", *report.notes)

@@ -278,14 +278,14 @@ def _times(change: Change) -> str:
 def _changes(comparison: Comparison, kind: Quantity) -> list[str]:
     lines = []
     for direction in (Direction.SLOWER, Direction.FASTER):
-        changes = _ordered(comparison.of_kind(kind, direction))
+        changes, texts = _ordered(comparison.of_kind(kind, direction)), []
         for change in changes[:MOST_LINES]:
             how = _in_words(change) if kind == Quantity.LOSS else _ratio(change)
             text = f"{change.subject}: {how}, {_times(change)}"
-            lines += labelled(direction.value, "; ".join([text, *change.notes]))
+            texts.append("; ".join([text, *change.notes]))
         if len(changes) > MOST_LINES:
-            more = f"{len(changes) - MOST_LINES} more of this kind (see --json)"
-            lines += labelled(direction.value, more)
+            texts.append(f"{len(changes) - MOST_LINES} more of this kind (see --json)")
+        lines += labelled(direction.value, *texts)
     return lines
 
 
@@ -297,15 +297,12 @@ def _shares(comparison: Comparison) -> list[str]:
 
 def _findings(comparison: Comparison) -> list[str]:
     found = comparison.findings
-    lines: list[str] = []
-    for label, findings in (("new", found.new), ("gone", found.gone)):
-        for finding in findings:
-            lines += labelled(label, _named(finding))
-    for before, after in found.same:
-        lines += labelled(
-            "still", f"{_named(after)} (slowdown {before.slowdown:.3f} → {after.slowdown:.3f})"
-        )
-    return lines
+    still = [
+        f"{_named(after)} (slowdown {before.slowdown:.3f} → {after.slowdown:.3f})"
+        for before, after in found.same
+    ]
+    lines = labelled("new", *map(_named, found.new)) + labelled("gone", *map(_named, found.gone))
+    return lines + labelled("still", *still)
 
 
 def _named(finding: Finding) -> str:
@@ -317,8 +314,5 @@ def _could_not_show(comparison: Comparison) -> list[str]:
     if comparison.least_visible:
         parts = [f"{kind} {percent(ratio)}" for kind, ratio in comparison.least_visible.items()]
         lines += labelled("power", f"smallest change seen with 95 % probability: {listed(parts)}")
-    for reason in comparison.not_compared:
-        lines += labelled("left out", f"not compared: {reason}")
-    for note in comparison.notes:
-        lines += labelled("note", note)
-    return lines
+    left_out = [f"not compared: {reason}" for reason in comparison.not_compared]
+    return lines + labelled("left out", *left_out) + labelled("note", *comparison.notes)

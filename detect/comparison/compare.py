@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy import special
 
+from detect.comparison import measures
 from detect.comparison.changes import (
     Change,
     Comparison,
@@ -21,18 +22,7 @@ from detect.comparison.changes import (
     Quantity,
     ShareChange,
 )
-from detect.comparison.measures import (
-    LEAST_ITERATIONS,
-    Measure,
-    Side,
-    comparable,
-    differences,
-    link_measures,
-    q_values,
-    rank_measures,
-    role_measures,
-    step_measures,
-)
+from detect.comparison.measures import Measure, Side
 from detect.report import Finding
 
 FALSE_DISCOVERY_RATE = 0.01
@@ -50,15 +40,15 @@ def compare(before: Side, after: Side, min_change: float = 1.03) -> Comparison:
     `min_change` is the smallest ratio that counts. A trace of fewer than three judged iterations
     says nothing about its noise, so nothing is then called a change, and `notes` says so.
     """
-    shared = comparable(before, after)
-    ranks = list(rank_measures(before, after)) if shared.ranks else []
+    shared = measures.comparable(before, after)
+    ranks = list(measures.rank_measures(before, after)) if shared.ranks else []
     least = float(np.log(min_change))
     slow = {rank for one in ranks if abs(one.effect) >= least for rank in one.ranks}
-    slow.update(*(_suspects(side) for side in (before, after)))
-    measures = step_measures(before, after) if shared.iterations else []
-    measures += [*role_measures(before, after, shared, slow), *ranks]
-    measures += link_measures(before, after)
-    changes = _changes(measures, least)
+    for side in (before, after):
+        slow.update(side.members.ranks_of(np.flatnonzero(side.examined.suspects)))
+    measured = measures.step_measures(before, after) if shared.iterations else []
+    measured += [*measures.role_measures(before, after, shared, slow), *ranks]
+    measured += measures.link_measures(before, after)
     findings = match_findings(
         before.examined.report.findings, after.examined.report.findings, shared.ranks
     )
@@ -66,24 +56,20 @@ def compare(before: Side, after: Side, min_change: float = 1.03) -> Comparison:
         before=before.name,
         after=after.name,
         min_change=min_change,
-        changes=tuple(changes),
+        changes=tuple(_changes(measured, least)),
         shares=tuple(_share_changes(before, after)),
         findings=findings,
-        least_visible=_least_visible(measures, least),
+        least_visible=_least_visible(measured, least),
         not_compared=shared.reasons,
         notes=tuple(_notes(before, after)),
-        strangers=differences(before, after),
+        strangers=measures.differences(before, after),
     )
 
 
-def _suspects(side: Side) -> tuple[int, ...]:
-    return side.members.ranks_of(np.flatnonzero(side.examined.suspects))
-
-
-def _changes(measures: list[Measure], least: float) -> list[Change]:
-    if not measures:
+def _changes(measured: list[Measure], least: float) -> list[Change]:
+    if not measured:
         return []
-    q_value = q_values(np.array([one.p_value for one in measures]))
+    q_value = measures.q_values(np.array([one.p_value for one in measured]))
     return [
         Change(
             kind=one.kind,
@@ -97,7 +83,7 @@ def _changes(measures: list[Measure], least: float) -> list[Change]:
             ranks=one.ranks,
             notes=one.notes,
         )
-        for one, q in zip(measures, q_value, strict=True)
+        for one, q in zip(measured, q_value, strict=True)
     ]
 
 
@@ -114,15 +100,15 @@ def _direction(measure: Measure, q_value: float, least: float) -> Direction:
     return Direction.SLOWER if measure.effect > 0 else Direction.FASTER
 
 
-def _least_visible(measures: list[Measure], least: float) -> dict[Quantity, float]:
+def _least_visible(measured: list[Measure], least: float) -> dict[Quantity, float]:
     """Return, by kind, the smallest ratio at which a typical quantity's change is seen."""
-    number = max(len(measures), 1)
+    number = max(len(measured), 1)
     critical = -float(special.stdtrit(DEGREES, FALSE_DISCOVERY_RATE / number / 2))
     reserve = float(special.stdtrit(DEGREES, POWER))
     visible = {}
     for kind in Quantity:
-        errors = [one.error for one in measures if one.kind == kind and np.isfinite(one.error)]
-        floors = [one.least for one in measures if one.kind == kind]
+        errors = [one.error for one in measured if one.kind == kind and np.isfinite(one.error)]
+        floors = [one.least for one in measured if one.kind == kind]
         if errors:
             effect = (critical + reserve) * float(np.median(errors))
             visible[kind] = float(np.exp(max(effect, least, *floors)))
@@ -145,10 +131,10 @@ def _notes(before: Side, after: Side) -> Iterable[str]:
     sides = {"before": before, "after": after}
     for which, side in sides.items():
         number = len(side.examined.seen.iterations)
-        if number < LEAST_ITERATIONS:
+        if number < measures.LEAST_ITERATIONS:
             yield (
                 f"{which}: {number} judged iterations say nothing about their noise, so no change "
-                f"can be told; trace {LEAST_ITERATIONS} at least, better 10"
+                f"can be told; trace {measures.LEAST_ITERATIONS} at least, better 10"
             )
     for which, side in sides.items():
         ranks = side.examined.report.completeness.get("missing_ranks")

@@ -22,7 +22,8 @@ Where there are neither, the gradients of a rank show the size of its model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,16 +34,16 @@ from scipy import special
 from detect.comparison.changes import Quantity
 from detect.detector import Examination, examine, examine_op_table
 from detect.observe.observations import PHASE_NAMES, Members, Observations, Transfers
-from detect.observe.spans import SpanIndex, where_text
+from detect.observe.spans import SpanIndex, sums_by_cell, where_text
 from detect.observe.transfers import bytes_text
 from detect.report import Cause
 from detect.stats import robust
 from detect.text import place, ranks_of
 from detect.thresholds import DetectorSettings
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Floats, Integers, combine
 from megascan.errors import listed
 from megascan.schema import Kind, Phase
-from megascan.timeline import Timeline, codes, equals, numbers
+from megascan.timeline import Timeline, codes, equals, numbers, rows_alike
 from megascan.topology import Layout
 from megascan.vocabulary import (
     BACKWARD,
@@ -65,7 +66,6 @@ MAX_CORRELATION = 0.6
 ENOUGH_FOR_OWN_NOISE = 8
 MOST_GRADIENT_CHANGE = 2.1
 """Largest ratio of gradient bytes within one job: float32 instead of bfloat16 doubles them."""
-_REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,15 @@ def traffic_of(spans: pa.Table) -> Traffic:
     size = numbers(spans, "size_bytes")
     group, groups = codes(spans, "group")
     op, ops = codes(spans, "op")
-    found: dict[tuple[str, str], set[int]] = {}
+    found: dict[tuple[str, str], set[int]] = defaultdict(set)
     kinds = np.unique(np.stack([group, op, size]), axis=1)
-    for of_group, of_op, of_size in kinds.T.tolist():
-        if of_size > 0:
-            axis = axis_of_group(groups[of_group])
-            found.setdefault((axis, ops[of_op]), set()).add(of_size)
-    over_replicas = where_text(spans, "group", is_data_parallel)
-    reduced = over_replicas & equals(spans, "op", *_REDUCTIONS) & (size > 0)
-    keys = np.stack([numbers(spans, "rank")[reduced], numbers(spans, "iteration")[reduced]])
-    owner = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
-    totals = np.bincount(owner, weights=size[reduced])
+    for of_group, of_op, of_size in kinds[:, kinds[2] > 0].T.tolist():
+        found[axis_of_group(groups[of_group]), ops[of_op]].add(of_size)
+    reduced = where_text(spans, "group", is_data_parallel) & (size > 0)
+    reduced &= equals(spans, "op", "all_reduce", "reduce_scatter")
+    owner = combine(numbers(spans, "rank")[reduced], numbers(spans, "iteration")[reduced])
+    _, number = np.unique(owner, return_inverse=True)
+    totals = np.bincount(number, weights=size[reduced])
     return Traffic(
         {name: frozenset(sizes) for name, sizes in found.items()},
         float(np.median(totals)) if len(totals) else 0.0,
@@ -105,16 +103,13 @@ def traffic_of(spans: pa.Table) -> Traffic:
 
 def differences(before: Side, after: Side) -> tuple[str, ...]:
     """Return what shows that two traces are of different jobs; empty for one job."""
-    return (*_devices(before, after), *_message_sizes(before, after))
+    return tuple(_differences(before, after))
 
 
-def _devices(before: Side, after: Side) -> Iterator[str]:
-    old, new = (set(side.members.devices) - {""} for side in (before, after))
-    if old and new and not old & new:
-        yield f"devices ({listed(sorted(old))} before, {listed(sorted(new))} after)"
-
-
-def _message_sizes(before: Side, after: Side) -> Iterator[str]:
+def _differences(before: Side, after: Side) -> Iterator[str]:
+    had, has = (set(side.members.devices) - {""} for side in (before, after))
+    if had and has and not had & has:
+        yield f"devices ({listed(sorted(had))} before, {listed(sorted(has))} after)"
     old, new = before.members.layout, after.members.layout
     if (old.tp, old.cp) != (new.tp, new.cp):
         return
@@ -129,13 +124,12 @@ def _message_sizes(before: Side, after: Side) -> Iterator[str]:
         if now not in alike:
             yield f"{' '.join(name)} ({bytes_text(then)} before, {bytes_text(now)} after)"
             return
-    if not shared and old == new:
-        yield from _gradients(before.traffic.gradient_bytes, after.traffic.gradient_bytes)
-
-
-def _gradients(then: float, now: float) -> Iterator[str]:
-    if then and now and abs(np.log(now / then)) > np.log(MOST_GRADIENT_CHANGE):
-        yield f"gradients of a rank ({bytes_text(then)} before, {bytes_text(now)} after)"
+    old_bytes, new_bytes = before.traffic.gradient_bytes, after.traffic.gradient_bytes
+    is_told = not shared and old == new and old_bytes and new_bytes
+    if is_told and abs(np.log(new_bytes / old_bytes)) > np.log(MOST_GRADIENT_CHANGE):
+        yield (
+            f"gradients of a rank ({bytes_text(old_bytes)} before, {bytes_text(new_bytes)} after)"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,55 +260,42 @@ class RoleTimes:
 def roles_of_timeline(timeline: Timeline, seen: Observations) -> dict[Role, RoleTimes]:
     """Return the times of every computation in the iterations that were judged."""
     index = SpanIndex.of(timeline)
-    rows = equals(index.table, "kind", Kind.COMPUTE, Kind.OPTIMIZER) & index.counts
-    slot_of = np.searchsorted(seen.iterations, index.iterations)
-    slot_of = np.minimum(slot_of, len(seen.iterations) - 1)
-    judged = seen.iterations[slot_of] == index.iterations
-    rows &= judged[np.minimum(index.slot, len(judged) - 1)]
-    slot = slot_of[index.slot[rows]]
-    stages = np.array([timeline.headers[int(rank)].coordinates.pp for rank in index.ranks])
-    name, names = codes(index.table, "name")
-    chunk = (
-        numbers(index.table, "chunk")[rows] if timeline.layout.vpp > 1 else np.full(slot.shape, -1)
-    )
-    row = index.row[rows]
-    keys = np.stack([stages[row], np.maximum(chunk, -1), name[rows]])
-    unique, which = np.unique(keys, axis=1, return_inverse=True)
-    order = np.argsort(which.reshape(-1), kind="stable")
-    edges = np.searchsorted(which.reshape(-1)[order], np.arange(unique.shape[1] + 1))
+    iteration = numbers(index.table, "iteration")
+    judged = np.isin(iteration, seen.iterations)
+    rows = index.of_kind(Kind.COMPUTE, Kind.OPTIMIZER) & judged
+    slot, row = np.searchsorted(seen.iterations, iteration[rows]), index.row[rows]
     time_ns, layer = index.self_time(rows), numbers(index.table, "layer")[rows]
-    return {
-        Role(int(stage), int(part), names[int(code)]): _times(
-            index.ranks,
-            (row[order[low:high]], slot[order[low:high]]),
-            time_ns[order[low:high]],
-            len(seen.iterations),
-            layer=layer[order[low:high]],
-        )
-        for (stage, part, code), low, high in zip(unique.T, edges, edges[1:], strict=False)
-    }
+    stage = np.array([timeline.headers[int(rank)].coordinates.pp for rank in index.ranks])[row]
+    chunk = np.full(len(row), -1)
+    if timeline.layout.vpp > 1:
+        chunk = np.maximum(numbers(index.table, "chunk")[rows], -1)
+    code, names = codes(index.table, "name")
+    code = code[rows]
+    roles = {}
+    for own in rows_alike(combine(stage, chunk, code)):
+        first = own[0]
+        members, member = np.unique(row[own], return_inverse=True)
+        shape = (len(members), len(seen.iterations))
+        mean_ns, count = _mean_times(member, slot[own], layer[own], time_ns[own], shape)
+        role = Role(int(stage[first]), int(chunk[first]), names[code[first]])
+        roles[role] = RoleTimes(index.ranks[members], mean_ns, count)
+    return roles
 
 
-def _times(
-    ranks: Integers,
-    place: tuple[Integers, Integers],
-    time_ns: Floats,
-    num_iterations: int,
-    layer: Integers,
-) -> RoleTimes:
-    """Return the times of one role; not all of its layers need be recorded in every iteration."""
-    own, row = np.unique(place[0], return_inverse=True)
-    flat = row.reshape(-1) * num_iterations + place[1]
-    size = len(own) * num_iterations
-    total = np.bincount(flat, weights=time_ns, minlength=size)
-    count = np.bincount(flat, minlength=size)
+def _mean_times(
+    row: Integers, slot: Integers, layer: Integers, time_ns: Floats, shape: tuple[int, int]
+) -> tuple[Floats, float]:
+    """Return the mean time of a role's spans, (rank, iteration), and how often a rank does it in an
+    iteration; not all of its layers need be recorded in every iteration.
+    """
+    total, count = (
+        sums_by_cell(row, slot, amounts, shape) for amounts in (time_ns, np.ones_like(time_ns))
+    )
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(total > 0, total / count, np.nan)
-    shape = (len(own), num_iterations)
     layers, number = np.unique(layer, return_inverse=True)
-    each = np.bincount(flat * len(layers) + number.reshape(-1))
-    times_of_all = float(np.median(each[each > 0])) * len(layers)
-    return RoleTimes(ranks[own], mean.reshape(shape), times_of_all)
+    each = np.bincount((row * shape[1] + slot) * len(layers) + number)
+    return mean, float(np.median(each[each > 0])) * len(layers)
 
 
 def roles_of_observations(seen: Observations) -> dict[Role, RoleTimes]:
@@ -335,10 +316,10 @@ def roles_of_observations(seen: Observations) -> dict[Role, RoleTimes]:
 
 def layers_of_all_stages(roles: dict[Role, RoleTimes]) -> dict[Role, RoleTimes]:
     """Return layers and their modules with the ranks of all stages together: all do the same."""
-    pooled: dict[str, list[RoleTimes]] = {}
+    pooled: dict[str, list[RoleTimes]] = defaultdict(list)
     for role, times in roles.items():
         if role.name in _ALIKE_EVERYWHERE:
-            pooled.setdefault(role.name, []).append(times)
+            pooled[role.name].append(times)
     return {
         Role(-1, -1, name): RoleTimes(
             np.concatenate([times.ranks for times in parts]),
@@ -350,8 +331,6 @@ def layers_of_all_stages(roles: dict[Role, RoleTimes]) -> dict[Role, RoleTimes]:
 
 
 AXES = ("dp", "pp", "vpp", "cp", "ep", "tp")
-DEPENDS_ON_REPLICAS = (OPTIMIZER,)
-"""A distributed optimizer steps a share of the parameters that shrinks with DP."""
 COUNTS_ALIKE = 1e-6
 
 
@@ -414,20 +393,15 @@ def _sizes(layout: Layout) -> str:
 
 
 def _num_passes(side: Side) -> int:
-    microbatch = side.examined.seen.work.microbatch
-    return int(microbatch.max()) + 1 if len(microbatch) else 0
+    return int(side.examined.seen.work.microbatch.max(initial=-1)) + 1
 
 
 def _roles(side: Side, differing: list[str]) -> dict[Role, RoleTimes]:
     """Return the roles that mean the same work in both layouts."""
     if not differing:
         return side.roles
-    if differing == ["dp"]:
-        return {
-            role: times
-            for role, times in side.roles.items()
-            if role.name not in DEPENDS_ON_REPLICAS
-        }
+    if differing == ["dp"]:  # a distributed optimizer steps a share of the parameters
+        return {role: times for role, times in side.roles.items() if role.name != OPTIMIZER}
     return layers_of_all_stages(side.roles) if set(differing) <= {"dp", "pp", "vpp"} else {}
 
 
@@ -544,38 +518,47 @@ def _measures(
     ]
 
 
+def _log_measures(
+    kind: Quantity,
+    subjects: list[str],
+    values: Sequence[Floats],
+    *,
+    between: float = BETWEEN_RUNS,
+    shown: Sequence[Floats] | None = None,
+) -> list[Measure]:
+    """Compare the logarithms of the values before and after, (row, iteration) each.
+
+    `shown` are the times to report, if they are not the values.
+    """
+    old, new = (robust.median(one, axis=1) for one in shown or values)
+    moved = shift(robust.log_of(values[0]), robust.log_of(values[1]), between)
+    return _measures(moved, kind, subjects, (old, new))
+
+
 def step_measures(before: Side, after: Side) -> list[Measure]:
     """Compare the iteration time."""
-    old, new = (side.examined.seen.iteration_ns[None] for side in (before, after))
-    times = robust.median(old, axis=1), robust.median(new, axis=1)
-    return _measures(shift(_log(old), _log(new)), Quantity.STEP, ["an iteration"], times)
-
-
-def _log(values: Floats) -> Floats:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(values > 0, np.log(values), np.nan))
+    steps = [side.examined.seen.iteration_ns[None] for side in (before, after)]
+    return _log_measures(Quantity.STEP, ["an iteration"], steps)
 
 
 def role_measures(
     before: Side, after: Side, shared: Comparable, slow_ranks: set[int]
 ) -> Iterator[Measure]:
     """Compare every operation on its median rank, leaving out ranks that are slow themselves."""
+    least_ns = LEAST_SHARE * _step_ns(before)
     for role, old, new in shared.roles:
-        step_ns = float(np.median(before.examined.seen.iteration_ns))
-        if max(old.share_ns, new.share_ns) < LEAST_SHARE * step_ns:
+        if max(old.share_ns, new.share_ns) < least_ns:
             continue
-        series = [
-            robust.median(times.time_ns[_are_sound(times.ranks, slow_ranks)], axis=0)[None]
-            for times in (old, new)
-        ]
-        times = robust.median(series[0], axis=1), robust.median(series[1], axis=1)
-        moved = shift(_log(series[0]), _log(series[1]))
-        yield from _measures(moved, Quantity.ROLE, [role.words], times)
+        typical = []
+        for times in (old, new):
+            is_sound = ~np.isin(times.ranks, sorted(slow_ranks))
+            sound = times.time_ns[is_sound] if is_sound.any() else times.time_ns
+            typical.append(robust.median(sound, axis=0)[None])
+        yield from _log_measures(Quantity.ROLE, [role.words], typical)
 
 
-def _are_sound(ranks: Integers, slow: set[int]) -> Flags:
-    kept: Flags = ~np.isin(ranks, sorted(slow))
-    return kept if kept.any() else np.ones(len(ranks), dtype=np.bool_)
+def _step_ns(side: Side) -> float:
+    return float(np.median(side.examined.seen.iteration_ns))
 
 
 def rank_measures(before: Side, after: Side) -> Iterator[Measure]:
@@ -584,31 +567,25 @@ def rank_measures(before: Side, after: Side) -> Iterator[Measure]:
     if not len(rows[0]):
         return
     old, new = before.examined, after.examined
-    busy = [
-        robust.median(side.seen.busy_ns[own], axis=1)
-        for side, own in zip((old, new), rows, strict=True)
-    ]
-    names = [_name(after, row) for row in rows[1].tolist()]
-    slowness = _against_fleet(old.seen, rows[0], new.seen, rows[1])
+    busy = old.seen.busy_ns[rows[0]], new.seen.busy_ns[rows[1]]
+    busy_ns = robust.median(busy[0], axis=1), robust.median(busy[1], axis=1)
     relative = old.slowness[rows[0]], new.slowness[rows[1]]
-    known = np.isfinite(robust.median(relative[0], axis=1) + robust.median(relative[1], axis=1))
-    against = [
-        np.where(known[:, None], one, other) for one, other in zip(relative, slowness, strict=True)
-    ]
-    moved = shift(against[0], against[1])
-    own_effect = np.log(np.maximum(busy[1], 1.0) / np.maximum(busy[0], 1.0))
-    few = _has_few_peers(new.seen.members, rows[1])
-    for measure in _measures(moved, Quantity.RANK, names, (busy[0], busy[1])):
+    has_peers = np.isfinite(robust.median(relative[0], axis=1) + robust.median(relative[1], axis=1))
+    # a rank without peers is compared with what all ranks changed by
+    logs = robust.log_of(busy[0]), robust.log_of(busy[1])
+    change = robust.median(logs[1], axis=1) - robust.median(logs[0], axis=1)
+    logs = logs[0], logs[1] - float(np.nan_to_num(robust.median(change)))
+    compared = [np.where(has_peers[:, None], *one) for one in zip(relative, logs, strict=True)]
+    moved = shift(compared[0], compared[1])
+    own_effect = np.log(np.maximum(busy_ns[1], 1.0) / np.maximum(busy_ns[0], 1.0))
+    stage = new.seen.members.stage
+    has_few_peers = (np.bincount(stage)[stage] < ENOUGH_RANKS)[rows[1]]
+    names = [_name(after, row) for row in rows[1].tolist()]
+    for measure in _measures(moved, Quantity.RANK, names, busy_ns):
         own = own_effect[measure.row] * np.sign(measure.effect)
-        if not few[measure.row] or own > abs(measure.effect) / 2:
+        if not has_few_peers[measure.row] or own > abs(measure.effect) / 2:
             yield _ranked(measure, before, after, rows)
     yield from _loss_measures(before, after, rows)
-
-
-def _has_few_peers(members: Members, rows: Integers) -> Flags:
-    """Flag rows of stages so small that one rank shifts the median of its peers."""
-    size = np.bincount(members.stage)
-    return np.asarray(size[members.stage[rows]] < ENOUGH_RANKS)
 
 
 def _ranked(
@@ -634,58 +611,43 @@ def _shared_rows(before: Side, after: Side) -> tuple[Integers, Integers]:
     return table[:, 0], table[:, 1]
 
 
-def _against_fleet(
-    old: Observations, old_rows: Integers, new: Observations, new_rows: Integers
-) -> tuple[Floats, Floats]:
-    """Return each rank's log compute in both traces, the second less what all ranks changed by."""
-    before, after = _log(old.busy_ns[old_rows]), _log(new.busy_ns[new_rows])
-    change = robust.median(after, axis=1) - robust.median(before, axis=1)
-    return before, after - float(np.nan_to_num(robust.median(change)))
-
-
 def _loss_measures(before: Side, after: Side, rows: tuple[Integers, Integers]) -> Iterator[Measure]:
     """Compare loading, collection and gaps as shares of the iteration, by rank and for all."""
+    sides = before, after
+    steps = [_step_ns(side) for side in sides]
     for name, cause in LOSSES.items():
-        lost = [
-            side.examined.seen.lost(cause)[own]
-            for side, own in zip((before, after), rows, strict=True)
-        ]
-        steps = [float(np.median(side.examined.seen.iteration_ns)) for side in (before, after)]
+        lost = [side.examined.seen.lost(cause)[own] for side, own in zip(sides, rows, strict=True)]
         if not all(np.isfinite(one).any() for one in lost):
             continue
         shares = [one / step for one, step in zip(lost, steps, strict=True)]
         fleet = [robust.median(one, axis=0) for one in shares]
-        times = [robust.mean(one, axis=1) for one in lost]
-        yield from _fleet_loss(name, fleet, steps)
+        old, new = (robust.mean(one[None], axis=1) * step
+                    for one, step in zip(fleet, steps, strict=True))  # fmt: skip
+        moved = _mean_shift(fleet[0][None], fleet[1][None])
+        yield from _measures(moved, Quantity.LOSS, [f"{name} of all ranks"], (old, new))
         if len(rows[0]) < 2:
             continue
+        old, new = (robust.mean(one, axis=1) for one in lost)
         moved = _mean_shift(shares[0] - fleet[0], shares[1] - fleet[1])
         names = [f"{name} of {_name(after, row)}" for row in rows[1].tolist()]
-        for measure in _measures(moved, Quantity.LOSS, names, (times[0], times[1])):
+        for measure in _measures(moved, Quantity.LOSS, names, (old, new)):
             yield _ranked(measure, before, after, rows)
-
-
-def _fleet_loss(name: str, fleet: list[Floats], steps: list[float]) -> list[Measure]:
-    moved = _mean_shift(fleet[0][None], fleet[1][None])
-    times = [robust.mean(one[None], axis=1) * step for one, step in zip(fleet, steps, strict=True)]
-    return _measures(moved, Quantity.LOSS, [f"{name} of all ranks"], (times[0], times[1]))
 
 
 def _mean_shift(before: Floats, after: Floats) -> Shift:
     """Return the shift of means: lost times come in bursts, which a median does not see."""
     usual = shift(before, after, between=0.0)
-    effect = robust.mean(after, axis=1) - robust.mean(before, axis=1)
-    variance = _variance_of_mean(before) + _variance_of_mean(after)
+    means = [robust.mean(one, axis=1) for one in (before, after)]
+    effect = means[1] - means[0]
+    variance = np.zeros_like(effect)  # of the means
+    for one, mean in zip((before, after), means, strict=True):
+        squares = robust.mean((one - mean[:, None]) ** 2, axis=1)
+        variance += np.nan_to_num(squares) / max(one.shape[1] - 1, 1)
     return Shift(
         effect=np.log1p(np.maximum(effect, -0.99)),
         error=np.sqrt(variance + usual.error**2),
         degrees=usual.degrees,
     )
-
-
-def _variance_of_mean(values: Floats) -> Floats:
-    centred = values - robust.mean(values, axis=1)[:, None]
-    return np.asarray(np.nan_to_num(robust.mean(centred**2, axis=1)) / max(values.shape[1] - 1, 1))
 
 
 def link_measures(before: Side, after: Side) -> Iterator[Measure]:
@@ -694,7 +656,7 @@ def link_measures(before: Side, after: Side) -> Iterator[Measure]:
     if old is None or new is None:
         return
     error_ns = max(_clock_error_ns(side) for side in (before, after))
-    least_ns = LEAST_SHARE * float(np.median(before.examined.seen.iteration_ns))
+    least_ns = LEAST_SHARE * _step_ns(before)
     old_rows, new_rows = _rows_by_kind(old), _rows_by_kind(new)
     for kind in sorted(set(old_rows) & set(new_rows)):
         rows = old_rows[kind], new_rows[kind]
@@ -704,10 +666,8 @@ def link_measures(before: Side, after: Side) -> Iterator[Measure]:
 
 
 def _rows_by_kind(transfers: Transfers) -> dict[str, Integers]:
-    rows: dict[str, list[int]] = {}
-    for row, kind in enumerate(transfers.kind.tolist()):
-        rows.setdefault(transfers.kinds[kind], []).append(row)
-    return {name: np.array(found) for name, found in rows.items()}
+    names = np.array([transfers.kinds[kind] for kind in transfers.kind.tolist()])
+    return {name: np.flatnonzero(names == name) for name in np.unique(names).tolist()}
 
 
 def _of_kind(
@@ -751,10 +711,9 @@ def _compare_connections(
     shown: list[Floats] | None = None,
 ) -> Iterator[Measure]:
     """Compare connections; only a difference larger than the clocks' error counts."""
-    level = [robust.median(one, axis=1) for one in shown or values]
-    moved = shift(_log(values[0]), _log(values[1]), between=LINK_NOISE)
     least = float(np.log(MIN_LINK_CHANGE))
-    for measure in _measures(moved, Quantity.LINK, subjects, (level[0], level[1])):
+    measures = _log_measures(Quantity.LINK, subjects, values, between=LINK_NOISE, shown=shown)
+    for measure in measures:
         old, new = (float(robust.median(one[measure.row])) for one in values)
         p_value = measure.p_value if abs(new - old) > 2 * error_ns else 1.0
         yield replace(measure, ranks=ranks[measure.row], least=least, p_value=p_value)

@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from detect.observe.facts import Facts, facts_in, facts_of, joined
+from detect.observe.facts import Cells, Facts, facts_in, facts_of, joined
 from detect.observe.observations import (
     BACKWARD,
     Members,
@@ -31,7 +31,13 @@ from detect.observe.observations import (
     typical_readings,
 )
 from detect.observe.spans import Frame, Glance, SpanIndex, sums_by_cell
-from detect.observe.stalls import Collections, launch_pace, stalled_time, within_stalls
+from detect.observe.stalls import (
+    Collections,
+    known_or_none,
+    launch_pace,
+    stalled_time,
+    within_stalls,
+)
 from detect.observe.transfers import transfers_of
 from detect.observe.work import (
     OwnTimes,
@@ -49,7 +55,7 @@ from detect.thresholds import PASSES
 from detect.whatif.marks import replayed_spans
 from detect.whatif.savings import ReplayedCosts
 from detect.whatif.traced import replay_of_timeline
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Floats, Integers
 from megascan.schema import Granularity
 from megascan.timeline import ShardedTimeline, Timeline
 
@@ -75,7 +81,9 @@ def observe(timeline: Timeline | ShardedTimeline) -> Observations:
     under_way = timeline.workers.results(facts_in, tasks)
     transfers = transfers_of(SpanIndex(timeline.ends, frame), timeline.frame)
     facts = joined(list(under_way), frame.ranks)
-    return _observations(timeline.frame, frame, facts, transfers, _replayed(timeline))
+    # only the spans that a replay needs leave their shards, if any cost is asked for
+    costs = ReplayedCosts(lambda: replay_of_timeline(timeline.whole(replayed_spans)))
+    return _observations(timeline.frame, frame, facts, transfers, costs)
 
 
 def _observe_whole(timeline: Timeline) -> Observations:
@@ -88,14 +96,7 @@ def _observe_whole(timeline: Timeline) -> Observations:
         return seen
     from detect.observe.kernels import is_profile, with_kernels  # where no passes are marked
 
-    if not is_profile(index):
-        return _of_layers(seen, index, timeline)
-    return with_kernels(seen, index)
-
-
-def _replayed(timeline: ShardedTimeline) -> ReplayedCosts:
-    """Return the costs by replay, for which only the spans that it needs leave their shards."""
-    return ReplayedCosts(lambda: replay_of_timeline(timeline.whole(replayed_spans)))
+    return with_kernels(seen, index) if is_profile(index) else _without_passes(seen, index)
 
 
 def _observations(
@@ -108,53 +109,32 @@ def _observations(
     """Compare what is known of each rank; of `timeline` no spans are needed."""
     members = _members(timeline, frame.ranks)
     passes = _Passes.of(facts, frame, members)
-    shape, samples, cells = (len(frame.ranks), len(frame.iterations)), passes.samples, facts.cells
-
-    def by_cell(time_ns: Floats) -> Floats:
-        return sums_by_cell(samples.row, samples.slot, time_ns, shape)
-
-    stalled = by_cell(passes.stalled_ns)
-    stolen = _stolen(facts, frame, passes)
-    ending = _own_ending(cells.ending_ns, members)
-    lost = {
-        Cause.LOADER: cells.loading_ns,
-        Cause.GC: passes.collecting_ns,
-        Cause.HOST: cells.gap_ns + ending + stalled + stolen,
-    }
-    guessed = (GUESSED,) if are_guessed(timeline.headers) else ()
+    samples, cells = passes.samples, facts.cells
+    stalled, stolen = samples.sums(passes.stalled_ns, frame.shape), _stolen(facts, frame, passes)
+    gap_ns = cells.gap_ns + _own_ending(cells.ending_ns, members)
+    host_ns = gap_ns + stalled + stolen
+    guesses = [GUESSED] * are_guessed(timeline.headers)
     are_alike, tokens = _has_equal_layers(timeline), _tokens(timeline)
-    return Observations(
+    seen = Observations(
         members=members,
         iterations=frame.iterations,
         iteration_ns=facts.longest_ns if frame.has_iterations else facts.end_ns - facts.begin_ns,
-        work=work_of(samples, passes.work_ns, shape, facts.passes.reduces),
-        layers=layers_of(facts.layers, members.stage, shape, are_alike=are_alike),
-        busy_ns=by_cell(passes.busy_ns) + np.nan_to_num(cells.optimizer_ns),
+        work=work_of(samples, passes.work_ns, frame.shape, facts.passes.reduces),
+        layers=layers_of(facts.layers, members.stage, frame.shape, are_alike=are_alike),
+        busy_ns=samples.sums(passes.busy_ns, frame.shape) + np.nan_to_num(cells.optimizer_ns),
         optimizer_ns=cells.optimizer_ns,
         attention_ns=cells.attention_ns,
-        tokenwise=None
-        if frame.is_cpu
-        else Tokenwise(dense_ns=cells.dense_ns, lookups_ns=cells.lookups_ns),
-        lost_ns=_recorded(lost, timeline, transfers, cells.num_spans == 0),
-        host_gap_ns=cells.gap_ns + ending,
-        ending_ns=None if frame.is_cpu else cells.ending_ns,
+        lost_ns=_lost(cells, passes.collecting_ns, host_ns, timeline, transfers),
+        host_gap_ns=gap_ns,
         stalled_ns=stalled,
         stolen_ns=stolen,
-        waiting_ns=cells.waiting_ns if facts.is_split else None,
-        split_wait_ns=cells.split_wait_ns if facts.is_split else None,
-        beside_ns=cells.beside_ns if facts.is_split else None,
-        starved_share=None if facts.starved is None else facts.starved.share(),
         saving_ns=cells.saving_ns,
         loading_ns=cells.data_ns,
-        launch_pace=None if facts.launches is None else launch_pace(facts.launches.log_ns),
-        held_pace=None if facts.launches is None else launch_pace(facts.launches.log_held_ns),
-        stopped_ns=None if facts.launches is None else facts.launches.stopped_ns,
-        launching_ns=None if facts.launches is None else facts.launches.launching_ns,
-        launching_rest_ns=None if facts.launches is None else facts.launches.launching_rest_ns,
         entangled_phases=passes.entangled_phases,
         hides_waiting=passes.hide_waiting,
         mixes_communication=frame.uses_cpu_time and _hides_model_parallel(timeline),
-        splits_tensor_groups=_splits_tensor_groups(frame, timeline),
+        # by CPU time they are told apart, too: a process that waits uses none
+        splits_tensor_groups=frame.uses_cpu_time or not _hides_model_parallel(timeline),
         transfers=transfers,
         has_even_data=_has_even_data(timeline, tokens),
         tokens=tokens,
@@ -162,8 +142,38 @@ def _observations(
         counters=typical_readings(timeline),
         alignment=_alignment(timeline),
         completeness=timeline.completeness.to_json(),
-        notes=(*timeline.completeness.notes, *guessed),
+        notes=(*timeline.completeness.notes, *guesses),
         costs=costs,
+    )
+    return _with_what_some_tell(seen, frame, facts)
+
+
+def _with_what_some_tell(seen: Observations, frame: Frame, facts: Facts) -> Observations:
+    """Add what only some traces tell: with split communication, of GPU runs, of launches."""
+    cells, launches = facts.cells, facts.launches
+    if facts.is_split:
+        seen = replace(
+            seen,
+            waiting_ns=cells.waiting_ns,
+            split_wait_ns=cells.split_wait_ns,
+            beside_ns=cells.beside_ns,
+        )
+    if not frame.is_cpu:
+        seen = replace(
+            seen,
+            tokenwise=Tokenwise(dense_ns=cells.dense_ns, lookups_ns=cells.lookups_ns),
+            ending_ns=cells.ending_ns,
+            starved_share=known_or_none(cells.starved_share),
+        )
+    if launches is None:
+        return seen
+    return replace(
+        seen,
+        launch_pace=launch_pace(launches.log_ns),
+        held_pace=launch_pace(launches.log_held_ns),
+        stopped_ns=launches.stopped_ns,
+        launching_ns=launches.launching_ns,
+        launching_rest_ns=launches.launching_rest_ns,
     )
 
 
@@ -177,6 +187,7 @@ class _Passes:
     work_ns: Floats
     """Times to compare: `busy_ns` less waiting for others; NaN where a pass was paused for long."""
     stalled_ns: Floats
+    """What neither collections nor communication beside the pass explain: a late host does."""
     entangled_phases: tuple[int, ...]
     hide_waiting: bool
     collecting_ns: Floats
@@ -189,113 +200,68 @@ class _Passes:
         own = OwnTimes((), time_ns, time_ns)
         if not frame.uses_cpu_time:
             own = own_times(passes.entangled, phase, time_ns)
-        stalls = _Stalls.of(
-            facts, frame, members, time_ns, unwaited_ns=own.unwaited_ns, is_sharded=is_sharded
-        )
-        collecting = stalls.collecting
+        stage = members.stage[passes.samples.row]
+        collecting, still_ns = _standing_still(facts, frame, stage, time_ns, own.unwaited_ns)
+        stalled_ns = np.maximum(still_ns - passes.beside_ns, 0.0)
+        if passes.contents is not None:
+            late_ns = passes.contents.late_ns
+            late_ns = np.where(np.isfinite(late_ns), late_ns, 0.0)
+            stalled_ns = np.where(is_sharded, late_ns, stalled_ns)
+        inside_ns = np.where(is_sharded, 0.0, still_ns)  # only layers count in sharded passes
         is_paused = collecting.inside_ns > PASSES.max_pause_share * time_ns
-        shape = len(frame.ranks), len(frame.iterations)
         return cls(
             samples=passes.samples,
-            busy_ns=time_ns - stalls.inside_ns,
-            work_ns=np.where(is_paused, np.nan, own.time_ns - stalls.inside_ns),
-            stalled_ns=stalls.unexplained_ns,
+            busy_ns=time_ns - inside_ns,
+            work_ns=np.where(is_paused, np.nan, own.time_ns - inside_ns),
+            stalled_ns=stalled_ns,
             entangled_phases=own.phases,
             hide_waiting=not frame.uses_cpu_time and hide_waiting(phase, passes.gathers),
-            collecting_ns=sums_by_cell(collecting.row, collecting.slot, collecting.lost_ns, shape),
+            collecting_ns=sums_by_cell(
+                collecting.row, collecting.slot, collecting.lost_ns, frame.shape
+            ),
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Stalls:
-    """How long passes stood still, (pass,) ns, and what collections of garbage took of it."""
+def _standing_still(
+    facts: Facts, frame: Frame, stage: Integers, time_ns: Floats, unwaited_ns: Floats
+) -> tuple[Collections, Floats]:
+    """Return what collections of garbage cost, and how long each pass stood still besides, (pass,)
+    ns: told by the modules inside the passes.
 
-    collecting: Collections
-    inside_ns: Floats
-    """What stands in the passes' times: nothing in sharded passes, of which only layers count."""
-    unexplained_ns: Floats
-    """What neither collections nor communication beside the pass explain: a late host does."""
-
-    @classmethod
-    def of(
-        cls,
-        facts: Facts,
-        frame: Frame,
-        members: Members,
-        time_ns: Floats,
-        *,
-        unwaited_ns: Floats,
-        is_sharded: Flags,
-    ) -> _Stalls:
-        """Tell by the modules inside the passes, whose times, (pass,), are `time_ns` with waiting
-        and `unwaited_ns` without.
-        """
-        passes, contents, collecting = facts.passes, facts.passes.contents, facts.collecting
-        if contents is None:
-            nothing = np.zeros(len(time_ns))
-            return cls(collecting=collecting, inside_ns=nothing, unexplained_ns=nothing)
-        still = partial(stalled_time, contents, members.stage[passes.samples.row], time_ns)
-        if frame.is_sampled:
-            collecting = within_stalls(collecting, still(unwaited_ns, 0.0))
-        still_ns = still(unwaited_ns - collecting.inside_ns)
-        late_ns = np.where(np.isfinite(contents.late_ns), contents.late_ns, 0.0)
-        besides_ns = np.maximum(still_ns - passes.beside_ns, 0.0)
-        return cls(
-            collecting=collecting,
-            inside_ns=np.where(is_sharded, 0.0, still_ns),
-            unexplained_ns=np.where(is_sharded, late_ns, besides_ns),
-        )
+    All arguments are (pass,); `time_ns` with waiting, `unwaited_ns` without.
+    """
+    contents, collecting = facts.passes.contents, facts.collecting
+    if contents is None:
+        return collecting, np.zeros(len(time_ns))
+    still = partial(stalled_time, contents, stage, time_ns)
+    if frame.is_sampled:
+        collecting = within_stalls(collecting, still(unwaited_ns, 0.0))
+    return collecting, still(unwaited_ns - collecting.inside_ns)
 
 
-def _of_layers(seen: Observations, index: SpanIndex, timeline: Timeline) -> Observations:
+def _without_passes(seen: Observations, index: SpanIndex) -> Observations:
     """Return what can be said where no passes are marked: the work is layers, or else what lies
     between communications.
     """
-    unmarked = _unmarked(index, seen, timeline)
-    lost, work = dict(seen.lost_ns), unmarked.work
-    if Cause.GC in lost:
-        work = _without_collections(work, lost[Cause.GC], seen.iteration_ns)
-    lost.pop(Cause.HOST, None)  # what lies outside of spans is mostly computing
+    work, busy_ns, compared = seen.work, seen.busy_ns, "what ranks compute cannot be compared"
+    stretches = None
+    if np.isfinite(work.log_ns).any():
+        busy_ns, compared = _with_backward_layers(seen), "transformer layers are compared"
+    elif seen.members.layout.pp == 1:
+        stretches = stretches_of(index)
+    if stretches is not None:
+        work, compared = stretches, "what lies between communications is compared"
+        busy_ns = busy_ns + _by_typical_microbatch(stretches)
+    if Cause.GC in seen.lost_ns:
+        work = _without_collections(work, seen.lost_ns[Cause.GC], seen.iteration_ns)
     return replace(
         seen,
         work=work,
-        busy_ns=unmarked.busy_ns,
-        holds_tensor_waits=unmarked.holds_tensor_waits,
-        lost_ns=lost,
-        notes=(*seen.notes, unmarked.note),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Unmarked:
-    """What stands for the passes where none are marked, and a sentence that says so."""
-
-    work: Work
-    busy_ns: Floats
-    note: str
-    holds_tensor_waits: bool = False
-
-
-def _unmarked(index: SpanIndex, seen: Observations, timeline: Timeline) -> _Unmarked:
-    missing = "no forward and backward passes were traced: "
-    if np.isfinite(seen.work.log_ns).any():
-        return _Unmarked(
-            work=seen.work,
-            busy_ns=_with_backward_layers(seen),
-            note=missing + "transformer layers are compared",
-        )
-    stretches = stretches_of(index) if timeline.layout.pp == 1 else None
-    if stretches is None:
-        return _Unmarked(
-            work=seen.work,
-            busy_ns=seen.busy_ns,
-            note=missing + "what ranks compute cannot be compared",
-        )
-    return _Unmarked(
-        work=stretches,
-        busy_ns=seen.busy_ns + _by_typical_microbatch(stretches),
-        note=missing + "what lies between communications is compared",
-        holds_tensor_waits=True,
+        busy_ns=busy_ns,
+        holds_tensor_waits=stretches is not None,
+        # what lies outside of spans is mostly computing
+        lost_ns={cause: lost for cause, lost in seen.lost_ns.items() if cause != Cause.HOST},
+        notes=(*seen.notes, f"no forward and backward passes were traced: {compared}"),
     )
 
 
@@ -339,18 +305,24 @@ def _without_collections(work: Work, collecting_ns: Floats, iteration_ns: Floats
     return replace(work, log_ns=log_ns)
 
 
-def _recorded(
-    lost: dict[Cause, Floats], timeline: Timeline, transfers: Transfers | None, absent: Flags
+def _lost(
+    cells: Cells,
+    collecting_ns: Floats,
+    host_ns: Floats,
+    timeline: Timeline,
+    transfers: Transfers | None,
 ) -> dict[Cause, Floats]:
-    """Return the lost times that this trace can tell about, late exits among them; NaN where a rank
-    recorded nothing of an iteration (`absent`), so that nobody knows what it lost.
+    """Return the lost times that this trace can tell about; NaN where a rank recorded nothing of an
+    iteration, so that nobody knows what it lost.
     """
-    kept = {cause: time_ns for cause, time_ns in lost.items() if np.isfinite(time_ns).any()}
+    told = {Cause.LOADER: cells.loading_ns, Cause.GC: collecting_ns, Cause.HOST: host_ns}
     if not _is_full(timeline):
-        kept.pop(Cause.GC, None)
+        del told[Cause.GC]
+    told = {cause: time_ns for cause, time_ns in told.items() if np.isfinite(time_ns).any()}
     if transfers is not None:
-        kept[Cause.LINK] = transfers.late_ns
-    return {cause: np.where(absent, np.nan, time_ns) for cause, time_ns in kept.items()}
+        told[Cause.LINK] = transfers.late_ns
+    is_absent = cells.num_spans == 0
+    return {cause: np.where(is_absent, np.nan, time_ns) for cause, time_ns in told.items()}
 
 
 def _own_ending(ending_ns: Floats, members: Members) -> Floats:
@@ -370,34 +342,21 @@ def _stolen(facts: Facts, frame: Frame, passes: _Passes) -> Floats:
     gradients over the replicas beside computing (DDP) waits for the last replica: communication
     under way beside the pass explains as much time off the CPU as it covers.
     """
-    shape = len(frame.ranks), len(frame.iterations)
     if not frame.uses_cpu_time:
-        return np.zeros(shape)
+        return np.zeros(frame.shape)
     samples, cpu_ns = passes.samples, passes.busy_ns
     own = own_times(facts.passes.entangled, samples.phase, cpu_ns)
-    waiting = np.isin(samples.phase, own.phases)
+    is_told = ~np.isin(samples.phase, own.phases)
     off_core_ns = np.maximum(facts.passes.wall_ns - cpu_ns - facts.passes.beside_ns, 0.0)
-    lost_ns = np.where(waiting, 0.0, off_core_ns)
-
-    def by_cell(time_ns: Floats) -> Floats:
-        return sums_by_cell(samples.row, samples.slot, time_ns, shape)
-
-    everything, measured = by_cell(cpu_ns), by_cell(np.where(waiting, 0.0, cpu_ns))
-    scale = np.where(measured > 0, everything / np.maximum(measured, 1.0), 0.0)
-    return np.asarray(by_cell(lost_ns) * scale)
+    everything, measured, lost = (
+        samples.sums(time_ns, frame.shape)
+        for time_ns in (cpu_ns, np.where(is_told, cpu_ns, 0.0), np.where(is_told, off_core_ns, 0.0))
+    )
+    return np.where(measured > 0, lost * (everything / np.maximum(measured, 1.0)), 0.0)
 
 
 def _is_full(timeline: Timeline) -> bool:
     return any(header.trace.granularity == Granularity.FULL for header in timeline.headers.values())
-
-
-def _splits_tensor_groups(frame: Frame, timeline: Timeline) -> bool:
-    """Return whether self times within a TP (CP, EP) group are the ranks' own.
-
-    They are where the group's collectives are traced, and where CPU time is used: a process that
-    waits uses none.
-    """
-    return frame.uses_cpu_time or not _hides_model_parallel(timeline)
 
 
 def _hides_model_parallel(timeline: Timeline) -> bool:

@@ -5,9 +5,8 @@
     …                                     ┘              (detect.observe.extract)
 
 Questions about single spans, most of all which span lies in which, need one rank's spans only. The
-process that has the spans answers them and hands over arrays with a few numbers for each pass,
-layer and module that waits inside: a sixth to a quarter of the bytes of the spans (examples/, and a
-job of 64 ranks in benchmarks/results/detection_scale.md). What is typical of all ranks is found
+process that has the spans answers them and hands over a few numbers for each pass, layer and module
+that waits inside, a quarter of the spans' bytes at most. What is typical of all ranks is found
 afterwards. Facts of all ranks are the same to the bit however the ranks were divided.
 """
 
@@ -21,50 +20,22 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from detect.observe import stalls, work
 from detect.observe.spans import (
     WORK_NAMES,
     Frame,
     SpanIndex,
-    axis_of,
     enclosed_time,
     ending_time,
-    is_split,
-    split_waits,
     uncovered_time,
     waiting_beside,
     waiting_time,
 )
-from detect.observe.stalls import (
-    Collections,
-    Contents,
-    Launches,
-    Pieces,
-    Starved,
-    collecting_time,
-    contents_of,
-    launched_in_turn,
-    launched_just_in_time,
-    launched_late,
-    launches_of,
-    loading_time,
-    starved,
-)
-from detect.observe.work import (
-    LAYER_NAMES,
-    Entangled,
-    Gathers,
-    Layers,
-    Samples,
-    Unseen,
-    entangled_in,
-    entangling_modules,
-    gathers_of,
-    layer_modules,
-    reduces_beside,
-)
+from detect.observe.stalls import Collections, Contents, Launches
+from detect.observe.work import Entangled, Gathers, Layers, Samples
 from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
-from megascan.timeline import codes, equals, numbers
+from megascan.timeline import numbers
 from megascan.vocabulary import (
     ATTENTION,
     EMBEDDING,
@@ -96,7 +67,7 @@ class Passes:
     """For how long communication that the pass may have waited for was under way beside it."""
     reduces: Flags
     """Whether gradients are reduced over the replicas beside the pass; on CPUs not looked for."""
-    gathers: Gathers | None
+    gathers: Gathers
     entangled: Entangled
     contents: Contents | None
     """None on the CPU, where nothing stands still."""
@@ -104,32 +75,33 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """Sums by (rank, iteration)."""
+    """Sums by (rank, iteration); those that `Observations` has, too, are described there."""
 
     num_spans: Integers
     data_ns: Floats
-    """How long spans of loading last; NaN where a rank loads nothing."""
+    """How long spans of loading last."""
     loading_ns: Floats
-    """What loading costs the rank; NaN where it loads nothing."""
+    """What loading costs the rank."""
     saving_ns: Floats
-    """How long spans of saving checkpoints last."""
     optimizer_ns: Floats
     attention_ns: Floats
-    """Of forward passes; NaN where no attention was traced."""
     dense_ns: Floats
-    """Products of matrices that tokens alone lengthen; see `Tokenwise`. NaN for ranks without."""
+    """See `Tokenwise`, and so of `lookups_ns`."""
     lookups_ns: Floats
-    """(rank, iteration, kind): a span of each of `LOOKUPS`; NaN where there is none."""
     gap_ns: Floats
     """In no span."""
     ending_ns: Floats
-    """From the last span of an iteration to its end; see `ending_time`."""
     waiting_ns: Floats
-    """Doing nothing but wait for others; 0 where no communication is split."""
     split_wait_ns: Floats
-    """Waiting in all communication that is split, also beside computing."""
     beside_ns: Floats
-    """Computing while a collective waits beside it; see `waiting_beside`."""
+    starved_share: Floats
+
+
+_NAN_IF_ABSENT = (
+    "data_ns", "loading_ns", "optimizer_ns", "attention_ns", "dense_ns", "lookups_ns",
+    "starved_share",
+)  # fmt: skip
+"""Fields of `Cells` that are NaN for a rank without such spans; the others are 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +113,6 @@ class Facts:
     layers: Layers
     collecting: Collections
     cells: Cells
-    starved: Starved | None
-    """None on the CPU."""
     launches: Launches | None
     is_split: bool
     """Some communication could be split into waiting and transfer."""
@@ -164,41 +134,41 @@ def facts_in(frame: Frame, *tables: pa.Table) -> Facts:
 
 def facts_of(index: SpanIndex) -> Facts:
     """Return what the spans of some ranks say; iterations are those of the frame."""
-    names = WORK_NAMES if index.frame.has_passes else LAYER_NAMES
+    names = WORK_NAMES if index.frame.has_passes else work.LAYER_NAMES
     rows = index.named(names)
     samples = Samples.of(index, rows, names)
-    data_rows = equals(index.table, "kind", Kind.DATA) & index.counts
-    loading = loading_time(index, rows, samples.phase, data_rows)
-    gc_rows = equals(index.table, "kind", Kind.GC) & index.counts
-    saves = equals(index.table, "kind", Kind.CHECKPOINT) & index.counts
-    iterations = equals(index.table, "kind", Kind.ITERATION)
+    data, saves = index.of_kind(Kind.DATA), index.of_kind(Kind.CHECKPOINT)
+    loading_ns, inside_ns = stalls.loading_time(index, rows, samples.phase, data)
     optimizer, attention = index.named((OPTIMIZER,)), index.named((ATTENTION,))
-    begin_ns, end_ns = _extent(index)
+    split = index.is_split
+    begin_ns, end_ns, longest_ns = _extent(index)
     return Facts(
         ranks=index.ranks,
-        passes=_passes(index, rows, samples, data_rows, loading.inside_ns),
+        passes=_passes(index, rows, samples, data, inside_ns),
         layers=Layers.of(index),
-        collecting=collecting_time(index, rows, gc_rows),
+        collecting=stalls.collecting_time(index, rows, index.of_kind(Kind.GC)),
         cells=Cells(
-            num_spans=_num_spans(index),
-            data_ns=index.sums_or_nan(data_rows, index.duration[data_rows].astype(np.float64)),
-            loading_ns=index.sums_or_nan(data_rows, loading.lost_ns),
-            saving_ns=index.sums(saves, index.duration[saves].astype(np.float64)),
+            num_spans=np.bincount(index.cell[index.counts], minlength=index.num_cells).reshape(
+                index.shape
+            ),
+            data_ns=index.sums_or_nan(data, index.duration[data]),
+            loading_ns=index.sums_or_nan(data, loading_ns),
+            saving_ns=index.sums(saves, index.duration[saves]),
             optimizer_ns=index.sums_or_nan(optimizer, index.self_time(optimizer)),
             attention_ns=index.sums_or_nan(attention, index.self_time(attention)),
             dense_ns=_dense(index),
             lookups_ns=_lookups(index),
-            gap_ns=uncovered_time(index, iterations),
-            ending_ns=ending_time(index, iterations),
+            gap_ns=uncovered_time(index),
+            ending_ns=ending_time(index),
             waiting_ns=waiting_time(index),
-            split_wait_ns=split_waits(index),
+            split_wait_ns=index.sums(split, numbers(index.table, "wait_ns")[split]),
             beside_ns=waiting_beside(index),
+            # by modules, not passes: a pass begins with its launch whether the device is fed or not
+            starved_share=stalls.starved_share(index, stalls.launched_in_turn(index)),
         ),
-        # by modules, not passes: a pass begins with its launch whether the device is fed or not
-        starved=None if index.is_cpu else starved(index, launched_in_turn(index)),
-        launches=launches_of(index),
-        is_split=bool(is_split(index).any()),
-        longest_ns=_longest(index),
+        launches=stalls.launches_of(index),
+        is_split=bool(split.any()),
+        longest_ns=longest_ns,
         begin_ns=begin_ns,
         end_ns=end_ns,
     )
@@ -212,7 +182,7 @@ def _dense(index: SpanIndex) -> Floats:
     """
     rows = index.named((OUTPUT_LAYER, backward_of(OUTPUT_LAYER)))
     if not index.is_sampled:
-        rows |= layer_modules(index) & index.named((MLP, backward_of(MLP)))
+        rows |= work.layer_modules(index) & index.named((MLP, backward_of(MLP)))
     return index.sums_or_nan(rows, index.self_time(rows))
 
 
@@ -224,45 +194,30 @@ def _lookups(index: SpanIndex) -> Floats:
     means = np.full((*index.shape, len(LOOKUPS)), np.nan)
     for place, name in enumerate(LOOKUPS):
         rows = index.named((name,))
-        rows[rows] = ~launched_just_in_time(index, rows)
+        rows[rows] = ~stalls.launched_just_in_time(index, rows)
         number, time_ns = index.sums(rows, np.ones(int(rows.sum()))), index.self_time(rows)
         np.divide(index.sums(rows, time_ns), number, out=means[:, :, place], where=number > 0)
     return means
 
 
 def _passes(
-    index: SpanIndex, rows: Flags, samples: Samples, data_rows: Flags, loading_ns: Floats
+    index: SpanIndex, rows: Flags, samples: Samples, data: Flags, loading_ns: Floats
 ) -> Passes:
     wall_ns = np.zeros(len(samples.row))
     if index.uses_cpu_time:
-        loads_ns = enclosed_time(index, rows, data_rows, index.wall_time(data_rows))
+        loads_ns = enclosed_time(index, rows, data, index.wall_time(data))
         wall_ns = numbers(index.table, "self_ns")[rows] - loads_ns
+    modules = work.layer_modules(index)
     return Passes(
         samples=samples,
         time_ns=index.self_time(rows) - loading_ns,
         wall_ns=wall_ns,
         beside_ns=_communicating_beside(index, rows),
-        reduces=reduces_beside(index, rows),
-        gathers=gathers_of(index, rows),
-        entangled=entangled_in(index, rows, entangling_modules(index)),
-        contents=None if index.is_cpu else _contents(index, rows, samples),
+        reduces=work.reduces_beside(index, rows),
+        gathers=work.gathers_of(index, rows),
+        entangled=work.entangled_in(index, rows, modules | index.named(work.HEADS)),
+        contents=None if index.is_cpu else stalls.contents_of(index, rows, samples, modules),
     )
-
-
-def _contents(index: SpanIndex, passes: Flags, samples: Samples) -> Contents:
-    modules = layer_modules(index)
-    layer = np.maximum(numbers(index.table, "layer")[modules], 0)
-    name, texts = codes(index.table, "name")
-    pieces = Pieces(
-        passes=passes,
-        role=2 * samples.chunk + samples.phase,
-        modules=modules,
-        module_kind=layer * len(texts) + name[modules],
-        module_ns=index.self_time(modules),
-        late_ns=launched_late(index, passes, modules),
-        is_sampled=index.is_sampled,
-    )
-    return contents_of(index, pieces)
 
 
 def _communicating_beside(index: SpanIndex, rows: Flags) -> Floats:
@@ -277,9 +232,9 @@ def _communicating_beside(index: SpanIndex, rows: Flags) -> Floats:
     On CPUs all communication under way counts, whenever it ends: it may keep the process's core
     busy.
     """
-    start, end = axis_of(index)
+    start, end = index.axis
     kinds = COMMUNICATION_KINDS if index.is_cpu else (Kind.COLLECTIVE,)  # passes await no messages
-    beside = equals(index.table, "kind", *kinds) & index.counts & (index.track == Track.OVERLAPPED)
+    beside = index.of_kind(*kinds) & (index.track == Track.OVERLAPPED)
     begins, ends = start[beside], end[beside]
     if not index.is_cpu and rows.any():
         order = np.argsort(start[rows], kind="stable")
@@ -291,54 +246,31 @@ def _communicating_beside(index: SpanIndex, rows: Flags) -> Floats:
     return covered.length_within(start[rows], end[rows]).astype(np.float64)
 
 
-def _num_spans(index: SpanIndex) -> Integers:
-    return np.bincount(index.cell[index.counts], minlength=index.num_cells).reshape(index.shape)
-
-
-def _longest(index: SpanIndex) -> Floats:
-    rows = equals(index.table, "kind", Kind.ITERATION) & index.counts
-    longest = np.zeros(index.shape[1])
-    np.maximum.at(longest, index.slot[rows], index.duration[rows].astype(np.float64))
-    return longest
-
-
-def _extent(index: SpanIndex) -> tuple[Floats, Floats]:
-    """Return the first start and the last end of each iteration."""
-    first, last = np.full(index.shape[1], np.inf), np.zeros(index.shape[1])
-    use = index.counts
+def _extent(index: SpanIndex) -> tuple[Floats, Floats, Floats]:
+    """Return each iteration's first start, last end, and the longest span of itself."""
+    first, (last, longest) = np.full(index.shape[1], np.inf), np.zeros((2, index.shape[1]))
+    use, own = index.counts, index.of_kind(Kind.ITERATION)
     np.minimum.at(first, index.slot[use], index.start[use].astype(np.float64))
     np.maximum.at(last, index.slot[use], (index.start + index.duration)[use].astype(np.float64))
-    return first, last
+    np.maximum.at(longest, index.slot[own], index.duration[own].astype(np.float64))
+    return first, last, longest
 
 
 def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
     """Return the facts of all `ranks`, ascending, from those of parts that divide them."""
-    parts = [_with_global_rows(part, np.searchsorted(ranks, part.ranks)) for part in parts]
+    rows = [np.searchsorted(ranks, part.ranks) for part in parts]
+    parts = [_with_global_rows(part, row_of) for part, row_of in zip(parts, rows, strict=True)]
     passes = _Order([part.passes.samples.row for part in parts])
-    layers = _Order([part.layers.samples.row for part in parts])
-    collections = _Order([part.collecting.row for part in parts])
-    cells = _Cells([np.searchsorted(ranks, part.ranks) for part in parts], len(ranks))
+    cells = _Cells(rows, len(ranks))
     return Facts(
         ranks=ranks,
-        passes=_joined_passes([part.passes for part in parts], passes),
-        layers=_joined_layers([part.layers for part in parts], layers),
-        collecting=_joined_collections([part.collecting for part in parts], collections, passes),
-        cells=Cells(
-            num_spans=cells.joined([part.cells.num_spans for part in parts], 0),
-            data_ns=cells.joined([part.cells.data_ns for part in parts], np.nan),
-            loading_ns=cells.joined([part.cells.loading_ns for part in parts], np.nan),
-            saving_ns=cells.joined([part.cells.saving_ns for part in parts], 0.0),
-            optimizer_ns=cells.joined([part.cells.optimizer_ns for part in parts], np.nan),
-            attention_ns=cells.joined([part.cells.attention_ns for part in parts], np.nan),
-            dense_ns=cells.joined([part.cells.dense_ns for part in parts], np.nan),
-            lookups_ns=cells.joined([part.cells.lookups_ns for part in parts], np.nan),
-            gap_ns=cells.joined([part.cells.gap_ns for part in parts], 0.0),
-            ending_ns=cells.joined([part.cells.ending_ns for part in parts], 0.0),
-            waiting_ns=cells.joined([part.cells.waiting_ns for part in parts], 0.0),
-            split_wait_ns=cells.joined([part.cells.split_wait_ns for part in parts], 0.0),
-            beside_ns=cells.joined([part.cells.beside_ns for part in parts], 0.0),
+        passes=passes.record(
+            [part.passes for part in parts],
+            entangled=_joined_entangled([part.passes.entangled for part in parts], passes),
         ),
-        starved=cells.starved([part.starved for part in parts]),
+        layers=_joined_layers([part.layers for part in parts]),
+        collecting=_joined_collections([part.collecting for part in parts], passes),
+        cells=cells.record([part.cells for part in parts]),
         launches=cells.launches([part.launches for part in parts]),
         is_split=any(part.is_split for part in parts),
         longest_ns=np.max([part.longest_ns for part in parts], axis=0),
@@ -365,39 +297,38 @@ def _with_global_rows(part: Facts, row_of: Integers) -> Facts:
 
 
 class _Order:
-    """Entries of parts, each ordered by rank, brought into the order of all ranks.
+    """Brings the entries of parts, each ordered by rank, into the order of all ranks.
 
-    `row` is the rank's row of each joined entry; `_place` says where each entry of a part went.
+    `row` is the rank's row of each joined entry.
     """
 
     def __init__(self, rows: Sequence[Integers]) -> None:
         row = np.concatenate(rows)
-        self._order: Integers | None = None
-        number = np.arange(len(row))
-        if (np.diff(row) < 0).any():
-            self._order = np.argsort(row, kind="stable")
-            row = row[self._order]
-            place = np.empty_like(number)
-            place[self._order] = number
-            number = place
-        self.row = row
+        self._order = np.argsort(row, kind="stable")
+        self.row = row[self._order]
+        place = np.argsort(self._order, kind="stable")
         bounds = np.cumsum([0, *map(len, rows)])
-        self._place = [number[low:high] for low, high in pairwise(bounds)]
+        self._place = [place[low:high] for low, high in pairwise(bounds)]
+        """Where each entry of a part went."""
 
     def joined(self, arrays: Sequence[Any]) -> Any:
         """Return the arrays of the parts as one, in the order of all ranks."""
-        whole = np.concatenate(arrays)
-        return whole if self._order is None else whole[self._order]
+        return np.concatenate(arrays)[self._order]
 
     def record(self, parts: Sequence[Record], **known: object) -> Record:
-        """Return one record with the parts' arrays joined; `known` fields are given."""
+        """Join the parts' records field by field, those inside them, too; `known` fields are given.
+
+        A field that is None in the first part is None in all.
+        """
         first: Any = parts[0]
-        joined = {
-            field.name: self.joined([getattr(part, field.name) for part in parts])
-            for field in fields(first)
-            if field.name not in known
-        }
-        record: Record = type(first)(**joined, **known)
+        joined = dict(known)
+        for name in [field.name for field in fields(first) if field.name not in known]:
+            values = [getattr(part, name) for part in parts]
+            if is_dataclass(values[0]):
+                joined[name] = self.record(values)
+            else:
+                joined[name] = None if values[0] is None else self.joined(values)
+        record: Record = type(first)(**joined)
         return record
 
     def moved(self, part: int, numbers: Integers) -> Integers:
@@ -407,84 +338,52 @@ class _Order:
         return np.where(numbers >= 0, self._place[part][np.maximum(numbers, 0)], -1)
 
 
-def _joined_passes(parts: Sequence[Passes], order: _Order) -> Passes:
-    return Passes(
-        samples=order.record([part.samples for part in parts]),
-        time_ns=order.joined([part.time_ns for part in parts]),
-        wall_ns=order.joined([part.wall_ns for part in parts]),
-        beside_ns=order.joined([part.beside_ns for part in parts]),
-        reduces=order.joined([part.reduces for part in parts]),
-        gathers=_joined_gathers([part.gathers for part in parts], order, parts),
-        entangled=_joined_entangled([part.entangled for part in parts], order),
-        contents=_joined_contents([part.contents for part in parts], order),
-    )
-
-
-def _joined_gathers(
-    found: Sequence[Gathers | None], order: _Order, passes: Sequence[Passes]
-) -> Gathers | None:
-    if all(one is None for one in found):
-        return None
-    nothing = [np.zeros(len(one.time_ns)) for one in passes]
-    return order.record(
-        [
-            one or Gathers(layers_ns=zeros, holds=zeros > 0)
-            for one, zeros in zip(found, nothing, strict=True)
-        ]
-    )
-
-
-def _joined_contents(found: Sequence[Contents | None], order: _Order) -> Contents | None:
-    known = [one for one in found if one is not None]
-    return order.record(known) if known else None
-
-
-def _joined_layers(parts: Sequence[Layers], order: _Order) -> Layers:
+def _joined_layers(parts: Sequence[Layers]) -> Layers:
+    order = _Order([part.samples.row for part in parts])
     entangled = [part.entangled for part in parts if part.entangled is not None]
-    return Layers(
-        samples=order.record([part.samples for part in parts]),
-        time_ns=order.joined([part.time_ns for part in parts]),
-        number=order.joined([part.number for part in parts]),
-        is_forward=order.joined([part.is_forward for part in parts]),
-        entangled=_joined_entangled(entangled, order) if entangled else None,
-    )
+    return order.record(parts, entangled=_joined_entangled(entangled, order) if entangled else None)
 
 
 def _joined_entangled(parts: Sequence[Entangled], outer: _Order) -> Entangled:
     """Join modules; `outer` is the order of the passes (layers) that own them."""
-    kinds = tuple(sorted({text for part in parts for text in part.kinds}))
-    number = {text: place for place, text in enumerate(kinds)}
+    kinds, places = _numbered([part.kinds for part in parts])
+    kind = [place[part.kind] for part, place in zip(parts, places, strict=True)]
     order = _Order([part.row for part in parts])
     owner = [outer.moved(place, part.owner) for place, part in enumerate(parts)]
-    kind = [
-        np.array([number[text] for text in part.kinds] or [0], dtype=np.int64)[part.kind]
-        for part in parts
-    ]
     unseen = [part.unseen for part in parts if part.unseen is not None]
+    joined_unseen = None
+    if unseen:
+        joined_unseen = order.record(
+            unseen,
+            lost=outer.joined([part.lost for part in unseen]),
+            lost_ns=outer.joined([part.lost_ns for part in unseen]),
+        )
     return order.record(
         parts,
         kinds=kinds,
         kind=order.joined(kind),
         owner=order.joined(owner),
-        unseen=_joined_unseen(unseen, order, outer) if unseen else None,
+        unseen=joined_unseen,
     )
 
 
-def _joined_unseen(parts: Sequence[Unseen], modules: _Order, passes: _Order) -> Unseen:
-    return Unseen(
-        stands_in=modules.joined([part.stands_in for part in parts]),
-        held=modules.joined([part.held for part in parts]),
-        lost=passes.joined([part.lost for part in parts]),
-        lost_ns=passes.joined([part.lost_ns for part in parts]),
-    )
+def _numbered(kinds: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], list[Integers]]:
+    """Return the kinds of all parts, sorted, and of each part its kinds' places among them."""
+    all_kinds = tuple(sorted({kind for of_part in kinds for kind in of_part}))
+    number = {kind: place for place, kind in enumerate(all_kinds)}
+    return all_kinds, [
+        np.array([number[kind] for kind in of_part], dtype=np.int64) for of_part in kinds
+    ]
 
 
-def _joined_collections(parts: Sequence[Collections], order: _Order, passes: _Order) -> Collections:
+def _joined_collections(parts: Sequence[Collections], passes: _Order) -> Collections:
     """Join collections; `first` and `last`, counted by rank, become numbers of joined passes."""
+    order = _Order([part.row for part in parts])
+    before = np.searchsorted(passes.row, order.row)
     return order.record(
         parts,
-        first=order.joined([part.first for part in parts]) + np.searchsorted(passes.row, order.row),
-        last=order.joined([part.last for part in parts]) + np.searchsorted(passes.row, order.row),
+        first=order.joined([part.first for part in parts]) + before,
+        last=order.joined([part.last for part in parts]) + before,
         inside_ns=passes.joined([part.inside_ns for part in parts]),
     )
 
@@ -496,40 +395,35 @@ class _Cells:
         self._rows = rows
         self._num_ranks = num_ranks
 
-    def joined(self, matrices: Sequence[Any], missing: float) -> Any:
-        """Return the matrix of all ranks; rows of ranks that no part has are `missing`."""
-        first = matrices[0]
-        whole = np.full((self._num_ranks, *first.shape[1:]), missing, dtype=first.dtype)
-        for rows, matrix in zip(self._rows, matrices, strict=True):
-            whole[rows] = matrix
-        return whole
-
-    def starved(self, parts: Sequence[Starved | None]) -> Starved | None:
-        """Return the launches of all ranks."""
-        known = [part for part in parts if part is not None]
-        if not known:
-            return None
-        late = self.joined([part.late for part in known], 0)
-        return Starved(late, self.joined([part.known for part in known], 0))
+    def record(self, parts: Sequence[Record]) -> Record:
+        """Join the parts' records, all of whose fields are matrices."""
+        record: Any = parts[0]
+        joined = {}
+        for name in [field.name for field in fields(record)]:
+            first = getattr(record, name)
+            missing = np.nan if name in _NAN_IF_ABSENT else 0
+            whole = np.full((self._num_ranks, *first.shape[1:]), missing, dtype=first.dtype)
+            for rows, part in zip(self._rows, parts, strict=True):
+                whole[rows] = getattr(part, name)
+            joined[name] = whole
+        whole_record: Record = replace(record, **joined)
+        return whole_record
 
     def launches(self, parts: Sequence[Launches | None]) -> Launches | None:
         """Return the steps between launches of all ranks."""
-        known = [part for part in parts if part is not None]
+        known = [(rows, part) for rows, part in zip(self._rows, parts, strict=True) if part]
         if not known:
             return None
-        kinds = tuple(sorted({kind for part in known for kind in part.kinds}))
-        number = {kind: place for place, kind in enumerate(kinds)}
-        shape = self._num_ranks, known[0].log_ns.shape[1], len(kinds)
+        kinds, places = _numbered([part.kinds for _, part in known])
+        shape = self._num_ranks, known[0][1].log_ns.shape[1], len(kinds)
         log_ns, log_held_ns = np.full((2, *shape), np.nan)
         stopped_ns, launching_ns, rest_ns = np.zeros((3, *shape[:2]))
-        for rows, part in zip(self._rows, parts, strict=True):
-            if part is not None:
-                columns = [number[kind] for kind in part.kinds]
-                log_ns[rows[:, None], :, columns] = np.moveaxis(part.log_ns, 2, 1)
-                log_held_ns[rows[:, None], :, columns] = np.moveaxis(part.log_held_ns, 2, 1)
-                stopped_ns[rows] = part.stopped_ns
-                launching_ns[rows] = part.launching_ns
-                rest_ns[rows] = part.launching_rest_ns
+        for (rows, part), columns in zip(known, places, strict=True):
+            log_ns[rows[:, None], :, columns] = np.moveaxis(part.log_ns, 2, 1)
+            log_held_ns[rows[:, None], :, columns] = np.moveaxis(part.log_held_ns, 2, 1)
+            stopped_ns[rows] = part.stopped_ns
+            launching_ns[rows] = part.launching_ns
+            rest_ns[rows] = part.launching_rest_ns
         return Launches(
             kinds=kinds,
             log_ns=log_ns,

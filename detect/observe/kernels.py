@@ -30,23 +30,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.observe.observations import (
-    BACKWARD,
-    FORWARD,
-    Boundness,
-    Members,
-    Observations,
-    Work,
-)
-from detect.observe.spans import (
-    WORK_NAMES,
-    SpanIndex,
-    axis_of,
-    sums_by_cell,
-    unmatched_time,
-    where_text,
-)
-from detect.observe.stalls import launch_pace, put_quick_steps, starved
+from detect.observe.observations import BACKWARD, FORWARD, Boundness, Members, Observations, Work
+from detect.observe.spans import WORK_NAMES, SpanIndex, sums_by_cell, unmatched_time, where_text
+from detect.observe.stalls import known_or_none, launch_pace, put_quick_steps, starved_share
 from detect.observe.work import LAYER_NAMES
 from detect.report import Cause
 from detect.stats import robust
@@ -79,27 +65,28 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
     if layers is not None and len(np.unique(seen.members.stage)) == len(seen.members):
         alike = replace(kernels, sequence=_sequence_of_shared(kernels, len(seen.members)))
     others_share = 1.0 - robust.median(_share_compared(index, alike), axis=1)
-    lost: dict[Cause, Floats] = dict(seen.lost_ns)
-    lost.pop(Cause.GC, None)  # is not recorded
-    return replace(
+    has_messages = bool(equals(index.table, "kind", Kind.P2P).any())
+    profile = replace(
         seen,
-        work=_as_work(_samples(index, compared)),
+        work=_work(index, compared),
         layers=layers,
-        history=_as_work(
-            _samples(index, replace(kernels, sequence=_own_sequences(index, kernels)))
-        ),
-        boundness=None if index.is_cpu else _boundness(index, alike, compute, optimizer),
+        history=_work(index, replace(kernels, sequence=_own_sequences(index, kernels))),
         busy_ns=index.sums(both, index.self_time(both)),
         optimizer_ns=index.sums_or_nan(optimizer, index.self_time(optimizer)),
-        lost_ns=lost,
+        lost_ns={cause: lost for cause, lost in seen.lost_ns.items() if cause != Cause.GC},
         unmatched_ns=unmatched_time(index),
         tells_passes=False,
-        may_have_stages=seen.members.layout.pp == 1
-        and bool(equals(index.table, "kind", Kind.P2P).any()),
-        starved_share=None if index.is_cpu else starved(index, both).share(),
-        held_pace=None if index.is_cpu else _held_pace(index, compute),
-        launching_ns=None if index.is_cpu else _launching(index, both),
+        may_have_stages=seen.members.layout.pp == 1 and has_messages,
         notes=(*seen.notes, *_notes(seen.members, kernels, others_share)),
+    )
+    if index.is_cpu:
+        return profile
+    return replace(
+        profile,
+        boundness=_boundness(index, alike, compute, optimizer),
+        starved_share=known_or_none(starved_share(index, both)),
+        held_pace=_held_pace(index, compute),
+        launching_ns=_launching(index, both),
     )
 
 
@@ -110,11 +97,9 @@ def is_profile(index: SpanIndex) -> bool:
 
 
 def _kernels(index: SpanIndex, kind: Kind) -> Flags:
-    """Flag the kernels (operators of a CPU run) of a kind; leave out copies, whose time depends on
-    other things.
-    """
+    """Flag the kernels (on CPUs operators) of a kind; no copies, whose speed is not computing's."""
     copies = where_text(index.table, "name", is_copy)
-    return np.asarray(equals(index.table, "kind", kind) & index.counts & ~copies)
+    return np.asarray(index.of_kind(kind) & ~copies)
 
 
 @dataclass(frozen=True)
@@ -166,7 +151,7 @@ def _boundness(
     moving = optimizer.copy()
     moving[compute] = by_memory
     memory, matrix = (
-        _as_work(_samples(index, replace(kernels, sequence=np.where(part, kernels.sequence, -1))))
+        _work(index, replace(kernels, sequence=np.where(part, kernels.sequence, -1)))
         for part in (by_memory, by_matrix)
     )
     memory_ns = index.sums(moving, index.self_time(moving))
@@ -195,7 +180,7 @@ def _launches(index: SpanIndex, kernels: Flags) -> tuple[Integers, Integers]:
     """Return the rows of the kernels whose launch was recorded, and when that was, on one axis."""
     launch = numbers(index.table, "launch_ns")
     rows = np.flatnonzero(kernels & (launch != NOT_APPLICABLE))
-    return rows, axis_of(index)[0][rows] + launch[rows]
+    return rows, index.axis[0][rows] + launch[rows]
 
 
 def _launching(index: SpanIndex, kernels: Flags) -> Floats | None:
@@ -283,7 +268,7 @@ def _layers(index: SpanIndex, kernels: _Kernels, members: Members) -> Work | Non
     kernels = replace(kernels, sequence=_sequence_of_shared(kernels, len(members)))
     if not float(np.nanmin(_share_compared(index, kernels))) >= KERNELS.least_layers_share:
         return None
-    return _as_work(_samples(index, kernels))
+    return _work(index, kernels)
 
 
 def _sequence_of_shared(kernels: _Kernels, num_ranks: int) -> Integers:
@@ -293,36 +278,31 @@ def _sequence_of_shared(kernels: _Kernels, num_ranks: int) -> Integers:
     return np.where(num_users[kernels.kind] == num_ranks, 0, -1)
 
 
-def _as_work(log_ns: Floats) -> Work:
-    num_parts = log_ns.shape[2] // 2
-    return Work(
-        log_ns=log_ns,
-        phase=np.repeat([FORWARD, BACKWARD], num_parts),
-        microbatch=np.zeros(2 * num_parts, dtype=np.int64),
-    )
-
-
-def _samples(index: SpanIndex, kernels: _Kernels) -> Floats:
-    """Return (rank, iteration, part) logarithms of ns; NaN where nothing is compared."""
-    num_ranks, num_iterations = index.shape
+def _work(index: SpanIndex, kernels: _Kernels) -> Work:
+    """Return the kernels as samples (rank, iteration, part); NaN where nothing is compared."""
     num_ops = 2 * KERNELS.num_parts
+    log_ns = np.full((index.num_cells, num_ops), np.nan)
     rows = np.flatnonzero(kernels.sequence >= 0)
-    if not len(rows):
-        return np.full((num_ranks, num_iterations, num_ops), np.nan)
-    cell = (kernels.row * num_iterations + kernels.slot)[rows]
-    phase, time_ns = kernels.phase[rows], kernels.time_ns[rows]
-    sequence = _numbered(kernels.sequence[rows], phase)
-    kind = _numbered(sequence, kernels.kind[rows])
-    typical = lower_medians(kind, time_ns)[1][kind]  # of two ranks, the faster one's
-    op = phase * KERNELS.num_parts + _part_of_pass(sequence, kind, cell, typical)
-    size = num_ranks * num_iterations * num_ops
-    own = np.bincount(cell * num_ops + op, weights=time_ns, minlength=size)
-    expected = np.bincount(cell * num_ops + op, weights=typical, minlength=size)
-    usual = np.bincount(op, weights=typical, minlength=num_ops) / len(np.unique(cell))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_ns = np.log(own / expected).reshape(-1, num_ops) + np.log(usual)
-    log_ns[~np.isfinite(log_ns)] = np.nan
-    return np.asarray(log_ns.reshape(num_ranks, num_iterations, num_ops))
+    if len(rows):
+        cell = (kernels.row * index.shape[1] + kernels.slot)[rows]
+        phase, time_ns = kernels.phase[rows], kernels.time_ns[rows]
+        sequence = _numbered(kernels.sequence[rows], phase)
+        kind = _numbered(sequence, kernels.kind[rows])
+        typical = lower_medians(kind, time_ns)[1][kind]  # of two ranks, the faster one's
+        op = phase * KERNELS.num_parts + _part_of_pass(sequence, kind, cell, typical)
+        own, expected = (
+            np.bincount(cell * num_ops + op, weights=weights, minlength=log_ns.size)
+            for weights in (time_ns, typical)
+        )
+        usual = np.bincount(op, weights=typical, minlength=num_ops) / len(np.unique(cell))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log_ns = np.log(own / expected).reshape(log_ns.shape) + np.log(usual)
+        log_ns[~np.isfinite(log_ns)] = np.nan
+    return Work(
+        log_ns=log_ns.reshape(*index.shape, num_ops),
+        phase=np.repeat([FORWARD, BACKWARD], KERNELS.num_parts),
+        microbatch=np.zeros(num_ops, dtype=np.int64),
+    )
 
 
 def _part_of_pass(sequence: Integers, kind: Integers, cell: Integers, typical: Floats) -> Integers:

@@ -26,10 +26,12 @@ thermal slowdown.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from functools import cached_property, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -44,6 +46,7 @@ from megascan.topology import Coordinates, Layout
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from detect.whatif.savings import ReplayedCosts
     from megascan.probes import Probes
 
     Record = TypeVar("Record", bound=DataclassInstance)
@@ -72,15 +75,13 @@ def hosts_of(headers: Mapping[int, RankHeader]) -> dict[int, str]:
     numbers, or "" if they do not tell.
     """
     named = {rank: header.host for rank, header in headers.items()}
-    if any(named.values()):
-        return named
     devices = {rank: header.device.index for rank, header in headers.items()}
     size = max(devices.values(), default=0) + 1
-    regular = all(rank % size == device for rank, device in devices.items())
-    numbers = {rank: rank // size for rank in devices}
-    if size < 2 or not regular or len(set(numbers.values())) < 2:
+    is_regular = all(rank % size == device for rank, device in devices.items())
+    told = {rank: f"#{rank // size}" for rank in devices}
+    if any(named.values()) or size < 2 or not is_regular or len(set(told.values())) < 2:
         return named
-    return {rank: f"#{number}" for rank, number in numbers.items()}
+    return told
 
 
 def are_guessed(headers: Mapping[int, RankHeader]) -> bool:
@@ -92,32 +93,27 @@ def typical_readings(timeline: Timeline) -> dict[int, dict[str, float]]:
     """Return the typical readings of every rank that recorded any."""
     readings: dict[int, dict[str, float]] = {}
     for rank, windows in timeline.windows.items():
-        names = sorted({name for window in windows for name in window.counters})
-        values = {
-            name: _typical(name, [w.counters[name] for w in windows if name in w.counters])
-            for name in names
-        }
+        values = defaultdict(list)
+        for window in windows:
+            for name, value in window.counters.items():
+                values[name].append(value)
         if values:
-            readings[rank] = values
+            readings[rank] = {name: _typical(name, values[name]) for name in sorted(values)}
     return readings
 
 
 def _typical(name: str, values: Sequence[float]) -> float:
+    """Return the median; of the mask of reasons the bits that are set in more than half of them."""
     if name != REASONS_NAME:
         return float(np.median(values))
-    masks = [int(value) for value in values]
-    return float(
-        sum(bit for bit in REASONS if 2 * sum(bool(mask & bit) for mask in masks) > len(masks))
-    )
+    masks = np.array(values, dtype=np.int64)
+    return float(sum(bit for bit in REASONS if 2 * np.sum((masks & bit) > 0) > len(masks)))
 
 
 def peculiar_reasons(own: int, peers: Sequence[int]) -> list[str]:
     """Return the names of reasons that no peer has, unless they are usual."""
-    shared = 0
-    for mask in peers:
-        shared |= mask
-    special = own & ~shared & ~USUAL_REASONS
-    return [name for bit, name in REASONS.items() if special & bit]
+    expected = reduce(or_, peers, USUAL_REASONS)
+    return [name for bit, name in REASONS.items() if own & ~expected & bit]
 
 
 def is_at_rest(mask: int) -> bool:
@@ -366,47 +362,6 @@ class Transfers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unevenness:
-    """How much longer steps are than one in which every operation takes its typical time on all
-    ranks, if some operations last as long as they did: 1.2 is 20 % longer.
-    """
-
-    computing: Floats
-    """(iteration,): passes last as long as they did."""
-    transfers: Floats
-    """(iteration,): communication does, waiting taken out."""
-
-
-class Costs(Protocol):
-    """Knows what findings cost the step."""
-
-    def ratio(
-        self,
-        ranks: tuple[int, ...],
-        causes: Collection[Cause],
-        within: tuple[int, int],
-        lost_ns: float = 0.0,
-    ) -> float | None:
-        """Return iteration time divided by iteration time without the finding; None if unknown.
-
-        `within` are the first and last iteration in which the ranks are slow, of these `causes`, by
-        `lost_ns` an iteration.
-        """
-
-    def ratio_of_border(
-        self, ranks: tuple[int, ...], slowdown: float, within: tuple[int, int]
-    ) -> float | None:
-        """Return iteration time divided by iteration time with a sound network of the ranks' host,
-        which is `slowdown` times slower; None if unknown.
-        """
-
-    def unevenness(self, within: tuple[int, int]) -> Unevenness | None:
-        """Return what it costs from a first to a last iteration that ranks take unlike times for
-        the same operations; None if unknown.
-        """
-
-
-@dataclass(frozen=True, kw_only=True)
 class EachRank:
     """What is known of each rank where a row of the observations stands for its TP group."""
 
@@ -428,16 +383,16 @@ class Observations:
     layers: Work | None = None
     """Transformer layers only: the same shape on every stage."""
     history: Work | None = None
-    """Profiles: time of each rank's kernels over what they typically take on that rank, of kernels
-    that all iterations launch alike; NaN for ranks with too few of them. None elsewhere."""
+    """Profiles: kernels that all iterations launch alike over what they typically take on their
+    rank; NaN for ranks with too few of them."""
     boundness: Boundness | None = None
-    """Profiles of GPUs; None elsewhere."""
+    """Profiles of GPUs."""
     busy_ns: Floats = field(metadata=along("row", "iteration"))
     """Self time of all compute, the optimizer included."""
     optimizer_ns: Floats = field(metadata=along("row", "iteration"))
     attention_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Attention in forward passes, which no routing of tokens to experts lengthens; NaN where no
-    attention was traced, None where only that of some layers was."""
+    attention was traced."""
     tokenwise: Tokenwise | None = None
     """None on CPUs."""
     workers: EachRank | None = None
@@ -453,63 +408,57 @@ class Observations:
     host_gap_ns: Floats = field(metadata=along("row", "iteration"))
     """Part of HOST: time that no span covers."""
     ending_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """GPU runs: between the last span of an iteration and its end. Part of `host_gap_ns` is what a
-    rank takes longer than most, but for ranks that log there for all (`Members.log_for_all`)."""
+    """GPU runs: between the last span of an iteration and its end. What a rank takes longer than
+    most is in `host_gap_ns`, unless it logs there for all (`Members.log_for_all`)."""
     stalled_ns: Floats = field(metadata=along("row", "iteration"))
     """Part of HOST, GPU runs: the device stood still inside passes, its queue empty."""
     stolen_ns: Floats = field(metadata=along("row", "iteration"))
     """Part of HOST, CPU runs: wall less CPU time of compute; 0 elsewhere."""
     waiting_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """Time in which the rank did nothing but wait for others in communication that could be split
-    into waiting and transfer; None where none could."""
+    """Time in which the rank did nothing but wait for others; None where no communication could be
+    split into waiting and transfer."""
     split_wait_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """Waiting in all communication that could be split, also where computing beside it hides it."""
+    """All waiting in communication, also where computing beside it hides it."""
     beside_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Time in which the rank computes while a collective of it waits for others beside that."""
     unmatched_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """Profiles: time in which the rank did nothing but communicate, nobody knows with whom: waiting
-    for somebody, or transfer over any link. None elsewhere."""
+    """Profiles: time in which the rank did nothing but communicate, nobody knows with whom."""
     starved_share: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """GPU runs: share of operations that began as soon as they were launched, so the device waited
-    for the host. None where launches were not recorded."""
+    """Share of operations for whose launch the device waited. Like other figures of launches below,
+    None where these were not recorded."""
     saving_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Time in which a rank saves checkpoints within iterations."""
     loading_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """How long the spans of loading last, whether or not the device had to wait for it."""
     launch_pace: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """GPU runs: log of the time that a host takes from launch to launch over what all take for the
-    same step. None where launches were not recorded."""
+    """Log of the time that a host takes from launch to launch over what all take for that step."""
     held_pace: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """`launch_pace` from all launches, also of hosts so far ahead that the device holds them."""
     stopped_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """For how long the rank's host stood still between launches while the device waited for the
-    next one. None where modules' launches were not recorded."""
+    """How long the host stood still between launches of modules while the device waited."""
     launching_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """How long the rank's host takes to launch the passes of an iteration, if nothing holds it up.
-    None where launches were not recorded."""
+    """How long the host takes to launch an iteration's passes, if nothing holds it up."""
     launching_rest_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Part of `launching_ns` from the second launch of each pass on; None in profiles."""
     entangled_phases: tuple[int, ...] = ()
     """Phases whose compute spans contain waiting for the TP group, so their times are estimates."""
     hides_waiting: bool = False
-    """Whether passes hold waiting for all other ranks (parameters gathered beside them), and no
-    layers tell how long: then all passes last as long as the slowest."""
+    """Whether all passes last as long as the slowest: parameters are gathered beside them, and no
+    layers tell how long they wait."""
     holds_tensor_waits: bool = False
-    """Traces without passes: what lies between communications is compared, and a TP group's members
-    wait for each other in it, for collectives of backward passes that nobody recorded."""
+    """Traces without passes: what lies between communications is compared, and holds waiting for
+    the TP group, whose collectives of backward passes nobody recorded."""
     mixes_communication: bool = False
     """CPU runs at base granularity with TP: CPU time of compute holds that of communication."""
     splits_tensor_groups: bool = True
     """False when communication inside TP groups was not traced: their members' times are one."""
     may_have_stages: bool = False
-    """Profiles: messages were recorded, and no pipeline stages: ranks may do other work."""
+    """Profiles with messages, but without pipeline stages: ranks may do other work."""
     tells_passes: bool = True
-    """False for a profile: kernels of equal name and launch stand for passes, and garbage
-    collection is not recorded."""
+    """False for a profile: kernels stand for passes, and garbage collection is not recorded."""
     transfers: Transfers | None = None
     has_even_data: bool = False
-    """Whether all passes of a stage got as many tokens as each other, on all ranks and in all
-    windows, and all ranks recorded that."""
+    """Whether all ranks recorded how many tokens passes get, and those of a stage got as many."""
     tokens: Mapping[int, int] = field(default_factory=dict)
     """Tokens that a pass gets, by rank; of ranks all of whose passes got as many."""
     has_equal_layers: bool = False
@@ -522,8 +471,8 @@ class Observations:
     """What replicas computed from the same tokens, where that was recorded."""
     notes: tuple[str, ...] = ()
     source: str = ""
-    costs: Costs | None = None
-    """Costs by replay, where the observations come from a timeline."""
+    costs: ReplayedCosts | None = None
+    """What findings cost the step, by replay; None where nothing can be replayed."""
 
     @property
     def rules_data_out(self) -> bool:
@@ -570,29 +519,27 @@ def steady(observations: Observations, settings: DetectorSettings) -> Observatio
     if keep.all():
         return observations
     dropped = observations.iterations[~keep]
-    note = (
-        f"iterations {dropped[0]} to {dropped[-1]} were left out as warm-up"
-        if len(dropped) > 1
-        else f"iteration {dropped[0]} was left out as warm-up"
-    )
+    several = f"iterations {dropped[0]} to {dropped[-1]} were"
+    which = several if len(dropped) > 1 else f"iteration {dropped[0]} was"
     kept = cut(observations, "iteration", keep)
-    return replace(kept, notes=(*observations.notes, note))
+    return replace(kept, notes=(*observations.notes, f"{which} left out as warm-up"))
 
 
 def _after_warm_up(observations: Observations, settings: DetectorSettings) -> Flags:
+    """Flag the iterations to keep, (iteration,)."""
     iterations = observations.iterations
-    keep = iterations > settings.num_warmup_iterations
+    keep: Flags = iterations > settings.num_warmup_iterations
     level = _typical_level(observations)
-    typical = float(robust.median(level[keep])) if keep.any() else float(robust.median(level))
+    typical = float(robust.median(level[keep] if keep.any() else level))
     for slot in range(len(level) // 3):
         if keep[slot] and not level[slot] >= typical + np.log(WINDOW.warm_ratio):
             break
         keep[slot] = False
     if keep.sum() < min(WINDOW.min_kept, len(keep)):
+        keep[:] = True
         num_early = max(0, len(keep) - WINDOW.min_kept)
-        keep = np.ones(len(keep), dtype=bool)
         keep[:num_early] = iterations[:num_early] > 1
-    return np.asarray(keep, dtype=bool)
+    return keep
 
 
 def _typical_level(observations: Observations) -> Floats:
@@ -614,9 +561,7 @@ def num_judgeable(seen: Observations, settings: DetectorSettings) -> int:
 
 
 def settled(seen: Observations, settings: DetectorSettings) -> Flags:
-    """Flag the iterations after warm-up, (iteration,): all that follow the last of the run's first
-    iterations that is slow for everybody.
-    """
+    """Flag the iterations, (iteration,), after the last early one that is slow for everybody."""
     level = _typical_level(seen)
     is_early = seen.iterations <= settings.num_warmup_iterations
     warm = np.flatnonzero(is_early & (level >= level[-1] + np.log(WINDOW.warm_ratio)))

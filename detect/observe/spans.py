@@ -11,9 +11,8 @@ and so is how long a rank only waits:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -43,13 +42,9 @@ MEGATRON_LAYERS = (TRANSFORMER_LAYER, backward_of(TRANSFORMER_LAYER))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glance:
-    """What a part of a trace (a shard) says before it is observed; see `Frame`."""
+class _Contained:
+    """What is anywhere in a trace, or in a part of it."""
 
-    iterations: Integers
-    num_passes: int
-    num_passes_on_cpu: int
-    """Passes whose CPU time was measured."""
     has_layers: bool
     """Some transformer layers of Megatron-Core."""
     has_modules: bool
@@ -58,6 +53,16 @@ class Glance:
     """Something computes on the device inside passes and layers."""
     has_loss: bool
     """The loss by itself, as of jobs on megatron.core."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glance(_Contained):
+    """What a part of a trace (a shard) says before it is observed; see `Frame`."""
+
+    iterations: Integers
+    num_passes: int
+    num_passes_on_cpu: int
+    """Passes whose CPU time was measured."""
 
     @classmethod
     def at(cls, table: pa.Table) -> Glance:
@@ -79,7 +84,7 @@ class Glance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frame:
+class Frame(_Contained):
     """What has to be known of the whole trace before any part of it can be observed.
 
     Parts are then observed each by itself, for what is asked of them needs the spans of one rank.
@@ -92,11 +97,6 @@ class Frame:
     """Whether modules of some layers only were recorded, of other layers in each iteration."""
     uses_cpu_time: bool
     has_passes: bool
-    has_layers: bool
-    has_modules: bool
-    has_iterations: bool
-    has_parts: bool
-    has_loss: bool
 
     @classmethod
     def of(cls, timeline: Timeline, glances: Sequence[Glance]) -> Frame:
@@ -104,20 +104,22 @@ class Frame:
         is_cpu = all(header.device.kind == "cpu" for header in timeline.headers.values())
         num_passes = sum(glance.num_passes for glance in glances)
         on_cpu = sum(glance.num_passes_on_cpu for glance in glances)
-        measured = num_passes > 0 and on_cpu / num_passes > WINDOW.cpu_time_share
+        names = [field.name for field in fields(_Contained)]
+        contained = {name: any(getattr(one, name) for one in glances) for name in names}
         return cls(
             ranks=np.array(sorted(timeline.headers), dtype=np.int64),
             iterations=np.unique(np.concatenate([glance.iterations for glance in glances])),
             is_cpu=is_cpu,
             is_sampled=is_sampled(timeline),
-            uses_cpu_time=is_cpu and measured,
+            uses_cpu_time=is_cpu and on_cpu > WINDOW.cpu_time_share * num_passes,
             has_passes=num_passes > 0,
-            has_layers=any(glance.has_layers for glance in glances),
-            has_modules=any(glance.has_modules for glance in glances),
-            has_iterations=any(glance.has_iterations for glance in glances),
-            has_parts=any(glance.has_parts for glance in glances),
-            has_loss=any(glance.has_loss for glance in glances),
+            **contained,
         )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (number of ranks, number of iterations)."""
+        return len(self.ranks), len(self.iterations)
 
     def only(self, ranks: Sequence[int]) -> Frame:
         """Return the frame of a part that holds these ranks, ascending."""
@@ -125,12 +127,15 @@ class Frame:
 
 
 class SpanIndex:
-    """Columns of the span table as arrays, with each span's row (rank) and slot (iteration)."""
+    """Columns of the span table as arrays, with each span's row (rank) and slot (iteration).
+
+    Spans are ordered by (rank, start, longest first).
+    """
 
     def __init__(self, table: pa.Table, frame: Frame) -> None:
         self.table = table
         self.frame = frame
-        self.ranks, self.iterations = frame.ranks, frame.iterations
+        self.ranks, self.iterations, self.shape = frame.ranks, frame.iterations, frame.shape
         self.is_cpu, self.is_sampled = frame.is_cpu, frame.is_sampled
         self.uses_cpu_time = frame.uses_cpu_time
         iteration = numbers(table, "iteration")
@@ -145,11 +150,6 @@ class SpanIndex:
     def of(cls, timeline: Timeline) -> SpanIndex:
         """Index the spans of a timeline that is here as a whole."""
         return cls(timeline.spans, Frame.of(timeline, [Glance.at(timeline.spans)]))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Return (number of ranks, number of iterations)."""
-        return len(self.ranks), len(self.iterations)
 
     @property
     def cell(self) -> Integers:
@@ -168,17 +168,55 @@ class SpanIndex:
 
     @cached_property
     def axis(self) -> tuple[Integers, Integers]:
-        """Return starts and ends of all spans on one axis, as `axis_of` lays them out."""
-        return _on_one_axis(self)
+        """Return starts and ends, (span,) each, on one axis on which ranks follow each other."""
+        if not len(self.start):
+            return self.start, self.start
+        origin = int(self.start.min())
+        length = int((self.start + self.duration).max()) - origin + 1
+        start = self.start - origin + self.row * length
+        return start, start + self.duration
+
+    @cached_property
+    def extent(self) -> tuple[Integers, Integers]:
+        """Return begin and end of each (rank, iteration), flat, on the axis of all ranks.
+
+        An iteration is where its own span is: a host may load for it seconds before its device,
+        which still waits in the iteration before. Where there is none, all spans of the iteration
+        count; begin = end if nothing was recorded.
+        """
+        start, end = self.axis
+        cell = self.cell
+        low = np.full(self.num_cells, np.iinfo(np.int64).max)
+        high = np.zeros(len(low), dtype=np.int64)
+        own = self.of_kind(Kind.ITERATION)
+        has_own = np.zeros(len(low), dtype=bool)
+        has_own[cell[own]] = True
+        for spans in (own, self.counts & ~has_own[cell]):
+            np.minimum.at(low, cell[spans], start[spans])
+            np.maximum.at(high, cell[spans], end[spans])
+        return np.minimum(low, high), high
+
+    @cached_property
+    def is_split(self) -> Flags:
+        """Flag the communication that could be split into waiting and transfer."""
+        waits = numbers(self.table, "wait_ns") >= 0
+        return np.asarray(self.of_kind(*COMMUNICATION_KINDS) & waits)
 
     def named(self, names: Iterable[str]) -> Flags:
-        """Return spans of these names that belong to an iteration."""
+        """Flag the spans of these names that belong to an iteration."""
         return equals(self.table, "name", *names) & self.counts
 
+    def of_kind(self, *kinds: Kind) -> Flags:
+        """Flag the spans of these kinds that belong to an iteration."""
+        return equals(self.table, "kind", *kinds) & self.counts
+
+    def blocking(self) -> Flags:
+        """Flag the communication that keeps its rank from everything else."""
+        is_beside = self.track == Track.OVERLAPPED
+        return np.asarray(self.of_kind(*COMMUNICATION_KINDS) & ~is_beside)
+
     def self_time(self, rows: Flags) -> Floats:
-        """Return the self time of the spans, CPU time where the ranks share cores and it was
-        measured.
-        """
+        """Return the self time of the spans, ns; CPU time where the frame uses that."""
         column = "self_cpu_ns" if self.uses_cpu_time else "self_ns"
         return np.maximum(numbers(self.table, column)[rows], 0).astype(np.float64)
 
@@ -186,18 +224,20 @@ class SpanIndex:
         """Return the self time of the spans by the wall, also where CPU time is used."""
         return np.maximum(numbers(self.table, "self_ns")[rows], 0).astype(np.float64)
 
-    def sums(self, rows: Flags | Integers, amounts: Floats) -> Floats:
+    def sums(self, rows: Flags | Integers, amounts: Floats | Integers) -> Floats:
         """Return the sums of what some spans amount to, (rank, iteration); 0 without any."""
         return sums_by_cell(self.row[rows], self.slot[rows], amounts, self.shape)
 
-    def sums_or_nan(self, rows: Flags, amounts: Floats) -> Floats:
+    def sums_or_nan(self, rows: Flags, amounts: Floats | Integers) -> Floats:
         """Return the sums of what some spans amount to; NaN for ranks without any of them."""
         table = self.sums(rows, amounts)
         table[~(table > 0).any(axis=1)] = np.nan
         return table
 
 
-def sums_by_cell(row: Integers, slot: Integers, amounts: Floats, shape: tuple[int, int]) -> Floats:
+def sums_by_cell(
+    row: Integers, slot: Integers, amounts: Floats | Integers, shape: tuple[int, int]
+) -> Floats:
     """Return the sums of `amounts` in each (row, slot) of a matrix; 0 without any."""
     total = np.bincount(row * shape[1] + slot, weights=amounts, minlength=shape[0] * shape[1])
     return np.asarray(total.reshape(shape), dtype=np.float64)
@@ -210,40 +250,12 @@ def where_text(spans: pa.Table, column: str, test: Callable[[str], bool]) -> Fla
     return np.asarray(passes[code])
 
 
-class SpanTimes(Protocol):
-    """Arrays over all spans, ordered by (rank, start, longest first)."""
-
-    row: Integers
-    slot: Integers
-    start: Integers
-    duration: Integers
-    counts: Flags
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Return (number of ranks, number of iterations)."""
-
-
-def axis_of(spans: SpanTimes) -> tuple[Integers, Integers]:
-    """Return starts and ends, (span,) each, on one axis on which ranks follow each other."""
-    return spans.axis if isinstance(spans, SpanIndex) else _on_one_axis(spans)
-
-
-def _on_one_axis(spans: SpanTimes) -> tuple[Integers, Integers]:
-    if not len(spans.start):
-        return spans.start, spans.start
-    origin = int(spans.start.min())
-    length = int((spans.start + spans.duration).max()) - origin + 1
-    start = spans.start - origin + spans.row * length
-    return start, start + spans.duration
-
-
-def enclosing(spans: SpanTimes, outer: Flags, inner: Flags) -> Integers:
+def enclosing(index: SpanIndex, outer: Flags, inner: Flags) -> Integers:
     """Return for each `inner` span the number of the `outer` span it starts in, -1 for none.
 
     Numbers count the `outer` spans in the order of the table; those of one rank must not overlap.
     """
-    start, end = axis_of(spans)
+    start, end = index.axis
     outer_start, outer_end = start[outer], end[outer]
     if not len(outer_start):
         return np.full(int(inner.sum()), -1, dtype=np.int64)
@@ -253,60 +265,50 @@ def enclosing(spans: SpanTimes, outer: Flags, inner: Flags) -> Integers:
     return np.where(inside, order[np.maximum(place, 0)], -1)
 
 
-def enclosed_time(spans: SpanTimes, outer: Flags, inner: Flags, time_ns: Floats) -> Floats:
+def enclosed_time(
+    index: SpanIndex, outer: Flags, inner: Flags, time_ns: Floats | Integers
+) -> Floats:
     """Return for each `outer` span the summed `time_ns` of the `inner` spans that start in it."""
-    owner = enclosing(spans, outer, inner)
+    owner = enclosing(index, outer, inner)
     total = np.zeros(int(outer.sum()))
     np.add.at(total, owner[owner >= 0], time_ns[owner >= 0])
     return total
 
 
-def uncovered_time(spans: SpanTimes, iteration: Flags) -> Floats:
-    """Return the time within iterations that lies in no span, (rank, iteration).
+def uncovered_time(index: SpanIndex) -> Floats:
+    """Return the time within iterations that lies in no span, (rank, iteration) ns.
 
     Gaps are counted from the start of the iteration up to its last span: what follows is the
     trainer's own end of the iteration (logging). A host may load while its device is still busy
     with the iteration before: that is no gap of this iteration.
     """
-    start, end = axis_of(spans)
+    start, end = index.axis
+    iteration = index.of_kind(Kind.ITERATION)
     end = np.where(iteration, start, end)  # an iteration span only marks where it begins
-    marks = np.flatnonzero(spans.counts & iteration)
-    begin = np.full(spans.shape, np.iinfo(np.int64).min)
-    begin[spans.row[marks], spans.slot[marks]] = start[marks]
-    use = np.flatnonzero(spans.counts)
+    begin = np.full(index.shape, np.iinfo(np.int64).min)
+    begin[index.row[iteration], index.slot[iteration]] = start[iteration]
+    use = np.flatnonzero(index.counts)
     order = use[np.argsort(start[use], kind="stable")]
-    reached = np.maximum.accumulate(end[order]) if len(order) else end[order]
-    row, slot = spans.row[order], spans.slot[order]
-    gap = np.maximum(start[order][1:] - np.maximum(reached[:-1], begin[row, slot][1:]), 0)
+    row, slot = index.row[order], index.slot[order]
+    reached = np.maximum(np.maximum.accumulate(end[order])[:-1], begin[row, slot][1:])
+    gap = np.maximum(start[order][1:] - reached, 0)
     same = (row[1:] == row[:-1]) & (slot[1:] == slot[:-1])
-    return sums_by_cell(row[1:][same], slot[1:][same], gap[same], spans.shape)
+    return sums_by_cell(row[1:][same], slot[1:][same], gap[same], index.shape)
 
 
-def ending_time(spans: SpanTimes, iteration: Flags) -> Floats:
-    """Return the time from the last span of an iteration to its end, (rank, iteration): what the
+def ending_time(index: SpanIndex) -> Floats:
+    """Return the time from the last span of an iteration to its end, (rank, iteration) ns: what the
     trainer does there (logging), while a device has nothing to do.
 
     0 where the rank's device is still busy when its host begins the next iteration.
     """
-    end = axis_of(spans)[1]
-    whole, inside = np.flatnonzero(spans.counts & iteration), spans.counts & ~iteration
-    last = np.full(spans.shape, np.iinfo(np.int64).min)
-    np.maximum.at(last, (spans.row[inside], spans.slot[inside]), end[inside])
+    end = index.axis[1]
+    whole = index.of_kind(Kind.ITERATION)
+    inside = index.counts & ~whole
+    last = np.full(index.shape, np.iinfo(np.int64).min)
+    np.maximum.at(last, (index.row[inside], index.slot[inside]), end[inside])
     last[last < 0] = np.iinfo(np.int64).max  # nothing was recorded in the iteration
-    place = spans.row[whole], spans.slot[whole]
-    return sums_by_cell(*place, np.maximum(end[whole] - last[place], 0), spans.shape)
-
-
-def is_split(index: SpanIndex) -> Flags:
-    """Flag the communication that could be split into waiting and transfer."""
-    split = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts
-    return np.asarray(split & (numbers(index.table, "wait_ns") >= 0))
-
-
-def split_waits(index: SpanIndex) -> Floats:
-    """Return the waiting in all communication that is split, (rank, iteration) ns."""
-    waits = is_split(index)
-    return index.sums(waits, numbers(index.table, "wait_ns")[waits].astype(np.float64))
+    return index.sums(whole, np.maximum(end[whole] - last[index.row[whole], index.slot[whole]], 0))
 
 
 def waiting_time(index: SpanIndex) -> Floats:
@@ -323,17 +325,13 @@ def waiting_time(index: SpanIndex) -> Floats:
 
     0 where no communication is split.
     """
-    wait, waits = numbers(index.table, "wait_ns"), is_split(index)
+    waits, is_beside = index.is_split, index.track == Track.OVERLAPPED
     if not waits.any():
         return np.zeros(index.shape)
-    start, end = axis_of(index)
-    beside = index.track == Track.OVERLAPPED
-    alone = _Layer(start[waits & ~beside], (start + wait)[waits & ~beside])
-    covered = alone.with_more(_computing(index))
-    either = covered.with_more(_Layer(start[waits & beside], (start + wait)[waits & beside]))
-    low, high = _iterations(index, start, end)
-    length = alone.within(low, high) + either.within(low, high) - covered.within(low, high)
-    return np.asarray(length.reshape(index.shape), dtype=np.float64)
+    alone = _waits(index, waits & ~is_beside)
+    covered = _union(alone, _computing(index))
+    either = _union(covered, _waits(index, waits & is_beside))
+    return _within(index, alone) + _within(index, either) - _within(index, covered)
 
 
 def waiting_beside(index: SpanIndex) -> Floats:
@@ -344,68 +342,48 @@ def waiting_beside(index: SpanIndex) -> Floats:
         collective         |────── wait ──────|
         beside             |▒▒▒▒|        |▒▒▒▒|
     """
-    waits = is_split(index) & equals(index.table, "kind", Kind.COLLECTIVE)
-    waits &= index.track == Track.OVERLAPPED
+    waits = index.is_split & index.of_kind(Kind.COLLECTIVE) & (index.track == Track.OVERLAPPED)
     if not waits.any():
         return np.zeros(index.shape)
-    start, end = axis_of(index)
-    beside = _Layer(start[waits], (start + numbers(index.table, "wait_ns"))[waits])
-    busy = _computing(index)
-    low, high = _iterations(index, start, end)
-    length = beside.within(low, high) + busy.within(low, high)
-    length -= beside.with_more(busy).within(low, high)
-    return np.asarray(length.reshape(index.shape), dtype=np.float64)
-
-
-def _computing(index: SpanIndex) -> _Layer:
-    """Return when ranks compute; in `grad-sync` they wait for what travels beside it."""
-    works = equals(index.table, "kind", Kind.COMPUTE, Kind.OPTIMIZER) & index.counts
-    works &= ~equals(index.table, "name", GRAD_SYNC)
-    start, end = axis_of(index)
-    return _Layer(start[works], end[works])
+    beside, busy = _waits(index, waits), _computing(index)
+    return _within(index, beside) + _within(index, busy) - _within(index, _union(beside, busy))
 
 
 def unmatched_time(index: SpanIndex) -> Floats:
     """Return the time in which a rank does nothing but communicate without a match, (rank,
     iteration) ns: what computing or matched communication covers is left out.
     """
-    start, end = axis_of(index)
-    split = is_split(index)
-    unknown = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts & ~split
-    known = equals(index.table, "kind", Kind.COMPUTE, Kind.OPTIMIZER) & index.counts | split
-    covered = _Layer(start[known], end[known])
-    either = covered.with_more(_Layer(start[unknown], end[unknown]))
-    low, high = _iterations(index, start, end)
-    length = either.within(low, high) - covered.within(low, high)
+    unknown = index.of_kind(*COMMUNICATION_KINDS) & ~index.is_split
+    known = index.of_kind(Kind.COMPUTE, Kind.OPTIMIZER) | index.is_split
+    covered, either = _covered(index, known), _covered(index, known | unknown)
+    return _within(index, either) - _within(index, covered)
+
+
+Parts = tuple[Integers, Integers]
+"""Begins and ends, on the axis of all ranks, of disjoint parts in the order of time."""
+
+
+def _covered(index: SpanIndex, rows: Flags) -> Parts:
+    start, end = index.axis
+    return united(start[rows], end[rows])
+
+
+def _waits(index: SpanIndex, rows: Flags) -> Parts:
+    start = index.axis[0]
+    return united(start[rows], (start + numbers(index.table, "wait_ns"))[rows])
+
+
+def _computing(index: SpanIndex) -> Parts:
+    """Return when ranks compute; in `grad-sync` they wait for what travels beside it."""
+    works = index.of_kind(Kind.COMPUTE, Kind.OPTIMIZER)
+    return _covered(index, works & ~equals(index.table, "name", GRAD_SYNC))
+
+
+def _union(one: Parts, other: Parts) -> Parts:
+    return united(np.r_[one[0], other[0]], np.r_[one[1], other[1]])
+
+
+def _within(index: SpanIndex, parts: Parts) -> Floats:
+    """Return how much of each iteration some parts cover, (rank, iteration) ns."""
+    length = Cover.of(*parts).length_within(*index.extent)
     return np.asarray(length.reshape(index.shape), dtype=np.float64)
-
-
-class _Layer:
-    """A union of intervals."""
-
-    def __init__(self, start: Integers, end: Integers) -> None:
-        self._start, self._end = united(start, end)
-
-    def with_more(self, other: _Layer) -> _Layer:
-        return _Layer(np.r_[self._start, other._start], np.r_[self._end, other._end])
-
-    def within(self, low: Integers, high: Integers) -> Integers:
-        return Cover.of(self._start, self._end).length_within(low, high)
-
-
-def _iterations(index: SpanIndex, start: Integers, end: Integers) -> tuple[Integers, Integers]:
-    """Return begin and end of each (rank, iteration), flat; begin = end if nothing was recorded.
-
-    These are those of the iteration's own span: a host may load for an iteration seconds before its
-    device, which still waits in the iteration before. Where there is none, all its spans count.
-    """
-    cell = index.cell
-    low = np.full(index.num_cells, np.iinfo(np.int64).max)
-    high = np.zeros(len(low), dtype=np.int64)
-    own = equals(index.table, "kind", Kind.ITERATION) & index.counts
-    has_own = np.zeros(len(low), dtype=bool)
-    has_own[cell[own]] = True
-    for spans in (own, index.counts & ~has_own[cell]):
-        np.minimum.at(low, cell[spans], start[spans])
-        np.maximum.at(high, cell[spans], end[spans])
-    return np.minimum(low, high), high

@@ -14,7 +14,7 @@ that, it stood still (`stalled_time`). That needs no peers: a stage of one rank 
     launched_late                    the device waited for launches between layers
     loading_time                     loading of data
     collecting_time, within_stalls   garbage collection
-    starved                          operations launched only just in time
+    starved_share                    operations launched only just in time
 
 How a host launches is told by itself, too: how long it needs from one launch to the next, and when
 it stops in between. This pace needs no peer that computes the same.
@@ -30,15 +30,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from detect.observe.observations import BACKWARD, FORWARD
-from detect.observe.spans import (
-    WORK_NAMES,
-    SpanIndex,
-    SpanTimes,
-    axis_of,
-    enclosed_time,
-    enclosing,
-)
-from detect.observe.work import layer_modules, phases_of
+from detect.observe.spans import WORK_NAMES, SpanIndex, enclosed_time, enclosing
+from detect.observe.work import Samples, layer_modules, phases_of
 from detect.stats import robust
 from detect.thresholds import PACE, STALLS, STARVATION
 from megascan.arrays import (
@@ -46,34 +39,16 @@ from megascan.arrays import (
     Flags,
     Floats,
     Integers,
+    combine,
     group_lengths,
     group_starts,
     median_by,
     order_within,
     united,
 )
-from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Kind, Track
+from megascan.schema import NOT_APPLICABLE, Kind, Track
 from megascan.timeline import codes, equals, numbers
 from megascan.vocabulary import CONTAINERS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pieces:
-    """Passes and the modules inside them.
-
-    `role`, (pass,), is a number for phase and chunk: passes with the same number are comparable.
-    `module_kind`, (module,), is a number for name and layer, `module_ns` the module's time. With
-    `is_sampled`, passes hold further modules of the same kinds that were not recorded.
-    """
-
-    passes: Flags
-    role: Integers
-    modules: Flags
-    module_kind: Integers
-    module_ns: Floats
-    late_ns: Floats | None = None
-    """(pass,): how long the device waited for launches between modules; None if not recorded."""
-    is_sampled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +57,7 @@ class Contents:
 
     row: Integers
     role: Integers
+    """A number for phase and chunk: passes with the same number are comparable."""
     num_modules: Integers
     modules_ns: Floats
     """What the recorded modules took."""
@@ -93,11 +69,12 @@ class Contents:
     """How long the device waited for launches between modules; infinite where not known."""
 
 
-def contents_of(spans: SpanTimes, pieces: Pieces) -> Contents:
-    """Return what the modules of each pass took, and what they typically take on their rank.
+def contents_of(index: SpanIndex, passes: Flags, samples: Samples, modules: Flags) -> Contents:
+    """Return what the `modules` of each pass took, and what they typically take on their rank.
 
-    A module's typical time is its median over the rank's passes, times the pass's median ratio to
-    these medians (a longer sequence, a slow phase: all modules of the pass alike).
+    `samples` are those of `passes`. A module's typical time is its median over the rank's passes,
+    times the pass's median ratio to these medians (a longer sequence, a slow phase: all modules of
+    the pass alike).
 
     Where modules of only some layers were recorded, in turns, the others take what is typical of
     them on their rank, times the same ratio: each module is recorded in some iteration of the
@@ -106,35 +83,36 @@ def contents_of(spans: SpanTimes, pieces: Pieces) -> Contents:
     share of a pass, times the median pass; otherwise the passes of a turn would seem to stand still
     in the layers of the other turns.
     """
-    owner = enclosing(spans, pieces.passes, pieces.modules)
+    owner = enclosing(index, passes, modules)
     inside = owner >= 0
-    num_passes = len(pieces.role)
-    row = spans.row[pieces.modules][inside]
-    module_ns, owner = pieces.module_ns[inside], owner[inside]
-    kind = pieces.module_kind[inside]
-    of_rank = row * (int(pieces.module_kind.max(initial=0)) + 1) + kind
+    owner, num_passes = owner[inside], len(samples.row)
+    module_ns = index.self_time(modules)[inside]
+    name = codes(index.table, "name")[0][modules][inside]
+    layer = np.maximum(numbers(index.table, "layer")[modules][inside], 0)
+    role = 2 * samples.chunk + samples.phase
+    takes_turns = index.is_sampled and len(owner) > 0
     even_ns = module_ns
-    if pieces.is_sampled and len(owner):
-        even_ns = module_ns / _lengths(spans, pieces)[owner]
-    typical = median_by(of_rank, even_ns)
+    if takes_turns:
+        pass_ns = np.maximum(index.duration[passes].astype(np.float64), 1.0)
+        even_ns = module_ns / (pass_ns / median_by(combine(samples.row, role), pass_ns))[owner]
+    kind = combine(layer, name)
+    typical = median_by(combine(samples.row[owner], kind), even_ns)
     scale = median_by(owner, module_ns / np.maximum(typical, 1.0))
-    expected: Floats = np.zeros(num_passes)
-    np.add.at(expected, owner, typical * scale)
+    expected = np.bincount(owner, weights=typical * scale, minlength=num_passes).astype(np.float64)
     unseen_ns: Floats = np.zeros(num_passes)
-    if pieces.is_sampled and len(owner):
+    if takes_turns:
         ratio = np.ones(num_passes)
         ratio[owner] = scale
-        unseen_ns = _unseen_modules(spans, pieces, owner, kind, typical) * ratio
+        unseen_ns = _unseen_modules(combine(samples.row, role), owner, kind, typical) * ratio
+    late_ns = launched_late(index, passes, modules)
     return Contents(
-        row=spans.row[pieces.passes],
-        role=pieces.role,
+        row=samples.row,
+        role=role,
         num_modules=np.bincount(owner, minlength=num_passes),
-        modules_ns=np.asarray(
-            np.bincount(owner, weights=module_ns, minlength=num_passes), dtype=np.float64
-        ),
+        modules_ns=np.bincount(owner, weights=module_ns, minlength=num_passes).astype(np.float64),
         expected_ns=expected + unseen_ns,
         unseen_ns=unseen_ns,
-        late_ns=np.full(num_passes, np.inf) if pieces.late_ns is None else pieces.late_ns,
+        late_ns=np.full(num_passes, np.inf) if late_ns is None else late_ns,
     )
 
 
@@ -147,18 +125,15 @@ def stalled_time(
 ) -> Floats:
     """Return how long each pass stood still, (pass,) ns; 0 where it holds too few modules to tell.
 
-    All arguments are (pass,): `stage` is the pipeline stage of the pass's rank, `time_ns` the
-    pass's time, `own_ns` that time less all waiting. What is within the tolerance, a share of the
-    pass, is scatter and no standing still.
+    `stage` is the stage of the pass's rank, `time_ns` the pass's time, `own_ns` that time less all
+    waiting, (pass,) each. What is less than `tolerance_share` of a pass is scatter.
 
-    Waiting for the TP group inside modules is no standing still: it is part of what is typical, and
-    not of the pass's own time (see `detect.observe.work`). Nor is waiting for communication beside
-    the pass the host's doing (`Passes.beside_ns`, which is taken off afterwards): the first forward
-    of an iteration waits for its parameters, which are gathered meanwhile and which a late rank (it
-    logs, or saves) has to share first. As long as communication that ends in a pass was under way
-    beside it, the device may have waited for that communication.
+    Waiting for the TP group inside modules does not count: it is part of what is typical. Waiting
+    for communication beside the pass is taken off afterwards (`Passes.beside_ns`): the first
+    forward of an iteration waits for its parameters, which a late rank (it logs, or saves) has to
+    share first.
 
-    Launch times are no substitute: a host that lost its core for 20 ms catches up within a few
+    Launch times cannot tell this: a host that lost its core for 20 ms catches up within a few
     launches, so the queue is long again at nearly every start that was recorded.
     """
     enough = contents.num_modules >= STALLS.min_modules
@@ -172,29 +147,16 @@ def stalled_time(
     return np.where(told & (over > tolerance_share * whole), over, 0.0)
 
 
-def _lengths(spans: SpanTimes, pieces: Pieces) -> Floats:
-    """Return each pass's time over the median pass of the same rank and role, (pass,)."""
-    time_ns = np.maximum(spans.duration[pieces.passes].astype(np.float64), 1.0)
-    num_roles = int(pieces.role.max(initial=0)) + 1
-    return time_ns / median_by(spans.row[pieces.passes] * num_roles + pieces.role, time_ns)
-
-
-def _unseen_modules(
-    spans: SpanTimes, pieces: Pieces, owner: Integers, kind: Integers, typical: Floats
-) -> Floats:
+def _unseen_modules(place: Integers, owner: Integers, kind: Integers, typical: Floats) -> Floats:
     """Return what the modules that were not recorded typically take in each pass, (pass,) ns.
 
-    `owner`, `kind` and `typical` are those of each recorded module.
+    `place` is a number for each pass's rank and role; `owner`, `kind` and `typical` are those of
+    each recorded module.
     """
-    num_roles = int(pieces.role.max(initial=0)) + 1
-    place = spans.row[pieces.passes] * num_roles + pieces.role
-    width = int(kind.max(initial=0)) + 1
-    _, first = np.unique(place[owner] * width + kind, return_index=True)
-    size = int(place.max(initial=0)) + 1
-    whole = np.bincount(place[owner][first], weights=typical[first], minlength=size)[place]
+    _, first = np.unique(combine(place[owner], kind), return_index=True)
+    whole = np.bincount(place[owner][first], weights=typical[first], minlength=place.max() + 1)
     seen = np.bincount(owner, weights=typical, minlength=len(place))
-    missing: Floats = np.maximum(whole - seen, 0.0)
-    return missing
+    return np.asarray(np.maximum(whole[place] - seen, 0.0), dtype=np.float64)
 
 
 def _usual_rest(contents: Contents, stage: Integers, told: Flags, rest: Floats) -> Floats:
@@ -205,9 +167,7 @@ def _usual_rest(contents: Contents, stage: Integers, told: Flags, rest: Floats) 
     were launched long before in both phases: a host that is always late shows it in one of them.
     """
     role, expected = contents.role, contents.expected_ns
-    num_roles = int(role.max(initial=0)) + 1
-    by_rank = (contents.row * num_roles + role)[told]
-    by_stage = (stage * num_roles + role)[told]
+    by_rank, by_stage = combine(contents.row, role)[told], combine(stage, role)[told]
     usual = median_by(by_rank, rest[told])
     modules = median_by(by_rank, expected[told])
     fewest = _lowest_by(by_stage, modules)
@@ -239,34 +199,26 @@ def launched_late(index: SpanIndex, passes: Flags, layers: Flags) -> Floats | No
                                   |──── lost ────|
         its partner  ── layer 1 ──|──────── gather ─────────|── layer 2 ──      launched long before
     """
-    start, end = axis_of(index)
-    order = np.flatnonzero(layers)[np.argsort(start[layers], kind="stable")]
-    owner = enclosing(index, passes, layers)[np.argsort(start[layers], kind="stable")]
-    launch = numbers(index.table, "launch_ns")[order]
-    lost = np.zeros(int(passes.sum()))
-    if (launch == NOT_APPLICABLE).all():
+    start, end = index.axis
+    order = np.argsort(start[layers], kind="stable")
+    owner, rows = enclosing(index, passes, layers)[order], np.flatnonzero(layers)[order]
+    launch = numbers(index.table, "launch_ns")[rows]
+    is_known = launch != NOT_APPLICABLE
+    if not is_known.any():
         return None
-    if len(order) < 2:
-        return lost
-    finished = np.maximum.accumulate(end[order])[:-1]
-    launched = start[order][1:] + np.minimum(launch[1:], 0)
-    same = (owner[1:] == owner[:-1]) & (owner[1:] >= 0) & (launch[1:] != NOT_APPLICABLE)
-    np.add.at(lost, owner[1:][same], np.maximum(launched - finished, 0)[same])
+    finished = np.maximum.accumulate(end[rows])[:-1]
+    late = np.maximum((start[rows] + np.minimum(launch, 0))[1:] - finished, 0)
+    same = (owner[1:] == owner[:-1]) & (owner[1:] >= 0) & is_known[1:]
+    lost = np.zeros(int(passes.sum()))
+    np.add.at(lost, owner[1:][same], late[same])
     return lost
 
 
-@dataclass(frozen=True)
-class HostTime:
-    """Time lost to spans of the host."""
-
-    lost_ns: Floats
-    """(host span,)"""
-    inside_ns: Floats
-    """(pass,): the part that lies within the pass's own span."""
-
-
-def loading_time(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) -> HostTime:
-    """Return what the loading of data costs; `phase` is that of each pass.
+def loading_time(
+    index: SpanIndex, passes: Flags, phase: Integers, data: Flags
+) -> tuple[Floats, Floats]:
+    """Return what each span of loading costs, (data span,) ns, and the part of it that lies within
+    the spans of passes, (pass,) ns; `phase` is that of each pass.
 
     On the CPU a span of loading lies inside the pass that it interrupts, and all of it counts. On a
     GPU the host runs ahead of the device: while it loads the data of one microbatch the device
@@ -282,19 +234,19 @@ def loading_time(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) 
     """
     if index.is_cpu:
         inside = enclosed_time(index, passes, data, index.self_time(data))
-        return HostTime(index.wall_time(data), inside)
+        return index.wall_time(data), inside
     owner = _own_passes(index, passes, phase, data)
-    start, end = axis_of(index)
-    covered_from = start.copy()
-    pass_spans = np.flatnonzero(passes)
+    start, end = index.axis
+    begun, over = start[data], end[data]
     owned = owner >= 0
-    mine = pass_spans[owner[owned]]
-    np.maximum.at(covered_from, mine, end[data][owned])
+    mine = np.flatnonzero(passes)[owner[owned]]
+    covered_from = start.copy()
+    np.maximum.at(covered_from, mine, over[owned])
     cover = _cover(covered_from, end, _on_device(index))
-    within = np.zeros(len(pass_spans))
-    since = np.maximum(start[data][owned], start[mine])
-    np.add.at(within, owner[owned], _idle(cover, since, end[data][owned]))
-    return HostTime(_idle(cover, start[data], end[data]), within)
+    inside = np.zeros(int(passes.sum()))
+    idle = _idle(cover, np.maximum(begun[owned], start[mine]), over[owned])
+    np.add.at(inside, owner[owned], idle)
+    return _idle(cover, begun, over), inside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +277,7 @@ def collecting_time(index: SpanIndex, passes: Flags, gc: Flags) -> Collections:
         device    pass 0 |pass 1 |pass 2 |pass 3 · · · · · · rest|      it stands still in pass 3
     """
     lost = index.duration[gc].astype(np.float64)
-    start, end = axis_of(index)
+    start, end = index.axis
     outside = np.zeros(len(lost))
     cover: Cover | None = None
     if not index.is_cpu:
@@ -395,36 +347,22 @@ def within_stalls(collecting: Collections, stalled_ns: Floats) -> Collections:
     )
 
 
-@dataclass(frozen=True)
-class Starved:
-    """Operations by (rank, iteration): how many the host launched only just in time, of how many.
-
-    `known` is 0 where launches were not recorded.
-    """
-
-    late: Floats
-    known: Integers
-
-    def share(self) -> Floats | None:
-        """Return the share that was launched late; None where launches were not recorded."""
-        if not self.known.any():
-            return None
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(self.late / self.known)
-
-
-def starved(index: SpanIndex, rows: Flags) -> Starved:
-    """Count the operations that the host launched only just in time."""
+def starved_share(index: SpanIndex, rows: Flags) -> Floats:
+    """Return the share of operations launched just in time, (rank, iteration); NaN if unknown."""
     launched = rows & (numbers(index.table, "launch_ns") != NOT_APPLICABLE)
-    late = index.sums(launched, launched_just_in_time(index, launched).astype(np.float64))
-    count = np.bincount(index.cell[launched], minlength=index.num_cells)
-    return Starved(late, count.reshape(index.shape))
+    is_late = launched_just_in_time(index, launched).astype(np.float64)
+    late, known = (index.sums(launched, one) for one in (is_late, np.ones_like(is_late)))
+    with np.errstate(invalid="ignore"):
+        return late / known
+
+
+def known_or_none(values: Floats) -> Floats | None:
+    """Return the values; None where none of them is known."""
+    return values if np.isfinite(values).any() else None
 
 
 def launched_just_in_time(index: SpanIndex, rows: Flags) -> Flags:
-    """Return which of the spans began as soon as they were launched, (span of `rows`,); False where
-    the launch was not recorded.
-    """
+    """Flag the spans of `rows`, (span,), that are known to have begun as soon as launched."""
     launch = numbers(index.table, "launch_ns")[rows]
     enough = np.maximum(STARVATION.lead_ns, STARVATION.lead_share * index.self_time(rows))
     return np.asarray((launch != NOT_APPLICABLE) & (-launch < enough))
@@ -440,8 +378,7 @@ def launched_in_turn(index: SpanIndex) -> Flags:
     modules = layer_modules(index)
     if modules.any():
         return modules
-    blocking = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts
-    blocking &= index.track != Track.OVERLAPPED
+    blocking = index.blocking()
     inside = np.flatnonzero(blocking)
     blocking[inside[enclosing(index, index.named(WORK_NAMES), blocking) < 0]] = False
     return blocking
@@ -471,12 +408,9 @@ def launches_of(index: SpanIndex) -> Launches | None:
     """Return the steps of each rank, from the launch of one module of a pass to that of the next;
     None where launches or passes were not recorded.
 
-    Problem: a host that holds a whole pipeline stage or replica has no peer. What its devices lose
-    may be due to the stage as well: more work, longer documents, the place in the pipeline.
-
-    Idea: what a host needs to launch a module (Python, a fixed number of kernels) depends neither
-    on how long the kernels run nor on whose turn it is. So the same step takes every host of the
-    job as long:
+    A host that holds a whole pipeline stage or replica has no peer by what it computes. But what a
+    host needs to launch a module (Python, a fixed number of kernels) depends neither on how long
+    the kernels run nor on whose turn it is. So the same step takes every host of the job as long:
 
         launches   |attention |mlp     |attention |mlp        host of stage 0
         launches   |attention        |mlp           |atten…   host of stage 1: 1.8 times slower
@@ -486,9 +420,8 @@ def launches_of(index: SpanIndex) -> Launches | None:
     lower quartile is taken. Steps of all launches (`log_held_ns`) accuse nobody, but may acquit a
     host that is hardly slower than hosts ahead of their devices.
 
-    Limit: kernels that a module launches in one stage only lengthen its step there. So the median
-    over the kinds of steps is taken, of kinds that more than half of the ranks have
-    (`launch_pace`).
+    Limit: kernels that a module launches in one stage only lengthen its step there. So
+    `launch_pace` takes the median over the kinds of steps that more than half of the ranks have.
     """
     passes = index.named(WORK_NAMES)
     if index.is_cpu or not passes.any():
@@ -536,7 +469,7 @@ def _steps(index: SpanIndex, passes: Flags, phases: Integers) -> _Steps | None:
     if not is_known.any():
         return None
     owner = enclosing(index, passes, is_module)
-    time_ns = np.diff(axis_of(index)[0][modules] + np.minimum(launch, 0))
+    time_ns = np.diff(index.axis[0][modules] + np.minimum(launch, 0))
     apart = np.abs(np.diff(numbers(index.table, "layer")[modules]))
     use = (owner[1:] == owner[:-1]) & (owner[1:] >= 0) & (time_ns > 0)
     use &= is_known[1:] & is_known[:-1]
@@ -575,7 +508,7 @@ def _launching(index: SpanIndex, passes: Flags, phases: Integers) -> tuple[Float
     is_launched &= launch != NOT_APPLICABLE
     owner = enclosing(index, passes, is_launched)
     inside = owner >= 0
-    at = (axis_of(index)[0] + np.minimum(launch, 0))[is_launched][inside]
+    at = (index.axis[0] + np.minimum(launch, 0))[is_launched][inside]
     owner, num_passes = owner[inside], int(passes.sum())
     (first, second), last = np.full((2, num_passes), np.inf), np.full(num_passes, -np.inf)
     np.minimum.at(first, owner, at)
@@ -583,8 +516,7 @@ def _launching(index: SpanIndex, passes: Flags, phases: Integers) -> tuple[Float
     is_later = at > first[owner]
     np.minimum.at(second, owner[is_later], at[is_later])
     chunk = numbers(index.table, "chunk")[passes]
-    kinds = np.stack([index.row[passes], chunk, phases])
-    kind = np.unique(kinds, axis=1, return_inverse=True)[1].reshape(-1)
+    kind = np.unique(combine(index.row[passes], chunk, phases), return_inverse=True)[1]
 
     def usual(since: Floats) -> Floats:
         took_ns = np.where(last > since, last - since, 0.0)
@@ -637,9 +569,8 @@ def launch_pace(log_ns: Floats) -> Floats | None:
 
 
 def _on_device(index: SpanIndex) -> Flags:
-    is_iteration = equals(index.table, "kind", Kind.ITERATION)
     on_host = index.track == Track.HOST
-    return np.asarray(index.counts & ~is_iteration & ~on_host)
+    return np.asarray(index.counts & ~index.of_kind(Kind.ITERATION) & ~on_host)
 
 
 def _own_passes(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) -> Integers:
@@ -647,8 +578,10 @@ def _own_passes(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) -
 
     It is -1, too, where the device reaches the pass only after the loading: nothing was lost in it.
     """
-    key = _pass_key(index)
-    start, end = axis_of(index)
+    start, end = index.axis
+    microbatch = numbers(index.table, "microbatch")
+    chunk = np.maximum(numbers(index.table, "chunk"), 0)
+    key = combine(index.cell, chunk, np.maximum(microbatch, 0))
     forward = np.flatnonzero(phase == FORWARD)
     order = forward[np.argsort(key[passes][forward], kind="stable")]
     if not len(order):
@@ -656,17 +589,9 @@ def _own_passes(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) -
     keys = key[passes][order]
     place = np.minimum(np.searchsorted(keys, key[data]), len(keys) - 1)
     owner = order[place]
-    known = (keys[place] == key[data]) & (numbers(index.table, "microbatch")[data] >= 0)
+    known = (keys[place] == key[data]) & (microbatch[data] >= 0)
     reached = (start[passes][owner] < end[data]) & (end[data] < end[passes][owner])
     return np.where(known & reached, owner, -1)
-
-
-def _pass_key(index: SpanIndex) -> Integers:
-    """Return rank, iteration, chunk and microbatch as one number, for every span."""
-    chunk = np.maximum(numbers(index.table, "chunk"), 0)
-    microbatch = np.maximum(numbers(index.table, "microbatch"), 0)
-    key = index.cell * (int(chunk.max(initial=0)) + 1) + chunk
-    return np.asarray(key * (int(microbatch.max(initial=0)) + 1) + microbatch)
 
 
 def _cover(start: Integers, end: Integers, use: Flags) -> Cover:

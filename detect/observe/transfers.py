@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from detect.observe.observations import LateIn, Transfers, hosts_of
-from detect.observe.spans import SpanIndex
+from detect.observe.spans import SpanIndex, where_text
 from detect.stats import robust
 from detect.thresholds import LINKS
 from megascan.arrays import (
@@ -23,6 +23,7 @@ from megascan.arrays import (
     by_name,
     combine,
     group_lengths,
+    group_numbers,
     group_starts,
     lower_medians,
     median_by,
@@ -34,30 +35,22 @@ from megascan.vocabulary import MUTUAL_OPS, axis_of_group
 
 @dataclass(frozen=True)
 class _Operations:
-    """Matched communication: its spans ordered by match, and where each operation begins."""
+    """Matched communication of two members and more: its spans, ordered by match."""
 
     rows: Integers
     """Spans, with the members of one operation next to each other."""
-    starts: Integers
-    """Place in `rows` of the first member of each operation of two members and more."""
-    sizes: Integers
-    """(operation,): members that were recorded."""
+    first: Integers
+    """(operation,): the first member's span."""
+    second: Integers
+    """(operation,): the second member's span."""
+    operation: Integers
+    """(span of `rows`,): the number of its operation."""
     transfer_ns: Floats
     """(span of `rows`,)"""
     quickest_ns: Floats
     """(operation,): transfer of the quickest member."""
     shortest_ns: Floats
     """(operation,): span of the member that was in it for the shortest time."""
-
-    @property
-    def first(self) -> Integers:
-        """Return the first member's span of each operation."""
-        return self.rows[self.starts]
-
-    @property
-    def second(self) -> Integers:
-        """Return the second member's span of each operation."""
-        return self.rows[self.starts + 1]
 
 
 @dataclass(frozen=True)
@@ -83,20 +76,24 @@ def transfers_of(index: SpanIndex, timeline: Timeline) -> Transfers | None:
 def _operations(index: SpanIndex) -> _Operations | None:
     match = numbers(index.table, "match")
     transfer = numbers(index.table, "transfer_ns")
-    communication = equals(index.table, "kind", Kind.COLLECTIVE, Kind.P2P)
-    rows = np.flatnonzero((match >= 0) & (transfer >= 0) & communication & index.counts)
+    communication = index.of_kind(Kind.COLLECTIVE, Kind.P2P)
+    rows = np.flatnonzero((match >= 0) & (transfer >= 0) & communication)
+    rows = rows[np.lexsort((index.rank[rows], match[rows]))]
+    num_members = group_lengths(group_starts(match[rows]), len(rows))
+    rows = rows[np.repeat(num_members > 1, num_members)]
     if not len(rows):
         return None
-    rows = rows[np.lexsort((index.rank[rows], match[rows]))]
     starts = group_starts(match[rows])
-    sizes = group_lengths(starts, len(rows))
-    whole = sizes > 1
-    if not whole.any():
-        return None
     time_ns = transfer[rows].astype(np.float64)
-    quickest = np.minimum.reduceat(time_ns, starts)[whole]
-    shortest = np.minimum.reduceat(index.duration[rows], starts)[whole].astype(np.float64)
-    return _Operations(rows, starts[whole], sizes[whole], time_ns, quickest, shortest)
+    return _Operations(
+        rows=rows,
+        first=rows[starts],
+        second=rows[starts + 1],
+        operation=group_numbers(starts, len(rows)),
+        transfer_ns=time_ns,
+        quickest_ns=np.minimum.reduceat(time_ns, starts),
+        shortest_ns=np.minimum.reduceat(index.duration[rows], starts).astype(np.float64),
+    )
 
 
 def _units(
@@ -180,75 +177,47 @@ def _named(what: Sequence[str], size: Integers) -> tuple[str, ...]:
     )
 
 
-@dataclass(frozen=True)
-class _Lateness:
-    """Transfers that took a member longer than the quickest member, (transfer,) each."""
-
-    rows: Integers
-    """Span of the member."""
-    unit: Integers
-    time_ns: Floats
-    """By how much the transfer took longer."""
-
-    def by_iteration(self, index: SpanIndex) -> Floats:
-        """Return lateness summed by (rank, iteration)."""
-        return index.sums(self.rows, self.time_ns)
-
-    def by_unit(self, index: SpanIndex, members: list[tuple[int, ...]]) -> tuple[LateIn, ...]:
-        """Return lateness by rank and edge or group, the mean over the iterations."""
-        cell = index.row[self.rows] * len(members) + self.unit
-        names, number = np.unique(cell, return_inverse=True)
-        total = np.bincount(number.reshape(-1), weights=self.time_ns, minlength=len(names))
-        mean_ns = total / max(index.shape[1], 1)
-        return tuple(
-            LateIn(int(index.ranks[name // len(members)]), members[name % len(members)], time)
-            for name, time in zip(names.tolist(), mean_ns.tolist(), strict=True)
-        )
-
-
-def _operation_of(found: _Operations) -> Integers:
-    """Return the operation of each of the spans, -1 for none."""
-    place = np.arange(len(found.rows))
-    operation = np.searchsorted(found.starts, place, side="right") - 1
-    end = (found.starts + found.sizes)[np.maximum(operation, 0)]
-    return np.where(place < end, operation, -1)
-
-
-def _lateness(
-    index: SpanIndex, found: _Operations, labels: _Labels, operation: Integers
-) -> _Lateness:
-    """Return late exits, less what the clocks of the group's members may feign."""
-    known = operation >= 0
-    rows, operation = found.rows[known], operation[known]
-    unit = labels.unit[operation]
-    late = found.transfer_ns[known] - found.quickest_ns[operation]
-    late -= _clock_errors(index, rows, operation, labels)[unit]
-    return _Lateness(rows[late > 0], unit[late > 0], late[late > 0])
-
-
-def _clock_errors(index: SpanIndex, rows: Integers, operation: Integers, labels: _Labels) -> Floats:
+def _clock_errors(index: SpanIndex, found: _Operations, labels: _Labels) -> Floats:
     """Return by how much the clocks of each edge or group contradict cause and effect, ns.
 
     Nobody leaves an operation of all with all before its last member has arrived; where a trace
     says otherwise, clocks disagree by at least as much.
     """
-    op, texts = codes(index.table, "op")
-    mutual = np.array([text in MUTUAL_OPS for text in texts] or [False])[op[rows]]
+    mutual = where_text(index.table, "op", MUTUAL_OPS.__contains__)[found.rows]
+    rows, operation = found.rows[mutual], found.operation[mutual]
     arrived = np.full(len(labels.unit), np.iinfo(np.int64).min)
     left = np.full(len(labels.unit), np.iinfo(np.int64).max)
-    np.maximum.at(arrived, operation[mutual], index.start[rows[mutual]])
-    np.minimum.at(left, operation[mutual], (index.start + index.duration)[rows[mutual]])
+    np.maximum.at(arrived, operation, index.start[rows])
+    np.minimum.at(left, operation, (index.start + index.duration)[rows])
     judged = arrived > np.iinfo(np.int64).min
     error = np.zeros(len(labels.members))
     np.maximum.at(error, labels.unit[judged], (arrived - left)[judged].astype(np.float64))
     return error
 
 
+def _late_in(
+    index: SpanIndex, rows: Integers, unit: Integers, late_ns: Floats, labels: _Labels
+) -> tuple[LateIn, ...]:
+    """Return lateness by rank and edge or group, the mean over the iterations."""
+    num_units = len(labels.members)
+    names, number = np.unique(index.row[rows] * num_units + unit, return_inverse=True)
+    mean_ns = np.bincount(number, weights=late_ns) / max(index.shape[1], 1)
+    return tuple(
+        LateIn(int(index.ranks[name // num_units]), labels.members[name % num_units], time)
+        for name, time in zip(names.tolist(), mean_ns.tolist(), strict=True)
+    )
+
+
 def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
-    """Return medians and sums by (unit, kind) and iteration."""
-    operation = _operation_of(found)
-    known = operation >= 0
-    late = _lateness(index, found, labels, operation)
+    """Return medians and sums by (unit, kind) and iteration.
+
+    Lateness is what a transfer takes longer than that of the quickest member, less what the clocks
+    of the group's members may feign.
+    """
+    quickest_ns, unit = found.quickest_ns[found.operation], labels.unit[found.operation]
+    late_ns = found.transfer_ns - quickest_ns - _clock_errors(index, found, labels)[unit]
+    is_late = late_ns > 0
+    late_rows, late_ns = found.rows[is_late], late_ns[is_late]
     num_kinds, num_iterations = len(labels.kinds), index.shape[1]
     names, row = np.unique(labels.unit * num_kinds + labels.kind, return_inverse=True)
     cell = row * num_iterations + index.slot[found.first]
@@ -267,9 +236,9 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
         transfer_ns=medians.reshape(len(names), num_iterations)[keep],
         shortest_ns=_medians(row, found.shortest_ns, len(names))[keep],
         sum_ns=sum_ns[keep],
-        late_ns=late.by_iteration(index),
-        quick_ns=index.sums(found.rows[known], found.quickest_ns[operation[known]]),
-        late_in=late.by_unit(index, labels.members),
+        late_ns=index.sums(late_rows, late_ns),
+        quick_ns=index.sums(found.rows, quickest_ns),
+        late_in=_late_in(index, late_rows, unit[is_late], late_ns, labels),
     )
 
 
@@ -289,8 +258,9 @@ def _worth_comparing(kind: Integers, kinds: tuple[str, ...], total: Floats) -> F
     """
     axis = np.array([name.partition(" ")[0] for name in kinds])
     usual = usual_total(kind, len(kinds), total) * np.bincount(kind, minlength=len(kinds))
-    by_axis = {name: float(usual[axis == name].sum()) for name in np.unique(axis)}
-    share = np.array([usual[i] / max(by_axis[axis[i]], 1.0) for i in range(len(kinds))])
+    _, number = np.unique(axis, return_inverse=True)
+    of_axis = np.array([usual[number == one].sum() for one in range(len(kinds))])
+    share = usual / np.maximum(of_axis[number], 1.0)
     return np.asarray(share[kind] >= LINKS.min_axis_share)
 
 
@@ -303,9 +273,7 @@ def usual_total(kind: Integers, num_kinds: int, total: Floats) -> Floats:
 
 
 def bus_factor(operation: str, size: int) -> float | None:
-    """Return by what the bytes of an operation of `size` ranks are multiplied for its bus
-    bandwidth; None where that is not defined.
-    """
+    """Return bus bandwidth over bytes a second, for `size` ranks; None where not defined."""
     return {
         "all_reduce": 2.0 * (size - 1) / size,
         "reduce_scatter": (size - 1) / size,
@@ -316,8 +284,7 @@ def bus_factor(operation: str, size: int) -> float | None:
 
 def log_residuals(transfers: Transfers, excluded: Flags) -> Floats:
     """Return log transfer time less the median of the kind's other rows, (row, iteration)."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_ns = np.where(transfers.transfer_ns > 0, np.log(transfers.transfer_ns), np.nan)
+    log_ns = robust.log_of(transfers.transfer_ns)
     residual = np.full_like(log_ns, np.nan)
     for kind in np.unique(transfers.kind):
         rows = np.flatnonzero(transfers.kind == kind)

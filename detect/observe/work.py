@@ -17,19 +17,18 @@ Idea: modules and the collectives in them, both recorded, tell what a rank did b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from detect.observe.observations import BACKWARD, FORWARD, Work
+from detect.observe.observations import BACKWARD, FORWARD, Work, along, cut
 from detect.observe.spans import (
     MEGATRON_LAYERS,
     MODULES,
     SpanIndex,
-    SpanTimes,
-    axis_of,
     enclosed_time,
     enclosing,
+    sums_by_cell,
     where_text,
 )
 from detect.stats import robust
@@ -43,7 +42,7 @@ from megascan.arrays import (
     lower_medians,
     united,
 )
-from megascan.schema import COMMUNICATION_KINDS, Kind, Phase, Track
+from megascan.schema import Kind, Phase, Track
 from megascan.timeline import codes, equals, numbers
 from megascan.vocabulary import (
     MODEL_AXES,
@@ -62,7 +61,8 @@ LAYER_NAMES = {
     for phase, text in ((FORWARD, Phase.FORWARD), (BACKWARD, Phase.BACKWARD))
     for name in names_of(CountsAs.LAYER, phases=[text])
 }
-_HEADS = (OUTPUT_LAYER, backward_of(OUTPUT_LAYER))
+HEADS = (OUTPUT_LAYER, backward_of(OUTPUT_LAYER))
+"""No modules of layers, but they may overlap a model-parallel collective as well."""
 _NEVER = np.iinfo(np.int64).max
 _RANKS_THAT_TELL = 32
 """Ranks whose layers are compared, of all stages together: which layers a rank has is decided by
@@ -88,11 +88,6 @@ def layer_modules(index: SpanIndex) -> Flags:
         inner = np.flatnonzero(modules & ~outer)
         modules[inner[enclosing(index, outer, modules & ~outer) >= 0]] = False
     return modules
-
-
-def entangling_modules(index: SpanIndex) -> Flags:
-    """Return which spans may overlap a model-parallel collective: modules and the output layer."""
-    return layer_modules(index) | index.named(_HEADS)
 
 
 def phases_of(index: SpanIndex, rows: Flags, names: dict[str, int]) -> Integers:
@@ -123,6 +118,10 @@ class Samples:
             microbatch=np.maximum(numbers(index.table, "microbatch")[rows], 0),
         )
 
+    def sums(self, amounts: Floats, shape: tuple[int, int]) -> Floats:
+        """Return the sums of what samples amount to, (rank, iteration) of this shape."""
+        return sums_by_cell(self.row, self.slot, amounts, shape)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gathers:
@@ -133,24 +132,20 @@ class Gathers:
     """Whether parameters are gathered beside the pass."""
 
 
-def gathers_of(index: SpanIndex, passes: Flags) -> Gathers | None:
-    """Return what passes hold that wait for sharded parameters; None where parameters are not
+def gathers_of(index: SpanIndex, passes: Flags) -> Gathers:
+    """Return what passes hold that wait for sharded parameters: nothing where parameters are not
     gathered for each layer (megatron.core, of whose models the loss is recorded, gathers all at
     once).
     """
     layers = index.named((PLAIN_LAYER, backward_of(PLAIN_LAYER)))
-    if not layers.any() and index.frame.has_loss:
-        return None
     gathers = _over_replicas(index, "all_gather")
-    if not gathers.any():
-        return None
+    if not gathers.any() or (index.frame.has_loss and not layers.any()):
+        nothing = np.zeros(int(passes.sum()))
+        return Gathers(layers_ns=nothing, holds=nothing > 0)
     layers_ns = enclosed_time(index, passes, layers, index.self_time(layers))
     if index.is_sampled and layers.any():
         layers_ns *= _layers_a_recorded_one(index, passes, layers)
-    return Gathers(
-        layers_ns=layers_ns,
-        holds=_hold(index, passes, gathers),
-    )
+    return Gathers(layers_ns=layers_ns, holds=_hold(index, passes, gathers))
 
 
 def _over_replicas(index: SpanIndex, *operations: str) -> Flags:
@@ -180,19 +175,23 @@ def reduces_beside(index: SpanIndex, passes: Flags) -> Flags:
     return _hold(index, passes, _over_replicas(index, "all_reduce", "reduce_scatter"))
 
 
-def hide_waiting(phase: Integers, gathers: Gathers | None) -> bool:
+def hide_waiting(phase: Integers, gathers: Gathers) -> bool:
     """Return whether passes wait for all other ranks while parameters are gathered, and no layers
     say how long: then all passes last as long as those of the slowest rank.
     """
-    if gathers is None or gathers.layers_ns.any():
-        return False
-    return any(
-        float(gathers.holds[phase == one].mean()) > PASSES.entangled_share
-        for one in np.unique(phase)
+    return not gathers.layers_ns.any() and len(_phases_that_hold(gathers.holds, phase)) > 0
+
+
+def _phases_that_hold(holds: Flags, phase: Integers) -> tuple[int, ...]:
+    """Return the phases whose passes hold something, more of them than `PASSES.entangled_share`."""
+    return tuple(
+        one
+        for one in np.unique(phase).tolist()
+        if float(holds[phase == one].mean()) > PASSES.entangled_share
     )
 
 
-def pass_times(time_ns: Floats, phase: Integers, gathers: Gathers | None) -> tuple[Floats, Flags]:
+def pass_times(time_ns: Floats, phase: Integers, gathers: Gathers) -> tuple[Floats, Flags]:
     """Return how long each pass kept its device busy, (pass,) ns, and in which only layers count.
 
     `time_ns` is each pass's own time less its loading of data. With parameters sharded over the
@@ -202,14 +201,9 @@ def pass_times(time_ns: Floats, phase: Integers, gathers: Gathers | None) -> tup
         forward      |── layer 1 ──| waiting |── layer 2 ──| waiting |── layer 3 ──|
         all_gather   |──── parameters of 2 ──|──── parameters of 3 ──|
     """
-    is_sharded = np.zeros(len(time_ns), dtype=bool)
-    if gathers is not None:
-        for one in np.unique(phase):
-            of_phase = phase == one
-            if float(gathers.holds[of_phase].mean()) > PASSES.entangled_share:
-                is_sharded |= of_phase & (gathers.layers_ns > 0)
-        time_ns = np.where(is_sharded, gathers.layers_ns, time_ns)
-    return np.maximum(time_ns, 1.0), is_sharded
+    waits = np.isin(phase, _phases_that_hold(gathers.holds, phase))
+    is_sharded = waits & (gathers.layers_ns > 0)
+    return np.maximum(np.where(is_sharded, gathers.layers_ns, time_ns), 1.0), is_sharded
 
 
 def _layers_a_recorded_one(index: SpanIndex, passes: Flags, layers: Flags) -> Floats:
@@ -220,27 +214,6 @@ def _layers_a_recorded_one(index: SpanIndex, passes: Flags, layers: Flags) -> Fl
     whole = np.bincount(found[0], minlength=int(place.max(initial=0)) + 1)[place[passes]]
     recorded = enclosed_time(index, passes, layers, np.ones(int(layers.sum())))
     return np.asarray(whole / np.maximum(recorded, 1.0))
-
-
-def entangled_in(index: SpanIndex, outer: Flags, modules: Flags) -> Entangled:
-    """Return the modules of passes (layers) that overlap their model-parallel collectives."""
-    overlapped = equals(index.table, "kind", Kind.COLLECTIVE) & index.counts
-    overlapped &= index.track == Track.OVERLAPPED
-    overlapped &= where_text(index.table, "group", lambda text: axis_of_group(text) in MODEL_AXES)
-    blocking = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts
-    blocking &= index.track != Track.OVERLAPPED
-    name, names = codes(index.table, "name")
-    marks = Entanglement(
-        passes=outer,
-        modules=modules,
-        module_kind=name[modules],
-        kinds=tuple(names),
-        overlapped=overlapped,
-        reduces=overlapped & equals(index.table, "op", "all_reduce", "reduce_scatter"),
-        blocking=blocking,
-        stand_in=numbers(index.table, "layer")[modules] >= 0 if index.is_sampled else None,
-    )
-    return entangled_by(index, marks)
 
 
 def work_of(
@@ -280,10 +253,7 @@ def _left_out(op: Integers, held_up: Flags, num_ops: int, num_microbatches: int)
     Example: of two backward passes gradients are reduced beside the second one; of one, none is
     left out.
     """
-    is_held = np.zeros(num_ops, dtype=bool)
-    is_held[op[held_up]] = True
-    known = np.zeros(num_ops, dtype=bool)
-    known[op] = True
+    known, is_held = (np.bincount(one, minlength=num_ops) > 0 for one in (op, op[held_up]))
     has_others = (known & ~is_held).reshape(-1, num_microbatches).any(axis=1)
     return is_held & np.repeat(has_others, num_microbatches)
 
@@ -341,28 +311,21 @@ def layers_of(
 
 
 def _layers_alike(layers: Layers, stage: Integers, time_ns: Floats) -> bool:
-    """Return False when layers of one rank differ by 15 % and more (dense and expert layers
-    mixed).
+    """Return False when layers of one rank differ by 15 % and more (dense and expert layers mixed).
+
+    Asked are the first ranks of each stage, as many of each.
     """
-    row = layers.samples.row
-    few = np.flatnonzero(layers.is_forward & _few_of_each(stage)[row])
-    row, time_ns, layer = row[few], time_ns[few], layers.number[few]
+    stages = np.unique(stage)
+    num_of_each = -(-_RANKS_THAT_TELL // len(stages))
+    asked = np.concatenate([np.flatnonzero(stage == one)[:num_of_each] for one in stages])
+    use = layers.is_forward & np.isin(layers.samples.row, asked)
+    row, time_ns, layer = layers.samples.row[use], time_ns[use], layers.number[use]
     for one in np.unique(row).tolist():
         mine = row == one
         medians = [np.median(time_ns[mine & (layer == each)]) for each in np.unique(layer[mine])]
         if max(medians) > PASSES.layers_alike_ratio * min(medians):
             return False
     return True
-
-
-def _few_of_each(stage: Integers) -> Flags:
-    """Flag the first ranks of each stage, (rank,), as many of each."""
-    stages = np.unique(stage)
-    num_of_each = -(-_RANKS_THAT_TELL // len(stages))
-    chosen = np.zeros(len(stage), dtype=bool)
-    for one in stages.tolist():
-        chosen[np.flatnonzero(stage == one)[:num_of_each]] = True
-    return chosen
 
 
 @dataclass(frozen=True)
@@ -378,44 +341,21 @@ class OwnTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entanglement:
-    """Marks of spans: passes, their modules, and the collectives that overlap them.
-
-    `module_kind` is the number of each module's name in `kinds`. Modules of a rank must not overlap
-    each other. Collectives are always recorded: a collective in no module lies in a module that was
-    not recorded.
-    """
-
-    passes: Flags
-    modules: Flags
-    module_kind: Integers
-    kinds: tuple[str, ...]
-    overlapped: Flags
-    reduces: Flags
-    """Overlapped collectives that reduce what the module has computed so far."""
-    blocking: Flags
-    """Communication for which the module stands still."""
-    stand_in: Flags | None = None
-    """(module,): whether the module stands for others that were not recorded; None where all
-    were."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Entangled:
     """Modules that hold overlapped collectives, (module,) each."""
 
-    row: Integers
-    slot: Integers
-    kind: Integers
+    row: Integers = field(metadata=along("module"))
+    slot: Integers = field(metadata=along("module"))
+    kind: Integers = field(metadata=along("module"))
     """Number of the module's name in `kinds`."""
     kinds: tuple[str, ...]
-    owner: Integers
+    owner: Integers = field(metadata=along("module"))
     """Number of the pass, -1 for none."""
-    span_ns: Floats
+    span_ns: Floats = field(metadata=along("module"))
     """The module's span less communication for which the module stands still."""
-    lead_ns: Floats
+    lead_ns: Floats = field(metadata=along("module"))
     """Compute before the launch of the first reduction, or else of the first collective."""
-    collective_ns: Floats
+    collective_ns: Floats = field(metadata=along("module"))
     """The collectives in the module that it may have waited for."""
     unseen: Unseen | None
     """None where all modules were recorded."""
@@ -425,14 +365,14 @@ class Entangled:
 class Unseen:
     """What tells of modules that were not recorded: their collectives, which always are."""
 
-    stands_in: Flags
-    """(module,): whether the module stands for others that were not recorded."""
-    held: Integers
-    """(module,): number of collectives in the module."""
-    lost: Integers
-    """(pass,): number of collectives in none of the pass's recorded modules."""
-    lost_ns: Floats
-    """(pass,): time of the collectives that `lost` counts."""
+    stands_in: Flags = field(metadata=along("module"))
+    """Whether the module stands for others that were not recorded."""
+    held: Integers = field(metadata=along("module"))
+    """Number of collectives in the module."""
+    lost: Integers = field(metadata=along("pass"))
+    """Number of collectives in none of the pass's recorded modules."""
+    lost_ns: Floats = field(metadata=along("pass"))
+    """Time of the collectives that `lost` counts."""
 
 
 def own_times(entangled: Entangled, phase: Integers, time_ns: Floats) -> OwnTimes:
@@ -463,26 +403,21 @@ def own_times(entangled: Entangled, phase: Integers, time_ns: Floats) -> OwnTime
 
     Limit: in the only TP group of a job, k comes from the suspects themselves.
     """
-    holds = np.zeros(len(phase), dtype=bool)
     inside = entangled.owner >= 0
     owner = entangled.owner[inside]
+    holds = np.zeros(len(phase), dtype=bool)
     holds[owner] = True
-    phases = tuple(
-        int(one)
-        for one in np.unique(phase)
-        if float(holds[phase == one].mean()) > PASSES.entangled_share
-    )
-    differences = []
+    phases = _phases_that_hold(holds, phase)
+    estimates = []
     for part_ns in _own_and_unwaited(entangled):
+        more_ns = part_ns - entangled.span_ns
         difference = np.zeros(len(phase))
-        np.add.at(difference, owner, (part_ns - entangled.span_ns)[inside])
+        np.add.at(difference, owner, more_ns[inside])
         if entangled.unseen is not None:
-            difference += _of_unseen_modules(
-                entangled, entangled.unseen, part_ns - entangled.span_ns
-            )
+            difference += _of_unseen_modules(entangled, entangled.unseen, more_ns)
         difference[~np.isin(phase, phases)] = 0.0
-        differences.append(np.maximum(time_ns + difference, 1.0))
-    return OwnTimes(phases, differences[0], differences[1])
+        estimates.append(np.maximum(time_ns + difference, 1.0))
+    return OwnTimes(phases, *estimates)
 
 
 def _of_unseen_modules(entangled: Entangled, unseen: Unseen, difference_ns: Floats) -> Floats:
@@ -501,8 +436,9 @@ def _of_unseen_modules(entangled: Entangled, unseen: Unseen, difference_ns: Floa
     return np.asarray(np.where(seen > 0, usual_ns - unseen.lost_ns, 0.0))
 
 
-def entangled_by(spans: SpanTimes, marks: Entanglement) -> Entangled:
-    """Return the modules that hold the marked collectives, and the passes that hold the modules.
+def entangled_in(index: SpanIndex, passes: Flags, modules: Flags) -> Entangled:
+    """Return the `modules` that overlap model-parallel collectives, and the passes (layers) that
+    hold them. Modules of a rank must not overlap each other.
 
     With sequence parallelism other collectives lie before the reduction. A collective that the
     module stands still for (a gather of output gradients) is not counted as part of the module. A
@@ -512,47 +448,56 @@ def entangled_by(spans: SpanTimes, marks: Entanglement) -> Entangled:
         mlp-backward   |waiting|── own compute ──|── weight gradients ──| waiting |
         all_gather     |───────| |─ of inputs ─|
         reduce_scatter         |── lead ─────────|─ wait ─── transfer ─|
+
+    Collectives are always recorded: one in no module lies in a module that was not recorded.
     """
-    module = enclosing(spans, marks.modules, marks.overlapped)
-    awaited = ~_is_hidden(spans, marks, module)
+    overlapped = index.of_kind(Kind.COLLECTIVE) & (index.track == Track.OVERLAPPED)
+    overlapped &= where_text(index.table, "group", lambda text: axis_of_group(text) in MODEL_AXES)
+    reduces = equals(index.table, "op", "all_reduce", "reduce_scatter")[overlapped]
+    blocking = index.blocking()
+    module = enclosing(index, modules, overlapped)
+    awaited = ~_is_hidden(index, overlapped, reduces, module)
     inside = (module >= 0) & awaited
-    busy_ns = spans.duration[marks.overlapped].astype(np.float64)
-    collective = np.bincount(
-        module[inside], weights=busy_ns[inside], minlength=int(marks.modules.sum())
+    collective_ns = np.bincount(
+        module[inside], weights=index.duration[overlapped][inside], minlength=int(modules.sum())
     )
-    first = _launch_of_first(spans, marks, module)
-    use = first < _NEVER
-    start, length = spans.start[marks.modules], spans.duration[marks.modules].astype(np.float64)
-    blocked_ns = spans.duration[marks.blocking].astype(np.float64)
-    length -= enclosed_time(spans, marks.modules, marks.blocking, blocked_ns)
-    others = marks.blocking.copy()
-    others[np.flatnonzero(marks.overlapped)[awaited]] = True
-    lead = first - start - _time_before(spans, marks.modules, others, first)
-    return Entangled(
-        row=spans.row[marks.modules][use],
-        slot=spans.slot[marks.modules][use],
-        kind=marks.module_kind[use],
-        kinds=marks.kinds,
-        owner=enclosing(spans, marks.passes, marks.modules)[use],
-        span_ns=np.maximum(length[use], 1.0),
-        lead_ns=np.maximum(lead[use], 1.0),
-        collective_ns=np.minimum(collective[use], length[use]),
-        unseen=_unseen(spans, marks, module, np.flatnonzero(use)),
+    first = _launch_of_first(index.start[overlapped], reduces, module, len(collective_ns))
+    length = index.duration[modules].astype(np.float64)
+    length -= enclosed_time(index, modules, blocking, index.duration[blocking])
+    others = blocking.copy()
+    others[np.flatnonzero(overlapped)[awaited]] = True
+    lead = first - index.start[modules] - _time_before(index, modules, others, first)
+    name, names = codes(index.table, "name")
+    found = Entangled(
+        row=index.row[modules],
+        slot=index.slot[modules],
+        kind=name[modules],
+        kinds=tuple(names),
+        owner=enclosing(index, passes, modules),
+        span_ns=np.maximum(length, 1.0),
+        lead_ns=np.maximum(lead, 1.0),
+        collective_ns=np.minimum(collective_ns, length),
+        unseen=_unseen(index, passes, modules, overlapped, module) if index.is_sampled else None,
     )
+    return cut(found, "module", first < _NEVER)
 
 
-def _launch_of_first(spans: SpanTimes, marks: Entanglement, module: Integers) -> Integers:
+def _launch_of_first(
+    start: Integers, reduces: Flags, module: Integers, num_modules: int
+) -> Integers:
     """Return when each module launched its first reduction, (module,) ns; without a reduction, its
     first overlapped collective, and without any, `_NEVER`.
+
+    `start`, whether it `reduces`, and the number of its `module` are of each collective.
     """
-    first = np.full((2, int(marks.modules.sum())), _NEVER)
-    for row, which in enumerate((marks.reduces, marks.overlapped)):
-        of_them = which[marks.overlapped] & (module >= 0)
-        np.minimum.at(first[row], module[of_them], spans.start[marks.overlapped][of_them])
+    inside = module >= 0
+    first = np.full((2, num_modules), _NEVER)
+    for row, chosen in zip(first, (inside & reduces, inside), strict=True):
+        np.minimum.at(row, module[chosen], start[chosen])
     return np.asarray(np.where(first[0] < _NEVER, first[0], first[1]))
 
 
-def _is_hidden(spans: SpanTimes, marks: Entanglement, module: Integers) -> Flags:
+def _is_hidden(index: SpanIndex, overlapped: Flags, reduces: Flags, module: Integers) -> Flags:
     """Flag the overlapped collectives that nobody waited for, (collective,): compute went on beside
     them until after their end.
 
@@ -560,50 +505,43 @@ def _is_hidden(spans: SpanTimes, marks: Entanglement, module: Integers) -> Flags
     for one launches the reduction at once. Example: of 100 µs up to the reduction a gather takes
     the first 60; nobody waited. Had it taken 99, somebody may have.
     """
-    start, end = (times[marks.overlapped] for times in axis_of(spans))
+    start, end = (times[overlapped] for times in index.axis)
     order = np.argsort(start, kind="stable")
-    reductions = order[marks.reduces[marks.overlapped][order]]
+    reductions = order[reduces[order]]
     if not len(reductions):
         return np.zeros(len(start), dtype=bool)
     place = np.searchsorted(start[reductions], start, side="right")
     following = reductions[np.minimum(place, len(reductions) - 1)]
-    known = (place < len(reductions)) & (module == module[following]) & (module >= 0)
-    known &= ~marks.reduces[marks.overlapped]
+    known = (place < len(reductions)) & (module == module[following]) & (module >= 0) & ~reduces
     rest = start[following] - end
     return np.asarray(known & (rest > PASSES.last_reach_share * (start[following] - start)))
 
 
-def _time_before(spans: SpanTimes, modules: Flags, inner: Flags, until: Integers) -> Floats:
+def _time_before(index: SpanIndex, modules: Flags, inner: Flags, until: Integers) -> Floats:
     """Return for how long `inner` spans lasted in each module before `until`, (module,) ns."""
-    owner = enclosing(spans, modules, inner)
-    start, length = spans.start[inner], spans.duration[inner]
+    owner = enclosing(index, modules, inner)
     within = owner >= 0
-    spent = np.clip(until[owner[within]] - start[within], 0, length[within])
-    spent_ns = np.bincount(owner[within], weights=spent, minlength=len(until))
-    return np.asarray(spent_ns, dtype=np.float64)
+    owner, start, length = owner[within], index.start[inner][within], index.duration[inner][within]
+    spent = np.clip(until[owner] - start, 0, length)
+    return np.bincount(owner, weights=spent, minlength=len(until)).astype(np.float64)
 
 
 def _unseen(
-    spans: SpanTimes, marks: Entanglement, module: Integers, kept: Integers
-) -> Unseen | None:
-    """Count the collectives in each of the `kept` modules, and in each pass those in no module.
+    index: SpanIndex, passes: Flags, modules: Flags, overlapped: Flags, module: Integers
+) -> Unseen:
+    """Count the collectives in each of the modules, and in each pass those in no module.
 
     `module` is the number of each collective's module, -1 for none.
     """
-    if marks.stand_in is None:
-        return None
-    num_passes = int(marks.passes.sum())
-    owner = enclosing(spans, marks.passes, marks.overlapped)
+    num_modules, num_passes = int(modules.sum()), int(passes.sum())
+    owner = enclosing(index, passes, overlapped)
     lost = (module < 0) & (owner >= 0)
-    waits_ns = spans.duration[marks.overlapped][lost].astype(np.float64)
-    held = np.bincount(module[module >= 0], minlength=len(marks.module_kind))
+    lost_ns = np.bincount(owner[lost], index.duration[overlapped][lost], num_passes)
     return Unseen(
-        stands_in=marks.stand_in[kept],
-        held=held[kept],
+        stands_in=numbers(index.table, "layer")[modules] >= 0,
+        held=np.bincount(module[module >= 0], minlength=num_modules),
         lost=np.bincount(owner[lost], minlength=num_passes),
-        lost_ns=np.asarray(
-            np.bincount(owner[lost], weights=waits_ns, minlength=num_passes), dtype=np.float64
-        ),
+        lost_ns=lost_ns.astype(np.float64),
     )
 
 
@@ -613,8 +551,7 @@ def _own_and_unwaited(modules: Entangled) -> tuple[Floats, Floats]:
     for kind in np.unique(modules.kind):
         use = modules.kind == kind
         shortest = float(np.quantile(modules.collective_ns[use], PASSES.shortest_quantile))
-        lead = modules.lead_ns[use]
-        hidden = min(shortest, _middle(_medians(modules.row[use], lead, 1)))
+        hidden = min(shortest, _typical(modules.row[use], modules.lead_ns[use]))
         own[use] = _own_of_kind(modules, use, shortest, hidden)
         unwaited[use] = np.minimum(own[use] + shortest - hidden, modules.span_ns[use])
     return own, unwaited
@@ -630,7 +567,7 @@ def _own_of_kind(modules: Entangled, use: Flags, shortest: float, hidden: float)
     ratio = after / lead
     if not exact.any() or np.median(rest[exact]) <= PASSES.last_reach_share * np.median(lead):
         # the transfer ends last, whoever arrives last: exact for all, low for slow ranks
-        usual = _middle(_medians(row, ratio, 1), upper=True)
+        usual = _typical(row, ratio, upper=True)
     else:
         usual = _usual_ratio(row, ratio, exact)
     place = row * (int(modules.slot.max(initial=0)) + 1) + modules.slot[use]
@@ -639,32 +576,27 @@ def _own_of_kind(modules: Entangled, use: Flags, shortest: float, hidden: float)
 
 
 def _usual_ratio(row: Integers, ratio: Floats, exact: Flags) -> float:
-    """Return the usual ratio of own time to lead: of each rank the median over modules whose ratio
-    is exact, and of these medians the lower median.
+    """Return the usual ratio of own time to lead, by the modules whose ratio is exact.
 
-    Where few ranks have exact modules, all modules of the other ranks are used instead, unless what
-    is hidden in their waits explains the difference.
+    Where few ranks have enough of these, all modules of the other ranks are used instead, unless
+    what is hidden in their waits explains the difference.
     """
-    known = _medians(row[exact], ratio[exact], PASSES.min_exact_modules)
-    others = ~np.isin(row, list(known))
-    if not others.any() or 2 * len(known) >= len(np.unique(row)):
-        return _middle(known)
-    waiting = _middle(_medians(row[others], ratio[others], 1))
-    explained = known and waiting <= _middle(known) <= PASSES.max_hidden_ratio * waiting
-    return _middle(known) if explained else waiting
+    num_exact = np.bincount(row, weights=exact)[row]
+    known = exact & (num_exact >= PASSES.min_exact_modules)
+    others = ~np.isin(row, row[known])
+    if not others.any() or 2 * len(np.unique(row[known])) >= len(np.unique(row)):
+        return _typical(row[known], ratio[known])
+    waiting = _typical(row[others], ratio[others])
+    if not known.any():
+        return waiting
+    usual = _typical(row[known], ratio[known])
+    return usual if waiting <= usual <= PASSES.max_hidden_ratio * waiting else waiting
 
 
-def _medians(row: Integers, values: Floats, least: int) -> dict[int, float]:
-    """Return the lower median of the values of every rank that has at least `least` values."""
-    ranks, medians = lower_medians(row, values)
-    enough = np.bincount(row)[ranks] >= least
-    return dict(zip(ranks[enough].tolist(), medians[enough].tolist(), strict=True))
-
-
-def _middle(values: dict[int, float], *, upper: bool = False) -> float:
-    """Return the lower median of the values, or with `upper` the upper median."""
-    ordered = sorted(values.values())
-    return ordered[(len(ordered) - (0 if upper else 1)) // 2]
+def _typical(row: Integers, values: Floats, *, upper: bool = False) -> float:
+    """Return the lower median over ranks (with `upper` the upper) of their lower medians."""
+    medians = np.sort(lower_medians(row, values)[1])
+    return float(medians[(len(medians) - (0 if upper else 1)) // 2])
 
 
 def stretches_of(index: SpanIndex) -> Work | None:
@@ -684,7 +616,10 @@ def stretches_of(index: SpanIndex) -> Work | None:
     Limit: with pipeline stages a stretch may hold waiting for a message that nobody recorded. Such
     traces are not read this way.
     """
-    begin, end = _stretches(index)
+    start, stop = index.axis
+    covers = index.counts & ~equals(index.table, "kind", Kind.ITERATION, Kind.COMPUTE)
+    low, high = united(start[covers], stop[covers])
+    begin, end = high[:-1], low[1:]  # what no communication or host span covers
     if not len(begin):
         return None
     cell, since = _cells(index, end)
@@ -702,22 +637,12 @@ def stretches_of(index: SpanIndex) -> Work | None:
     return _without_trifles(log_ns.reshape(*index.shape, usual))
 
 
-def _stretches(index: SpanIndex) -> tuple[Integers, Integers]:
-    """Return begin and end, on the axis of all ranks, of what no communication or host span
-    covers.
-    """
-    covers = index.counts & ~equals(index.table, "kind", Kind.ITERATION, Kind.COMPUTE)
-    start, end = axis_of(index)
-    low, high = united(start[covers], end[covers])
-    return high[:-1], low[1:]
-
-
 def _cells(index: SpanIndex, end: Integers) -> tuple[Integers, Integers]:
     """Return rank and iteration of each stretch as one number, and when that iteration began.
 
     -1 for a stretch that ends between two iterations.
     """
-    start, stop = axis_of(index)
+    start, stop = index.axis
     rows = np.flatnonzero(index.counts)
     cell = index.cell[rows]
     low = np.full(index.num_cells, np.iinfo(np.int64).max)

@@ -6,13 +6,7 @@ timeline. `contents` lays out the words, lists what was traced, and puts all of 
 numbers that the page's script draws. Start reading at `contents`.
 """
 
-from detect.page.contents import (
-    Fact,
-    PageInputs,
-    facts_of_op_table,
-    facts_of_timeline,
-    render_page,
-)
+from detect.page.contents import Fact, PageInputs, facts_of_op_table, facts_of_timeline, render_page
 
 __all__ = [
     "Fact",

@@ -23,19 +23,7 @@ import pyarrow as pa
 
 from detect.detector import POWER_WORDS, Examination
 from detect.observe.observations import Observations
-from detect.page.figures import (
-    ALIKE,
-    LINK_EDGE,
-    SHADE_EDGES,
-    chart_of,
-    rank_columns,
-    series_of,
-    shares_of_compute,
-    shares_of_table,
-    slow_links,
-    slowdowns,
-    time_matrices,
-)
+from detect.page import figures
 from detect.page.strip import critical_strip
 from detect.report import Cause, Finding, Owner, Report, Verdict
 from detect.text import (
@@ -55,7 +43,7 @@ from detect.whatif.graph import NS_PER_S
 from detect.whatif.savings import HOURS_A_DAY, Saving
 from detect.whatif.slowness import WhatIf
 from megascan.errors import MissingError, listed
-from megascan.header import Json, RankHeader
+from megascan.header import Json
 from megascan.timeline import Timeline, codes
 from megascan.topology import Layout
 
@@ -69,7 +57,7 @@ MOST_DEVICES = 2
 IN_ALL = "in all traced iterations"
 """What a headline says when the finding was there all the time."""
 ENOUGH_ITERATIONS = 10
-"""Fewer traced iterations see large slowdowns only."""
+"""Fewer traced iterations see large figures.slowdowns only."""
 VERDICT_WORDS = {
     Verdict.DEGRADED: "degraded: a node is at fault",
     Verdict.JOB: "no node is at fault: it is the job",
@@ -161,8 +149,6 @@ class PageView:
     `window` is empty where the answer and the large figures say as much.
     """
 
-    source: str
-    verdict: Verdict
     verdict_words: str
     headline: str
     headline_more: str
@@ -173,11 +159,9 @@ class PageView:
     has_map: bool
     ranks_summary: str
     costs: CostsView | None
-    why_no_costs: str
     power: tuple[tuple[str, str, str], ...]
     trust: tuple[Fact, ...]
     notes: tuple[str, ...]
-    facts: tuple[Fact, ...]
     figures: dict[str, Json]
     view_command: str
 
@@ -208,39 +192,34 @@ def page_view(inputs: PageInputs) -> PageView:
         for number, finding in enumerate(findings, 1)
     )
     first, last = report.iterations
-    figures = _figures(inputs, findings)
+    window = (
+        f"{counted(report.num_iterations, 'iteration')} ({first} to {last}) of "
+        f"{milliseconds(report.iteration_ns)}, {counted(report.world_size, 'rank')}"
+    )
+    drawn = _figures(inputs, findings)
+    strip = drawn["strip"]
     return PageView(
-        source=inputs.source,
-        verdict=report.verdict,
         verdict_words=_verdict_words(report, findings),
         headline=headline,
         headline_more=more,
         large=tuple(_large(inputs, findings)),
-        window=f"{counted(report.num_iterations, 'iteration')} ({first} to {last}) of "
-        f"{milliseconds(report.iteration_ns)}, {counted(report.world_size, 'rank')}"
-        if findings
-        else "",
+        window=window if findings else "",
         deciding=deciding,
         findings=views,
-        has_map=bool(np.isfinite(slowdowns(inputs.examined)).any()),
+        has_map=bool(np.isfinite(figures.slowdowns(inputs.examined)).any()),
         ranks_summary=_ranks_summary(inputs.examined),
         costs=None if inputs.whatif is None else _costs(inputs.whatif, inputs.savings),
-        why_no_costs=inputs.why_no_whatif,
         power=tuple(
             (name, percent(value), POWER_WORDS.get(Cause(name), ""))
             for name, value in report.minimum_detectable.items()
         ),
         trust=tuple(_trust(report)),
         notes=said.new(report.notes),
-        facts=tuple(inputs.facts),
-        figures=figures,
-        view_command=_view_command(inputs.look, figures["strip"]),
+        figures=drawn,
+        view_command=f"{inputs.look} --at {strip['at']}"
+        if inputs.look and isinstance(strip, dict)
+        else "",
     )
-
-
-def _view_command(look: str, strip: Json) -> str:
-    """Return what opens the timeline at the strip's spot."""
-    return f"{look} --at {strip['at']}" if look and isinstance(strip, dict) else ""
 
 
 def _verdict_words(report: Report, findings: Sequence[Finding]) -> str:
@@ -250,12 +229,6 @@ def _verdict_words(report: Report, findings: Sequence[Finding]) -> str:
     if report.verdict == Verdict.UNDECIDED and findings and findings[0].owner == Owner.JOB:
         words += "; what costs most is the job's own doing"
     return words
-
-
-def _num_gpus(inputs: PageInputs) -> int:
-    if inputs.whatif is not None:
-        return inputs.whatif.replay.num_gpus
-    return inputs.examined.report.world_size
 
 
 def _answer(report: Report) -> str:
@@ -271,12 +244,10 @@ def _large(inputs: PageInputs, findings: Sequence[Finding]) -> list[LargeFigure]
         return _large_of(findings[0], inputs)
     least = report.minimum_detectable_slowdown
     power = "not judged" if least is None else percent(least)
+    num_hosts = len(set(inputs.examined.seen.members.hosts) - {""})
+    hosts = f"on {counted(num_hosts, 'host')}" if num_hosts else "of hosts that were not recorded"
     return [
-        LargeFigure(
-            f"{report.world_size:,}",
-            "rank" if report.world_size == 1 else "ranks",
-            _on_hosts(inputs.examined.seen.members.hosts),
-        ),
+        LargeFigure(f"{report.world_size:,}", "rank" if report.world_size == 1 else "ranks", hosts),
         LargeFigure(
             power, "smallest slowdown seen", "a rank's compute; below that, nobody can tell"
         ),
@@ -284,17 +255,13 @@ def _large(inputs: PageInputs, findings: Sequence[Finding]) -> list[LargeFigure]
     ]
 
 
-def _on_hosts(hosts: Sequence[str]) -> str:
-    names = {name for name in hosts if name}
-    return f"on {counted(len(names), 'host')}" if names else "of hosts that were not recorded"
-
-
 def _large_of(finding: Finding, inputs: PageInputs) -> list[LargeFigure]:
     report = inputs.examined.report
     low, high = finding.slowdown_interval
     bound = "at least; " if finding.slowdown_is_bound else ""
-    share = finding.lost_share
-    hours = share * _num_gpus(inputs) * HOURS_A_DAY
+    share, whatif = finding.lost_share, inputs.whatif
+    num_gpus = report.world_size if whatif is None else whatif.replay.num_gpus
+    hours = share * num_gpus * HOURS_A_DAY
     how = "replayed" if finding.cost_is_replayed else "estimated"
     detail = f"{100 * share:.1f} % of every GPU's time, {how}"
     if finding.step_time_cost_ratio < COSTS.next_to_nothing_ratio:
@@ -367,7 +334,7 @@ def _finding_view(number: int, finding: Finding, examined: Examination, said: _S
         facts=tuple(_finding_facts(finding, is_first=number == 1)),
         evidence=said.new(finding.evidence),
         next_steps=said.new(finding.next_steps),
-        has_chart=number <= MOST_CHARTS and series_of(finding, examined) is not None,
+        has_chart=number <= MOST_CHARTS and figures.series_of(finding, examined) is not None,
     )
 
 
@@ -378,9 +345,7 @@ def _who_in_words(ranks: Sequence[int]) -> str:
 
 
 def _finding_facts(finding: Finding, *, is_first: bool) -> list[Fact]:
-    """Return what is known of a finding and not in its headline; the first finding's slowdown and
-    cost stand at the page's top.
-    """
+    """Return what is not in a finding's headline nor, of the first finding, at the page's top."""
     low, high = finding.slowdown_interval
     facts = [Fact("owner", OWNER_WORDS[finding.owner])]
     if IN_ALL not in finding.headline:
@@ -410,12 +375,12 @@ def _iterations(finding: Finding) -> str:
 
 def _ranks_summary(examined: Examination) -> str:
     """Return how many ranks keep up with their peers, and who is slowest."""
-    members, value = examined.seen.members, slowdowns(examined)
+    members, value = examined.seen.members, figures.slowdowns(examined)
     known = np.flatnonzero(np.isfinite(value))
     if not len(known):
         return f"None of {counted(len(members), 'rank')} has a peer to be compared with."
     worst = int(known[np.argmax(value[known])])
-    inside = int(((value[known] >= ALIKE[0]) & (value[known] < ALIKE[1])).sum())
+    inside = int(((value[known] >= figures.ALIKE[0]) & (value[known] < figures.ALIKE[1])).sum())
     alone = len(members) - len(known)
     who = f"{ranks_text(members.workers[worst])} ({members.labels[worst]})"
     parts = [
@@ -503,20 +468,24 @@ def _figures(inputs: PageInputs, findings: Sequence[Finding]) -> dict[str, Json]
     """Return what the page's script draws."""
     examined = inputs.examined
     seen = examined.seen
-    shares = shares_of_compute(seen) if inputs.shares is None else shares_of_table(inputs.shares)
-    series = [series_of(finding, examined) for finding in findings[:MOST_CHARTS]]
+    shares = (
+        figures.shares_of_compute(seen)
+        if inputs.shares is None
+        else figures.shares_of_table(inputs.shares)
+    )
+    series = [figures.series_of(finding, examined) for finding in findings[:MOST_CHARTS]]
     strip = None
     if inputs.timeline is not None:
         replay = None if inputs.whatif is None else inputs.whatif.replay
         strip = critical_strip(inputs.timeline, seen, next(iter(findings), None), replay)
     return {
         "source": inputs.source,
-        "edges": list(SHADE_EDGES),
-        "link_edge": LINK_EDGE,
-        "ranks": rank_columns(examined, shares, findings),
-        "time": time_matrices(examined),
-        "links": slow_links(seen.transfers, findings),
-        "charts": [None if one is None else chart_of(one) for one in series],
+        "edges": list(figures.SHADE_EDGES),
+        "link_edge": figures.LINK_EDGE,
+        "ranks": figures.rank_columns(examined, shares, findings),
+        "time": figures.time_matrices(examined),
+        "links": figures.slow_links(seen.transfers, findings),
+        "charts": [None if one is None else figures.chart_of(one) for one in series],
         "strip": strip,
     }
 
@@ -526,6 +495,17 @@ def facts_of_timeline(timeline: Timeline) -> tuple[Fact, ...]:
     headers = list(timeline.headers.values())
     complete = timeline.completeness
     devices = Counter(header.device.name for header in headers)
+    versions = {name: value for header in headers for name, value in header.versions.items()}
+    software = ", ".join(f"{name} {value}" for name, value in sorted(versions.items()))
+    settings = {
+        f"{header.trace.window} of every {header.trace.interval} iterations at granularity "
+        f"{header.trace.granularity.value}"
+        for header in headers
+    }
+    code, names = codes(timeline.spans, "kind")
+    numbers = np.bincount(code, minlength=len(names)).tolist()
+    counts = Counter(dict(zip(names, numbers, strict=True)))
+    kinds = [f"{number:,} {name}" for name, number in counts.most_common() if number]
     return (
         Fact("run", timeline.run_id),
         Fact("layout", _layout(timeline.layout)),
@@ -533,9 +513,9 @@ def facts_of_timeline(timeline: Timeline) -> tuple[Fact, ...]:
         Fact("hosts", _distinct(header.host for header in headers)),
         Fact("devices", listed(f"{number} × {name}" for name, number in devices.most_common())),
         Fact("backend", _distinct(header.backend for header in headers)),
-        Fact("software", _versions(headers)),
-        Fact("traced", _settings(headers)),
-        Fact("spans", f"{timeline.spans.num_rows:,}, of them {_kinds(timeline)}"),
+        Fact("software", software or "not recorded"),
+        Fact("traced", listed(sorted(settings))),
+        Fact("spans", f"{timeline.spans.num_rows:,}, of them {listed(kinds, most=9)}"),
     )
 
 
@@ -567,29 +547,6 @@ def _distinct(values: Iterable[str]) -> str:
     return text if len(names) == 1 else f"{counted(len(names), 'name')}: {text}"
 
 
-def _versions(headers: list[RankHeader]) -> str:
-    versions = {name: value for header in headers for name, value in header.versions.items()}
-    return ", ".join(f"{name} {value}" for name, value in sorted(versions.items())) or (
-        "not recorded"
-    )
-
-
-def _settings(headers: list[RankHeader]) -> str:
-    words = {
-        f"{header.trace.window} of every {header.trace.interval} iterations at granularity "
-        f"{header.trace.granularity.value}"
-        for header in headers
-    }
-    return listed(sorted(words))
-
-
-def _kinds(timeline: Timeline) -> str:
-    code, names = codes(timeline.spans, "kind")
-    counts = Counter({names[one]: int((code == one).sum()) for one in range(len(names))})
-    shown = [f"{number:,} {name}" for name, number in counts.most_common() if number]
-    return listed(shown, most=9)
-
-
 ROOM = Path(__file__).parent
 TEMPLATE = "page.html.jinja"
 SCRIPTS = ("elements.js", "chart.js", "topology.js", "strip.js", "table.js", "main.js")
@@ -618,6 +575,8 @@ def render_page(inputs: PageInputs) -> str:
     script = "\n".join((ROOM / "script" / name).read_text(encoding="utf-8") for name in SCRIPTS)
     view = page_view(inputs)
     page = environment.get_template(TEMPLATE).render(
+        inputs=inputs,
+        report=inputs.examined.report,
         page=view,
         style=style,
         style_hash=source_hash(style),

@@ -20,6 +20,7 @@ from detect.detector import QUANTITIES, RANK_CAUSES, Examination
 from detect.observe.observations import Members, Observations, Transfers
 from detect.report import Cause, Finding
 from detect.stats import robust
+from detect.text import ranks_text
 from megascan.arrays import Floats, Integers
 from megascan.header import Json
 
@@ -57,11 +58,8 @@ def series_of(finding: Finding, examined: Examination) -> Series | None:
         drawn = _replicas(examined)
     else:
         drawn = _rank(finding, examined)
-    return drawn if drawn is not None and _has_values(drawn) else None
-
-
-def _has_values(series: Series) -> bool:
-    return any(np.isfinite(values).any() for _, values in series.lines)
+    is_known = drawn is not None and any(np.isfinite(values).any() for _, values in drawn.lines)
+    return drawn if is_known else None
 
 
 def _rank(finding: Finding, examined: Examination) -> Series | None:
@@ -70,7 +68,9 @@ def _rank(finding: Finding, examined: Examination) -> Series | None:
     rows = _rows(examined, finding.ranks)
     if not len(rows):
         return None
-    from_passes = finding.cause == Cause.HOST and _passes_are_slow(finding, examined, rows)
+    # a host was found by slow passes (a starved device) if they explain most of its slowdown
+    level, whole = robust.median(examined.slowness[rows]), np.log(max(finding.slowdown, 1.0 + 1e-9))
+    from_passes = finding.cause == Cause.HOST and bool(level > 0.5 * whole)
     if finding.cause in QUANTITIES and not from_passes:
         values = seen.lost(finding.cause) / NS_PER_MS
         quantity, unit = QUANTITIES[finding.cause], "ms"
@@ -78,12 +78,6 @@ def _rank(finding: Finding, examined: Examination) -> Series | None:
         values, quantity, unit = np.exp(examined.slowness), "compute, relative to its peers", "x"
     lines = _lines_of_ranks(examined, values, rows)
     return _drawn(examined, quantity, lines, values[_peers(examined, rows)], unit=unit)
-
-
-def _passes_are_slow(finding: Finding, examined: Examination, rows: Integers) -> bool:
-    """Return whether a host finding came from slow passes (a starved device), not from gaps."""
-    level = robust.median(examined.slowness[rows])
-    return bool(level > 0.5 * np.log(max(finding.slowdown, 1.0 + 1e-9)))
 
 
 def _rows(examined: Examination, ranks: tuple[int, ...]) -> Integers:
@@ -145,33 +139,22 @@ def _stage(finding: Finding, examined: Examination) -> Series | None:
     """Compare the compute of a stage's median rank with that of the other stages."""
     members = examined.seen.members
     stages = np.unique(members.stage)
-    busy = np.stack(
-        [
-            robust.median(examined.seen.busy_ns[members.rows_of_stage(int(stage))], axis=0)
-            for stage in stages
-        ]
-    )
+    busy_ns = examined.seen.busy_ns
+    typical = np.stack([robust.median(busy_ns[members.stage == one], axis=0) for one in stages])
+    typical /= NS_PER_MS
     rows = _rows(examined, finding.ranks)
     if not len(rows) or len(stages) < 2:
         return None
     own = np.isin(stages, members.stage[rows])
-    lines = [
-        (f"stage PP{stage}", values / NS_PER_MS)
-        for stage, values in zip(stages[own].tolist(), busy[own], strict=True)
-    ]
-    return _drawn(examined, COMPUTE_OF_A_RANK, lines, busy[~own] / NS_PER_MS, peer="other stage")
+    lines = zip((f"stage PP{stage}" for stage in stages[own]), typical[own], strict=True)
+    return _drawn(examined, COMPUTE_OF_A_RANK, lines, typical[~own], peer="other stage")
 
 
 def _replicas(examined: Examination) -> Series:
     """Compare the longest replica of each iteration with all replicas."""
     members = examined.seen.members
-    replicas = np.unique(members.replica)
-    busy = np.stack(
-        [
-            robust.mean(examined.seen.busy_ns[members.replica == replica], axis=0)
-            for replica in replicas
-        ]
-    )
+    busy_ns, replicas = examined.seen.busy_ns, np.unique(members.replica)
+    busy = np.stack([robust.mean(busy_ns[members.replica == one], axis=0) for one in replicas])
     longest = np.nan_to_num(busy).max(axis=0) / NS_PER_MS
     lines = [("longest replica of the iteration", longest)]
     return _drawn(examined, COMPUTE_OF_A_RANK, lines, busy / NS_PER_MS, peer="replica")
@@ -186,23 +169,19 @@ def _link(finding: Finding, examined: Examination) -> Series | None:
     if not len(slow) or not len(equal):
         return _late_exits(finding, examined)
     values = np.asarray(transfers.transfer_ns / NS_PER_MS)
-    lines = [(_name_of_connection(transfers.members[row]), values[row]) for row in slow.tolist()]
+    members = [transfers.members[row] for row in slow.tolist()]
+    names = [ranks_text(ranks) if len(ranks) == 2 else f"group of rank {ranks[0]}"
+             for ranks in members]  # fmt: skip
+    lines = zip(names, values[slow], strict=True)
     quantity = f"transfer, {transfers.kinds[int(transfers.kind[slow[0]])]}"
     return _drawn(examined, quantity, lines, values[equal], peer="equal connection")
 
 
-def _name_of_connection(ranks: tuple[int, ...]) -> str:
-    if len(ranks) == 2:
-        return f"ranks {ranks[0]} and {ranks[1]}"
-    return f"group of rank {ranks[0]}"
-
-
 def _connections(transfers: Transfers, ranks: set[int]) -> tuple[Integers, Integers]:
     """Return the rows of the kind in which the ranks lose most, and that kind's other rows."""
-    inside = np.array(
-        [bool(ranks & set(group)) if len(ranks) == 1 else ranks <= set(group) or set(group) <= ranks
-         for group in transfers.members], dtype=bool,
-    )  # fmt: skip
+    # of one rank all its connections; of several those that hold all of them, or lie among them
+    alike = [ranks <= set(group) or set(group) <= ranks for group in transfers.members]
+    inside = np.array(alike, dtype=bool)
     level = robust.median(transfers.transfer_ns, axis=1)
     best, chosen = 0.0, -1
     for kind in np.unique(transfers.kind[inside]):

@@ -60,7 +60,7 @@ class _Spans:
     def of(cls, timeline: Timeline, iteration: int) -> _Spans:
         table = timeline.spans.filter(pa.array(numbers(timeline.spans, "iteration") == iteration))
         start = numbers(table, "start_ns")
-        begin = int(start.min(initial=np.iinfo(np.int64).max)) if len(start) else 0
+        begin = int(start.min()) if len(start) else 0
         return cls(
             table=table,
             begin_ns=begin,
@@ -74,10 +74,7 @@ class _Spans:
 
 
 def critical_strip(
-    timeline: Timeline,
-    seen: Observations,
-    finding: Finding | None,
-    replay: Replay | None = None,
+    timeline: Timeline, seen: Observations, finding: Finding | None, replay: Replay | None = None
 ) -> Json:
     """Return the strip of the finding's longest iteration; None where nothing can be shown.
 
@@ -94,9 +91,14 @@ def critical_strip(
     chosen = culprits[:MOST_CULPRITS]
     victims = _victims(spans, culprits)
     shown = [*chosen, *(rank for rank in victims if rank not in chosen)]
-    found = _path_of(replay, iteration)
+    found = None
+    if replay is not None and iteration in replay.steps:
+        path = critical_path(replay)
+        found = path, next(step for step in path.steps if step.iteration == iteration)
     on_path = _most_on_path(*found) if found else []
     shown += [rank for rank in on_path if rank not in shown]
+    chosen_by = ["at fault", "waiting most for them"] if chosen else ["waiting least or most"]
+    chosen_by += ["longest on the critical path"] if on_path else []
     lanes: list[Json] = [
         {
             "rank": rank,
@@ -110,7 +112,7 @@ def critical_strip(
         "iteration": iteration,
         "length_us": _microseconds(spans.end.max()),
         "num_ranks": len(timeline.headers),
-        "chosen_by": _words_for(bool(chosen), bool(on_path)),
+        "chosen_by": listed(chosen_by),
         "who": ranks_text(tuple(chosen)) if chosen else "",
         "at": f"{shown[0]}:{iteration}",
         "lanes": lanes,
@@ -118,20 +120,6 @@ def critical_strip(
         "path": _path_lines(*found, shown, spans) if found else [],
         "made_of": made_of(*found) if found else "",
     }
-
-
-def _words_for(has_culprits: bool, has_path: bool) -> str:
-    """Say which ranks have a lane."""
-    words = ["at fault", "waiting most for them"] if has_culprits else ["waiting least or most"]
-    return listed([*words, *(["longest on the critical path"] if has_path else [])])
-
-
-def _path_of(replay: Replay | None, iteration: int) -> tuple[CriticalPath, StepPath] | None:
-    """Return all paths and the path of an iteration; None if the replay does not hold it."""
-    if replay is None or iteration not in replay.steps:
-        return None
-    path = critical_path(replay)
-    return path, next(step for step in path.steps if step.iteration == iteration)
 
 
 def _most_on_path(path: CriticalPath, step: StepPath) -> list[int]:
@@ -164,20 +152,13 @@ def _path_lines(path: CriticalPath, step: StepPath, shown: list[int], spans: _Sp
 
 
 def _longest_iteration(seen: Observations, finding: Finding | None) -> int | None:
-    if not len(seen.iterations):
+    active = np.full(len(seen.iterations), finding is None)
+    for first, last in finding.stretches if finding else ():
+        active |= (seen.iterations >= first) & (seen.iterations <= last)
+    if not active.any():
         return None
-    active = np.ones(len(seen.iterations), dtype=np.bool_)
-    if finding is not None:
-        active = np.logical_or.reduce(
-            [
-                (seen.iterations >= first) & (seen.iterations <= last)
-                for first, last in finding.stretches
-            ]
-        )
-    rows = np.flatnonzero(active)
-    if not len(rows):
-        return None
-    return int(seen.iterations[rows[np.argmax(np.nan_to_num(seen.iteration_ns[rows]))]])
+    longest = np.argmax(np.nan_to_num(seen.iteration_ns[active]))
+    return int(seen.iterations[active][longest])
 
 
 def _victims(spans: _Spans, culprits: list[int]) -> list[int]:
@@ -186,18 +167,14 @@ def _victims(spans: _Spans, culprits: list[int]) -> list[int]:
     ranks = np.unique(spans.rank)
     if culprits:
         rows = rows[~np.isin(spans.rank[rows], culprits)]
-        caused = rows[np.isin(spans.match[rows], _reached_last(spans, culprits))]
+        own = np.isin(spans.rank, culprits) & spans.communication & (spans.match >= 0)
+        reached_last = spans.match[own & (spans.wait <= 0)]
+        caused = rows[np.isin(spans.match[rows], reached_last)]
         order = [*_by_wait(spans, caused), *_by_wait(spans, rows)]
         return list(dict.fromkeys(order))[:MOST_VICTIMS]
     waited = dict.fromkeys(ranks.tolist(), 0.0) | _wait_of(spans, rows)
     order = sorted(waited, key=lambda rank: (waited[rank], rank))
     return list(dict.fromkeys([*order[:2], *order[-MOST_VICTIMS:]]))
-
-
-def _reached_last(spans: _Spans, culprits: list[int]) -> Integers:
-    """Return the operations (match ids) that a culprit arrives at last, so that others wait."""
-    own = np.isin(spans.rank, culprits) & spans.communication & (spans.match >= 0)
-    return spans.match[own & (spans.wait <= 0)]
 
 
 def _wait_of(spans: _Spans, rows: Integers) -> dict[int, float]:
@@ -214,26 +191,20 @@ def _by_wait(spans: _Spans, rows: Integers) -> list[int]:
 def _arrivals(spans: _Spans, shown: list[int], culprits: set[int]) -> list[Json]:
     """Return [culprit's lane, victim's lane, µs]: where a victim's waiting for a culprit ends."""
     least = WORTH_AN_ARRIVAL * float(spans.end.max())
-    reached = {
-        int(spans.match[row]): int(spans.rank[row])
-        for row in np.flatnonzero(spans.communication & (spans.match >= 0) & (spans.wait <= 0))
-        if int(spans.rank[row]) in culprits and int(spans.rank[row]) in shown
-    }
-    waiting = [
-        row
-        for row in np.flatnonzero(spans.communication & (spans.wait >= least))
-        if int(spans.match[row]) in reached
-        and int(spans.rank[row]) in shown
-        and int(spans.rank[row]) not in culprits
-    ]
-    waiting.sort(key=lambda row: -int(spans.wait[row]))
+    chosen = spans.communication & np.isin(spans.rank, shown)
+    is_culprit = np.isin(spans.rank, sorted(culprits))
+    last = chosen & is_culprit & (spans.match >= 0) & (spans.wait <= 0)
+    reached = dict(zip(spans.match[last].tolist(), spans.rank[last].tolist(), strict=True))
+    waits = chosen & ~is_culprit & (spans.wait >= least) & np.isin(spans.match, list(reached))
+    waiting = np.flatnonzero(waits)
+    waiting = waiting[np.argsort(-spans.wait[waiting], kind="stable")][:MOST_ARRIVALS]
     return [
         [
             shown.index(reached[int(spans.match[row])]),
             shown.index(int(spans.rank[row])),
             _microseconds(spans.start[row] + spans.wait[row]),
         ]
-        for row in waiting[:MOST_ARRIVALS]
+        for row in waiting.tolist()
     ]
 
 

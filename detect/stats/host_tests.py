@@ -125,8 +125,7 @@ class Channels:
     """All channels of some observations; `control`, (row,), flags hosts not found so far."""
 
     def __init__(self, seen: Observations, control: Flags) -> None:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            optimizer = np.where(seen.optimizer_ns > 0, np.log(seen.optimizer_ns), np.nan)
+        optimizer = robust.log_of(seen.optimizer_ns)
         everybody, step_ns = np.ones_like(control), float(np.median(seen.iteration_ns))
         mean = partial(robust.mean, axis=1)
         self._by_name = {OPTIMIZER: Channel(optimizer, places_of(seen), control, mean)}
@@ -255,8 +254,7 @@ def _error(name: str, num_own: int, others: Floats, host: Integers) -> tuple[flo
     It is that of the `num_own` ranks' mean by the spread of the `others` (row,), or by the spread
     of the means of their `host` (row,), whichever is larger.
     """
-    usual = HOSTS.spread_share if name in LOST else HOSTS.spread_log
-    usual = SLOW_PACE.spread_log if name == PACE else usual
+    usual = SLOW_PACE.spread_log if name == PACE else _usual_spread(name)
     spread = max(float(np.std(others, ddof=1)), usual)
     error, degrees = spread * float(np.sqrt(1 / num_own + 1 / len(others))), len(others) - 1.0
     num_ranks = np.bincount(host)
@@ -268,6 +266,11 @@ def _error(name: str, num_own: int, others: Floats, host: Integers) -> tuple[flo
     return error, degrees
 
 
+def _usual_spread(name: str) -> float:
+    """Return by how much sound hosts differ at least in a channel."""
+    return HOSTS.spread_share if name in LOST else HOSTS.spread_log
+
+
 def _test_of_few(sides: Sides, name: str, over: Over) -> HostTest | None:
     """Return the test of lost time against too few other ranks to have a spread; None where the
     host's ranks do not lose far more than the others.
@@ -277,9 +280,9 @@ def _test_of_few(sides: Sides, name: str, over: Over) -> HostTest | None:
     10 iterations: 6^-10.
     """
     own, others = over.value[sides.own], over.value[sides.control]
-    if name not in LOST or len(own) < HOSTS.min_ranks or not np.isfinite(own).all():
+    if name not in LOST or len(own) < HOSTS.min_ranks or len(others) >= HOSTS.min_control:
         return None
-    if len(others) >= HOSTS.min_control or not np.isfinite(others).all():
+    if not (np.isfinite(own).all() and np.isfinite(others).all()):
         return None
     lost = robust.mean(sides.seen.lost(LOST[name]), axis=1)
     least, most = float(lost[sides.own].min()), float(lost[sides.control].max())
@@ -312,14 +315,12 @@ def clearest_split(
     rises = np.array([after.mean() - before.mean() for before, after in parts])
     within = np.array([before.var() * len(before) + after.var() * len(after)
                        for before, after in parts])  # fmt: skip
-    usual = HOSTS.spread_share if name in LOST else HOSTS.spread_log
-    sigma = np.maximum(np.sqrt(within / (length - 2)), usual)
+    sigma = np.maximum(np.sqrt(within / (length - 2)), _usual_spread(name))
     errors = sigma * [np.sqrt(1 / len(before) + 1 / len(after)) for before, after in parts]
     place = int(np.argmax(rises / errors))
     first, rise, error = place + least, float(rises[place]), float(errors[place])
     p_value = float(special.stdtr(length - 2.0, -rise / error)) * len(parts)
-    active = np.arange(length) >= first
-    return Course.of(active, rise, error), p_value
+    return Course.of(np.arange(length) >= first, rise, error), p_value
 
 
 def since_it_began(series: Floats, name: str, settings: DetectorSettings) -> Course | None:

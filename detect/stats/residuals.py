@@ -60,7 +60,7 @@ class Residuals:
 
 
 def stage_groups(members: Members) -> list[Integers]:
-    """Return rows of each pipeline stage."""
+    """Return the rows of each pipeline stage."""
     return [members.rows_of_stage(int(stage)) for stage in np.unique(members.stage)]
 
 
@@ -76,12 +76,9 @@ def compare_within(
     num_peers = np.zeros(num_ranks, dtype=np.int64)
     for rows in groups:
         num_peers[rows] = int((~excluded[rows]).sum()) - (~excluded[rows])
-    by_phase = np.stack(
-        [
-            robust.median(residual[:, :, work.phase == phase], axis=2)
-            for phase in (FORWARD, BACKWARD)
-        ]
-    )
+    forward, backward = (work.phase == phase for phase in (FORWARD, BACKWARD))
+    parts = [robust.median(residual[:, :, use], axis=2) for use in (forward, backward)]
+    by_phase = np.stack(parts)
     by_phase = by_phase - _position_effect(by_phase, members, excluded)
     if data.used and data.told_apart:
         by_phase = by_phase - _group_level(by_phase, groups, excluded)
@@ -100,9 +97,7 @@ def pass_residuals(
     log_ns, data = _without_data(work, members, groups, excluded)
     residual = np.full_like(log_ns, np.nan)
     for rows in groups:
-        flat = log_ns[rows].reshape(len(rows), -1)
-        expected = robust.expected_from_others(flat, excluded[rows])
-        residual[rows] = (flat - expected).reshape(len(rows), *log_ns.shape[1:])
+        residual[rows] = log_ns[rows] - robust.expected_from_others(log_ns[rows], excluded[rows])
     return residual, data
 
 
@@ -144,28 +139,20 @@ def data_effects(
     `centred` takes each rank's own level away first, so that a lasting fault is not taken for data.
     """
     deviation = deviations(work, groups, excluded)
-    least = int(work.microbatch.min(initial=0))
-    num_microbatches = int(work.microbatch.max(initial=0)) - least + 1
-    keys, slot = np.unique(
-        work.phase * num_microbatches + work.microbatch - least, return_inverse=True
-    )
-    if len(keys) == len(slot):  # one chunk: nothing to take the mean of
-        by_data = deviation[:, :, np.argsort(slot)]
-    else:
-        by_data = np.stack(
-            [robust.mean(deviation[:, :, slot == key], axis=2) for key in range(len(keys))], axis=2
-        )
+    key = combine(work.phase, work.microbatch)
+    _, first, slot = np.unique(key, return_index=True, return_inverse=True)
+    by_data = deviation[:, :, first]
+    if len(first) < len(slot):  # several chunks work on the same data
+        parts = [robust.mean(deviation[:, :, slot == n], axis=2) for n in range(len(first))]
+        by_data = np.stack(parts, axis=2)
     for phase in (FORWARD, BACKWARD) if centred else ():
-        of_phase = keys // num_microbatches == phase
+        of_phase = work.phase[first] == phase
         flat = by_data[:, :, of_phase].reshape(len(members), -1)
         by_data[:, :, of_phase] -= robust.median(flat, axis=1)[:, None, None]
     effect = np.full_like(by_data, np.nan)
     for replica in np.unique(members.replica):
         rows = np.flatnonzero(members.replica == replica)
-        flat = by_data[rows].reshape(len(rows), -1)
-        effect[rows] = robust.expected_from_others(flat, excluded[rows]).reshape(
-            len(rows), *by_data.shape[1:]
-        )
+        effect[rows] = robust.expected_from_others(by_data[rows], excluded[rows])
     return effect[:, :, slot]
 
 
@@ -236,9 +223,7 @@ def _taken_out(
         used = used or slope > 0
         result[:, :, ops] -= slope * np.nan_to_num(taken[:, :, ops])
     num_samples = work.log_ns.shape[1] * len(np.unique(work.microbatch))
-    return result, DataShare(
-        used=used, told_apart=told_apart, spread=spread, num_samples=num_samples
-    )
+    return result, DataShare(used, told_apart, spread, num_samples)
 
 
 def _group_level(by_phase: Floats, groups: list[Integers], excluded: Flags) -> Floats:
@@ -260,11 +245,10 @@ def _faults_are_told_apart(members: Members, excluded: Flags) -> bool:
 
     With two replicas of two ranks each, one slow rank and the opposite one look the same.
     """
-    replicas = members.replica[~excluded]
-    num_rows = np.unique(replicas, return_counts=True)[1]
-    return len(num_rows) >= DATA.min_replicas or (
-        len(num_rows) > 0 and int(num_rows.min()) >= DATA.min_ranks
-    )
+    _, num_rows = np.unique(members.replica[~excluded], return_counts=True)
+    if len(num_rows) >= DATA.min_replicas:
+        return True
+    return len(num_rows) > 0 and int(num_rows.min()) >= DATA.min_ranks
 
 
 def _data_level(by_phase: Floats, members: Members, excluded: Flags, reach: float) -> Floats:
@@ -280,8 +264,8 @@ def _data_level(by_phase: Floats, members: Members, excluded: Flags, reach: floa
     for replica in np.unique(members.replica):
         rows = np.flatnonzero(members.replica == replica)
         for phase in (FORWARD, BACKWARD):
-            others = robust.expected_from_others(level[phase, rows][:, None], excluded[rows])
-            common[phase, rows] = np.nan_to_num(others[:, 0])
+            others = robust.expected_from_others(level[phase, rows], excluded[rows])
+            common[phase, rows] = np.nan_to_num(others)
     shared = np.sign(level) * np.minimum(np.abs(level), np.minimum(np.abs(common), reach))
     return np.where(np.sign(level) == np.sign(common), shared, 0.0)[:, :, None]
 
@@ -326,9 +310,7 @@ def _position_effect(by_phase: Floats, members: Members, excluded: Flags) -> Flo
 
 
 def _slowdown_of_all(level: Floats) -> Floats:
-    """Return the least of `level`, (phase, rank), over the ranks, (phase,), if two and more ranks
-    are slow alike; 0 otherwise.
-    """
+    """Return the least `level`, (phase, rank), of ranks, if two and more are slow alike; or 0."""
     typical = robust.mean(level, axis=0)
     typical = typical[np.isfinite(typical)]
     if len(typical) < 2 or not typical.min() >= DATA.alike_share * typical.max() > 0:
@@ -395,17 +377,13 @@ class Noise:
     """(1 + r) / (1 − r) for a lag-1 correlation r: neighbours in time repeat each other."""
     degrees: float
     """Degrees of freedom of the t law that `sigma` was estimated with."""
-    between_degrees: float = NOISE.max_degrees
-    of_data: float = 0.0
-    """Part of `between` that comes from data known through few ranks."""
-    most: float = float("inf")
-    """What `between` is at most, whatever few ranks show."""
-    tail_degrees: float = 0.0
-    """Degrees of freedom of the t law of single iterations; 0 where the law is not known."""
+    between_degrees: float
+    usual: Usual
 
     def chance(self, num_iterations: float) -> float:
         """Return the standard error of the usual rank's level, lasting differences left out."""
-        return float(np.sqrt(robust.median(self._in_time(num_iterations)) + self.of_data**2))
+        in_time = robust.median(self._in_time(num_iterations))
+        return float(np.sqrt(in_time + self.usual.level_error**2))
 
     def level_error(self, num_iterations: float) -> Floats:
         """Return the standard error of each rank's level over `num_iterations` iterations."""
@@ -445,10 +423,11 @@ class Noise:
         return least
 
     def _as_seen_and_bounded(self) -> tuple[Noise, ...]:
-        """Return this noise and, if there is a bound, that of ranks that differ by `most`."""
-        if not np.isfinite(self.most):
+        """Return this noise and, if there is a bound, that of ranks that differ by as much."""
+        most = float(np.hypot(self.usual.most, self.usual.level_error))
+        if not np.isfinite(most):
             return (self,)
-        return self, replace(self, between=self.most, between_degrees=NOISE.max_degrees)
+        return self, replace(self, between=most, between_degrees=NOISE.max_degrees)
 
     def change_p_value(self, score: Floats | float) -> Floats:
         """Return the one-sided probability of changes of `score` standard errors or more."""
@@ -483,19 +462,14 @@ def estimate_noise(value: Floats, excluded: Flags, usual: Usual) -> Noise:
     num_free = float(np.isfinite(sound).sum() - len(sound)) / 2  # leave-one-out halves it
     explained = inflation * (ROBUST.centre_loss_ratio * pooled) ** 2 / value.shape[1]
     between, between_degrees = _between(value[~excluded], explained, usual)
+    degrees = num_free * (1 - again**2) / (1 + again**2)
     return Noise(
         sigma=sigma,
         between=float(np.hypot(between, usual.level_error)),
         inflation=inflation,
-        degrees=float(
-            np.clip(
-                num_free * (1 - again**2) / (1 + again**2), NOISE.min_degrees, NOISE.max_degrees
-            )
-        ),
+        degrees=float(np.clip(degrees, NOISE.min_degrees, NOISE.max_degrees)),
         between_degrees=between_degrees,
-        of_data=usual.level_error,
-        most=float(np.hypot(usual.most, usual.level_error)),
-        tail_degrees=usual.tail_degrees,
+        usual=usual,
     )
 
 
@@ -526,9 +500,7 @@ def _pooled(value: Floats, again: float) -> float:
 
 
 def _burst_size(value: Floats) -> float:
-    """Return the root mean square of the median row about its mean: large where most rows have
-    bursts.
-    """
+    """Return the median row's standard deviation: large where most rows have bursts."""
     centred = value - robust.mean(value, axis=1)[:, None]
     return float(np.nan_to_num(robust.median(np.sqrt(robust.mean(centred**2, axis=1)))))
 

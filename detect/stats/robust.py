@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detect.thresholds import COSTS, ROBUST
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Flags, Floats
 
 
 def median(values: Floats, axis: int | None = None) -> Floats:
@@ -14,8 +14,9 @@ def median(values: Floats, axis: int | None = None) -> Floats:
     numpy's `nanmedian` gives the same numbers, but takes ten times as long for short rows.
     """
     given = np.asarray(values, dtype=np.float64)
-    ordered = np.sort(given.ravel() if axis is None else given, axis=axis or 0)  # NaN last
-    axis = axis or 0
+    if axis is None:
+        given, axis = given.ravel(), 0
+    ordered = np.sort(given, axis=axis)  # NaN last
     if not ordered.size:
         return np.full(np.delete(ordered.shape, axis), np.nan)
     num = ordered.shape[axis]
@@ -41,6 +42,12 @@ def mean(values: Floats, axis: int | None = None) -> Floats:
     given[missing] = 0.0
     with np.errstate(invalid="ignore"):
         return np.asarray(given.sum(axis=axis) / (~missing).sum(axis=axis))
+
+
+def log_of(values: Floats) -> Floats:
+    """Return the logarithms; NaN where a value is not above 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(values > 0, np.log(values), np.nan)
 
 
 def centre(values: Floats) -> Floats:
@@ -104,27 +111,26 @@ def leave_one_out_median(values: Floats) -> Floats:
         return np.asarray((low + high) / 2, dtype=np.float64)
     others = present.sum(axis=0)[None, :] - present
     own = np.where(present, place, len(values))
-    low, high = (_without(ordered, own, place) for place in ((others - 1) // 2, others // 2))
+    low, high = (
+        np.take_along_axis(ordered, np.clip(index + (index >= own), 0, len(ordered) - 1), axis=0)
+        for index in ((others - 1) // 2, others // 2)
+    )
     return np.asarray(np.where(others > 0, (low + high) / 2, np.nan), dtype=np.float64)
 
 
 def expected_from_others(values: Floats, excluded: Flags) -> Floats:
-    """Return the median of the other members that are not `excluded`, (member, sample).
+    """Return the median of the other members that are not `excluded`, in the shape of `values`.
 
-    Excluded members (known faults) are expected to be like all the others.
+    `values` is (member, …). Excluded members (known faults) are expected to be like all the others.
     """
+    flat = values.reshape(len(values), -1)
     if not excluded.any():
-        return leave_one_out_median(values)
-    expected = np.full_like(values, np.nan)
+        return leave_one_out_median(flat).reshape(values.shape)
+    expected = np.full_like(flat, np.nan)
     if (~excluded).any():
-        expected[~excluded] = leave_one_out_median(values[~excluded])
-        expected[excluded] = median(values[~excluded], axis=0)
-    return expected
-
-
-def _without(ordered: Floats, own: Integers, index: Integers) -> Floats:
-    shifted = np.clip(index + (index >= own), 0, len(ordered) - 1)
-    return np.asarray(np.take_along_axis(ordered, shifted, axis=0), dtype=np.float64)
+        expected[~excluded] = leave_one_out_median(flat[~excluded])
+        expected[excluded] = median(flat[~excluded], axis=0)
+    return expected.reshape(values.shape)
 
 
 def three_point_median(series: Floats) -> Floats:

@@ -1,11 +1,9 @@
 """Find every slow row of a class, and when it was slow.
 
-**Who.** Name the clearest, take it out of everybody's peers, look again.
-
-Several slow rows hide each other: they shift their peers' medians and widen what looks like the
-usual spread. So suspects are taken out one after the other, each judged by rows that are still in
-(Rosner's generalized extreme deviate test, Technometrics 25(2), 1983): all up to the last one that
-is significant count, even if an earlier one was not while the others were still in.
+**Who.** Several slow rows hide each other: they shift their peers' medians and widen what seems
+the usual spread. So the clearest is taken out of everybody's peers, then the next, each judged by
+rows that are still in (Rosner's generalized extreme deviate test, Technometrics 25(2), 1983): all
+up to the last significant one count, even if an earlier one was not while others were still in.
 
 Significance is controlled over all rows and classes by the Benjamini-Hochberg rule: the k-th name
 counts when p · m / k stays below the false-discovery rate (m = rows times classes that were
@@ -15,39 +13,33 @@ of a group is ever taken out: nobody could tell which half is slow.
 
 **When.** All the time, in a stretch of iterations, or on and off.
 
-Scattered. Problem: slow every second iteration, a rank has no stretch of slow iterations, and its
-own noise seems as large as the fault.
+The whole window is judged by the rank's level against its peers, which sound ranks keep within a
+per cent.
 
-Idea: its values fall into two heaps, those of its peers into one. The values are split in two where
-that leaves the least variance (Otsu's threshold); then so many values above the middle must be
-improbable at the rate of the other ranks:
-
-    p = P(Binomial(iterations, rate of the others) >= hits) · splits tried
-
-Example: 9 of 18 iterations 3 % slow, and 0 of 54 of the others beyond 1.5 %: p < 1e-9.
-
-Limit: fewer slow iterations than `min_iterations` are chance.
-
-Stretches. Problem: a fault may hold for 5 of 20 iterations, and an unverified change-point search
-finds changes in noise in a fifth to a third of healthy series.
-
-Idea: the whole window is judged by the rank's level against its peers, which sound ranks keep
-within a per cent. A part of the window is judged by the change against the rank's own iterations
-next to it, which lasting differences between ranks do not touch. The best of all stretches of at
-least `min_iterations` counts, its p-value multiplied by the number of stretches that were tried. It
-is then verified: in the original values most iterations of the stretch must exceed those next to
-it, and more of them than chance would give at the rate of healthy ranks. A two-state path (normal,
-slow) found by dynamic programming then gives onset, end and flapping.
+A stretch is judged by the change against the rank's own iterations next to it, which lasting
+differences between ranks do not touch. The best of all stretches of at least `min_iterations`
+counts, its p-value multiplied by the number that were tried. It is then verified, since a search
+for changes finds some in the noise of healthy series: in the original values most iterations of the
+stretch must exceed those next to it, and more of them than chance would give at the rate of healthy
+ranks. A two-state path (normal, slow) found by dynamic programming gives onset, end and flapping.
 
 Example: 5 of 20 iterations 6 % above the 10 next to them, noise 1 % an iteration: the change is 9.5
 standard errors, and its p-value is multiplied by 210 stretches that were tried.
 
-A fault that switches more often than every `min_iterations` has no stretch: it is scattered.
+On and off: a rank that is slow every second iteration has no stretch, and its own noise seems as
+large as the fault. But its values fall into two heaps, those of its peers into one. They are split
+where that leaves the least variance (Otsu's threshold); then so many values above the middle must
+be improbable at the rate of the other ranks:
+
+    p = P(Binomial(iterations, rate of the others) >= hits) · splits tried
+
+Example: 9 of 18 iterations 3 % slow, and 0 of 54 of the others beyond 1.5 %: p < 1e-9. Limit: fewer
+slow iterations than `min_iterations` are chance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -83,14 +75,31 @@ def scattered_stretches(
     usual = float(robust.median(noise.sigma))
     spreads = robust.spread(value, axis=1)[~excluded]
     sigma = float(np.nan_to_num(np.fmin(robust.median(spreads), usual), nan=usual))
-    sound = value[~excluded]
-    num_known = int(np.isfinite(sound).sum())
     heaps = _Heaps.of(value)
     sigmas = np.minimum(sigma, PERSISTENCE.heaps_widen_ratio * heaps.scatter)
+    sound = value[~excluded]
+    num_sound = int(np.isfinite(sound).sum())
     found: list[Stretch | None] = [None] * len(value)
     for row in np.flatnonzero(heaps.are_apart(sigmas, min_iterations)).tolist():
-        others = _Others(sound, num_known, not excluded[row])
-        found[row] = _scattered(row, value[row], heaps, others, float(sigmas[row]))
+        slow, normal, num_own = float(heaps.high[row]), heaps.low[row], int(heaps.num_known[row])
+        middle = float(slow + normal) / 2
+        active = np.flatnonzero(value[row] > middle)
+        hits, is_sound = len(active), not excluded[row]
+        num_above = int((sound > middle).sum()) - is_sound * hits
+        # the other rows' values; without others (a pair), the row's own iterations
+        num_others = num_sound - is_sound * num_own or num_own
+        rate = (num_above + 1.0) / (num_others + 2.0)
+        p_value = float(special.bdtrc(hits - 1, num_own, rate)) * num_own * 2
+        found[row] = Stretch(
+            row=row,
+            first=int(active[0]),
+            last=int(active[-1]),
+            effect=slow,
+            p_value=min(1.0, p_value),
+            normal=float(normal),
+            scattered=True,
+            sigma=float(sigmas[row]),
+        )
     return found
 
 
@@ -135,45 +144,6 @@ class _Heaps:
         enough = (num_high >= min_iterations) & (self.num_low >= PERSISTENCE.min_normal)
         least = np.maximum(PERSISTENCE.apart_sigmas * sigma, self.high / 2)
         return np.asarray(enough & (self.high > 0) & (self.high - self.low >= least))
-
-
-@dataclass(frozen=True)
-class _Others:
-    """Values of the rows that are not excluded, one row left out.
-
-    `sound`, (row, iteration), has `num_known` values; the row to leave out is among them if it
-    `is_sound`. A copy without that row would cost the square of the number of rows.
-    """
-
-    sound: Floats
-    num_known: int
-    is_sound: bool
-
-    def num_above(self, level: float, num_own: int) -> int:
-        """Count the other rows' values above a level; `num_own` are those of the row left out."""
-        return int((self.sound > level).sum()) - self.is_sound * num_own
-
-
-def _scattered(row: int, series: Floats, heaps: _Heaps, others: _Others, sigma: float) -> Stretch:
-    """Return the evidence of a row whose heaps are apart; `series` are its values, (iteration,)."""
-    num_known, slow, normal = int(heaps.num_known[row]), heaps.high[row], heaps.low[row]
-    compared = others.num_known - others.is_sound * num_known
-    compared = compared or num_known  # without others (a pair): the row's own iterations
-    middle = float(slow + normal) / 2
-    active = np.flatnonzero(series > middle)
-    hits = len(active)
-    rate = (others.num_above(middle, hits) + 1.0) / (compared + 2.0)
-    p_value = float(special.bdtrc(hits - 1, num_known, rate)) * num_known * 2
-    return Stretch(
-        row=row,
-        first=int(active[0]),
-        last=int(active[-1]),
-        effect=float(slow),
-        p_value=min(1.0, p_value),
-        normal=float(normal),
-        scattered=True,
-        sigma=sigma,
-    )
 
 
 @dataclass(frozen=True)
@@ -224,7 +194,10 @@ def best_stretches(
     if not scattered:
         return charged
     flapping = scattered_stretches(value, noise, min_iterations, excluded)
-    return [_clearer(one, other) for one, other in zip(charged, flapping, strict=True)]
+    return [
+        other if other and other.p_value < PERSISTENCE.clearer_p_ratio * one.p_value else one
+        for one, other in zip(charged, flapping, strict=True)
+    ]
 
 
 def _part_of_window(
@@ -250,13 +223,6 @@ def _part_of_window(
     return whole
 
 
-def _clearer(one: Stretch, other: Stretch | None) -> Stretch:
-    """Return the `other` evidence of a row if it is clearer, otherwise `one`."""
-    if other is None or not other.p_value < PERSISTENCE.clearer_p_ratio * one.p_value:
-        return one
-    return other
-
-
 def least_beyond_bursts(noise: Noise, num_iterations: int, p_value: float) -> float:
     """Return the least lasting effect that bursts of healthy rows cannot feign at this p-value.
 
@@ -264,11 +230,11 @@ def least_beyond_bursts(noise: Noise, num_iterations: int, p_value: float) -> fl
     all of them together have the p-value. Example: 2 iterations, noise of 1 % and p = 1e-4: of a
     law with 3 degrees of freedom one in 140 lies beyond 5 sigma: 10 %.
     """
-    if not noise.tail_degrees:
+    if not noise.usual.tail_degrees:
         return 0.0
     rate = (p_value / 2) ** (1.0 / max(num_iterations, 1))
     sigma = float(np.median(noise.sigma))
-    return max(0.0, -2.0 * float(special.stdtrit(noise.tail_degrees, rate)) * sigma)
+    return max(0.0, -2.0 * float(special.stdtrit(noise.usual.tail_degrees, rate)) * sigma)
 
 
 def _charged(
@@ -295,21 +261,16 @@ def _charged(
     height, tried = middle, 1
     if length < value.shape[1]:  # a change: the others, too, are measured from their own level
         height, tried = middle - stretch.normal, num_tried
-        others = _changes(others)
+        others = others - np.expand_dims(robust.median(others, axis=-1), -1)
     num_above = int((others > height).sum())
     rate = (num_above + PERSISTENCE.prior_hits) / (
         int(np.isfinite(others).sum()) + 2 * PERSISTENCE.prior_hits
     )
-    if not num_above and noise.tail_degrees:
+    if not num_above and noise.usual.tail_degrees:
         sigmas = height / max(float(np.median(noise.sigma)), 1e-6)
-        rate = min(rate, float(special.stdtr(noise.tail_degrees, -sigmas)))
+        rate = min(rate, float(special.stdtr(noise.usual.tail_degrees, -sigmas)))
     by_chance = float(special.bdtrc(hits - 1, length, rate)) * tried * 2
     return replace(stretch, p_value=max(stretch.p_value, min(1.0, by_chance)))
-
-
-def _changes(values: Floats) -> Floats:
-    """Return values less the median of their row."""
-    return np.asarray(values - np.expand_dims(robust.median(values, axis=-1), -1))
 
 
 def _whole_window(value: Floats, noise: Noise) -> list[Stretch]:
@@ -351,9 +312,7 @@ def _scan(smooth: Floats, noise: Noise, min_iterations: int) -> tuple[Floats, In
 
 
 def _neighbourhood(first: Integers, length: int, num_iterations: int) -> tuple[Integers, Integers]:
-    """Return [low, high) around stretches: their own length again on either side, within the
-    window.
-    """
+    """Return [low, high) around stretches: as long again on either side, within the window."""
     reach = max(length, PERSISTENCE.min_outside)
     return np.maximum(first - reach, 0), np.minimum(first + length + reach, num_iterations)
 
@@ -410,9 +369,10 @@ def _two_state_path(
     series: Floats, normal: float, slow: float, sigma: float, penalty: float
 ) -> Flags:
     """Return the Viterbi path between two levels, normal noise clipped at 4 sigma."""
-    # plain numbers: an array is slow to ask one by one
-    low_costs, high_costs = (_cost(series, one, sigma).tolist() for one in (normal, slow))
-    costs = zip(low_costs, high_costs, strict=True)
+    distances = np.nan_to_num((series - np.array([[normal], [slow]])) / sigma)
+    # bounded, so that one odd iteration is no change of state
+    bounded = np.minimum(0.5 * distances**2, PERSISTENCE.max_cost)
+    costs = zip(*bounded.tolist(), strict=True)  # plain numbers: quicker to ask one by one
     low, high = next(costs)
     stays = [(True, True)]  # whether the best way to (normal, slow) comes from the same state
     for cost_low, cost_high in costs:
@@ -427,22 +387,10 @@ def _two_state_path(
     return path
 
 
-def _cost(series: Floats, level: float, sigma: float) -> Floats:
-    """Return half the squared distance in sigmas; bounded, so that one odd iteration is no change
-    of state.
-    """
-    distance = np.nan_to_num((series - level) / sigma)
-    return np.minimum(0.5 * distance**2, PERSISTENCE.max_cost)
-
-
 def episodes_of(active: Flags) -> tuple[tuple[int, int], ...]:
     """Return the first and last slot of each stretch of active iterations."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], active.astype(np.int8), [0]])))
     return tuple((int(edges[i]), int(edges[i + 1]) - 1) for i in range(0, len(edges), 2))
-
-
-Compare = Callable[[Flags], Floats]
-"""Values (row, iteration) of all rows against peers that are not excluded."""
 
 
 def interval_of_ratio(effect: float, error: float) -> tuple[float, float]:
@@ -483,7 +431,8 @@ class SearchResult:
 class SearchTask:
     """One class to search: `floor` in the values' own units, `num_tests` over all classes."""
 
-    compare: Compare
+    compare: Callable[[Flags], Floats]
+    """Return values (row, iteration) of all rows against peers that are not excluded."""
     num_rows: int
     num_tests: int
     floor: float
@@ -516,65 +465,92 @@ class SearchTask:
 class _View:
     """All rows against those that are not excluded."""
 
+    task: SearchTask
+    settings: DetectorSettings
     value: Floats
     noise: Noise
     stretches: list[Stretch]
     courses: dict[int, Course] = field(default_factory=dict)
     """Courses computed so far, by row: each is asked for several times."""
 
+    @classmethod
+    def of(cls, task: SearchTask, settings: DetectorSettings, excluded: list[int]) -> _View:
+        mask = mask_of(excluded, task.num_rows)
+        value = task.compare(mask)
+        noise = estimate_noise(value, mask, task.usual)
+        scattered = task.usual.scattered and not task.usual.bursty
+        stretches = best_stretches(value, noise, settings.min_iterations, mask, scattered=scattered)
+        return cls(task, settings, value, noise, stretches)
+
     def course(self, row: int) -> Course:
         if row not in self.courses:
             self.courses[row] = follow(self.value[row], self.stretches[row], self.noise)
         return self.courses[row]
+
+    def q_value(self, row: int, number: int) -> float:
+        """Return the false-discovery rate at which a row counts as the `number`-th name, from 1."""
+        return min(1.0, self.stretches[row].p_value * self.task.num_tests / number)
+
+    def is_named(self, row: int, number: int) -> bool:
+        """Return whether a row counts as the `number`-th name, from 1."""
+        is_significant = self.q_value(row, number) <= self.settings.false_discovery_rate
+        return is_significant and self._qualifies(row)
+
+    def clearest(self, closed: Flags) -> int | None:
+        """Return the next row to take out: the least probable of those that qualify."""
+        least = SEARCH.near_floor_share * self.task.floor / 2
+        rows = [one for one in self.stretches if not closed[one.row] and one.effect > 0]
+        for one in sorted(rows, key=lambda each: (each.p_value, -each.effect)):
+            if one.effect >= least and self._qualifies(one.row):
+                return one.row
+        return None
+
+    def _qualifies(self, row: int) -> bool:
+        """Return whether a row is slow for long enough, by enough, and by its own doing.
+
+        Long enough is most of a short window: 3 of 4 iterations. It must be slow for most of the
+        time between onset and end, less when it flaps. The effect may be as large as the floor,
+        given its error and what sound ranks differ by.
+        """
+        course, task, settings = self.course(row), self.task, self.settings
+        flaps = len(course.episodes) > 1 and course.share >= SEARCH.flapping_share
+        most_of_it = int(np.ceil(settings.min_share * len(course.active)))
+        if int(course.active.sum()) < min(settings.min_iterations, most_of_it):
+            return False
+        if not (course.share >= settings.min_share or flaps):
+            return False
+        error = float(np.hypot(course.standard_error, self.noise.between))
+        is_far = course.effect + SEARCH.interval_sigmas * error >= task.floor
+        if not (is_far and course.effect >= SEARCH.near_floor_share * task.floor):
+            return False
+        return task.own is None or not peers_changed(self.value[row], task.own[row], course.active)
+
+    def suspects(self, rows: list[int]) -> Iterator[Suspect]:
+        """Yield the rows that are still suspect once none of them is a peer of the others."""
+        ordered = sorted(rows, key=lambda row: (self.stretches[row].p_value, row))
+        for number, row in enumerate(ordered, 1):
+            if self.is_named(row, number):
+                course = self.course(row)
+                is_level = bool(course.active.all())  # else it is measured against its own normal
+                between = self.noise.between if is_level else 0.0
+                yield Suspect(row, course, self.q_value(row, number), between)
 
 
 def search(task: SearchTask, settings: DetectorSettings) -> SearchResult:
     """Find all rows of one class that are slow."""
     order: list[int] = []
     num_accepted = 0
-    views = [_view(task, settings, order)]  # views[n] excludes the first n rows of `order`
+    views = [_View.of(task, settings, order)]  # views[n] excludes the first n rows of `order`
     while len(order) - num_accepted < task.patience and len(order) < settings.max_findings:
-        row = _clearest(views[-1], task.closed(mask_of(order, task.num_rows)), task, settings)
+        row = views[-1].clearest(task.closed(mask_of(order, task.num_rows)))
         if row is None:
             break
         order.append(row)
-        views.append(view := _view(task, settings, order))
-        q_value = view.stretches[row].p_value * task.num_tests / len(order)
-        if q_value <= settings.false_discovery_rate and _qualifies(view, row, task, settings):
+        views.append(_View.of(task, settings, order))
+        if views[-1].is_named(row, len(order)):
             num_accepted = len(order)
     view = views[num_accepted]
-    return SearchResult(tuple(_suspects(view, order[:num_accepted], task, settings)), view.noise)
-
-
-def _view(task: SearchTask, settings: DetectorSettings, excluded: list[int]) -> _View:
-    mask = mask_of(excluded, task.num_rows)
-    value = task.compare(mask)
-    noise = estimate_noise(value, mask, task.usual)
-    scattered = task.usual.scattered and not task.usual.bursty
-    stretches = best_stretches(value, noise, settings.min_iterations, mask, scattered=scattered)
-    return _View(value, noise, stretches)
-
-
-def _clearest(
-    view: _View, closed: Flags, task: SearchTask, settings: DetectorSettings
-) -> int | None:
-    """Return the next row to take out: the least probable one that is above the floor and
-    persists.
-    """
-    rows = [one for one in view.stretches if not closed[one.row] and one.effect > 0]
-    for one in sorted(rows, key=lambda each: (each.p_value, -each.effect)):
-        if one.effect >= SEARCH.near_floor_share * task.floor / 2 and _qualifies(
-            view, one.row, task, settings
-        ):
-            return one.row
-    return None
-
-
-def _qualifies(view: _View, row: int, task: SearchTask, settings: DetectorSettings) -> bool:
-    course = view.course(row)
-    if not _persists(course, settings) or not _reaches(course, task.floor, view.noise.between):
-        return False
-    return task.own is None or not peers_changed(view.value[row], task.own[row], course.active)
+    return SearchResult(tuple(view.suspects(order[:num_accepted])), view.noise)
 
 
 def peers_changed(value: Floats, own: Floats, active: Flags) -> bool:
@@ -596,38 +572,3 @@ def peers_changed(value: Floats, own: Floats, active: Flags) -> bool:
     square = sum(float((part**2).sum()) for part in parts) / (num_slow + num_normal - 2)
     error = float(np.sqrt(square * (1.0 / num_slow + 1.0 / num_normal)))
     return own_change + SEARCH.interval_sigmas * error < SEARCH.own_change_share * change
-
-
-def _persists(course: Course, settings: DetectorSettings) -> bool:
-    """Return whether a course lasts long enough, and holds for most of the time between onset and
-    end (less when it flaps).
-
-    In a short window, most of the window is long enough: 3 of 4 iterations.
-    """
-    flaps = len(course.episodes) > 1 and course.share >= SEARCH.flapping_share
-    most_of_it = int(np.ceil(settings.min_share * len(course.active)))
-    least = min(settings.min_iterations, most_of_it)
-    return int(course.active.sum()) >= least and (course.share >= settings.min_share or flaps)
-
-
-def _reaches(course: Course, floor: float, between: float) -> bool:
-    """Return whether the effect may be as large as the floor, given its error and what sound ranks
-    differ by.
-    """
-    reach = course.effect + SEARCH.interval_sigmas * float(np.hypot(course.standard_error, between))
-    return reach >= floor and course.effect >= SEARCH.near_floor_share * floor
-
-
-def _suspects(
-    view: _View, rows: list[int], task: SearchTask, settings: DetectorSettings
-) -> list[Suspect]:
-    """Return the rows that are still suspect once none of them is a peer of the others."""
-    found = []
-    ordered = sorted(rows, key=lambda row: (view.stretches[row].p_value, row))
-    for number, row in enumerate(ordered, 1):
-        q_value = min(1.0, view.stretches[row].p_value * task.num_tests / number)
-        if q_value <= settings.false_discovery_rate and _qualifies(view, row, task, settings):
-            course = view.course(row)
-            is_level = bool(course.active.all())  # else it is measured against its own normal
-            found.append(Suspect(row, course, q_value, view.noise.between if is_level else 0.0))
-    return found

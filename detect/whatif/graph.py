@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Protocol
 
 import numpy as np
@@ -70,42 +70,22 @@ class Group:
     partition: str = EACH_LANE
 
 
-@dataclass(frozen=True)
-class Partition:
-    """Lanes in sets. `labels` (lane,) numbers the set of each lane from 0."""
+def partition_of(keys: Sequence[object]) -> Integers:
+    """Return the number of each lane's set, (lane,), from 0: lanes of the same key are one set.
 
-    labels: Integers
-
-    @property
-    def is_whole(self) -> bool:
-        """Return whether all lanes are one set."""
-        return not self.labels.any()
-
-    @property
-    def is_trivial(self) -> bool:
-        """Return whether every lane is a set of its own."""
-        return bool(self.labels.max(initial=0) + 1 == len(self.labels))
-
-
-def partition_of(keys: Sequence[object]) -> Partition:
-    """Put lanes of the same key into one set; sets are numbered by first appearance."""
+    >>> partition_of(["b", "a", "b"])
+    array([0, 1, 0])
+    """
     numbers: dict[object, int] = {}
-    return Partition(np.array([numbers.setdefault(key, len(numbers)) for key in keys]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Visit:
-    """One group in the order of a sweep; `released` nodes are not needed after it."""
-
-    nodes: tuple[int, ...]
-    partition: str
-    released: tuple[int, ...]
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     """Nodes, what each waits for (`dependencies`, by node), groups, and the lane partitions.
 
+    A partition is the number of each lane's set, (lane,), from 0; lanes of a set wait for each
+    other.
     `finish` are the nodes whose latest end is the end of the step. Raises InputError from `visits`
     for operations that wait for one another in a circle.
     """
@@ -113,9 +93,10 @@ class Graph:
     nodes: tuple[Node, ...]
     dependencies: tuple[tuple[int, ...], ...]
     groups: tuple[Group, ...]
-    partitions: dict[str, Partition]
+    partitions: dict[str, Integers]
     finish: tuple[int, ...]
-    visits: tuple[Visit, ...] = field(init=False)
+    visits: tuple[tuple[Group, tuple[int, ...]], ...] = field(init=False)
+    """Groups in the order of a sweep, each with the nodes that are not needed after it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "visits", _visits(self))
@@ -146,10 +127,10 @@ class Graph:
 
     def lane_sets(self, partition: str, num_lanes: int) -> Integers:
         """Return the number of each lane's set, (lane,): lanes of a set wait for one another."""
-        return np.arange(num_lanes) if partition == EACH_LANE else self.partitions[partition].labels
+        return np.arange(num_lanes) if partition == EACH_LANE else self.partitions[partition]
 
 
-def _visits(graph: Graph) -> tuple[Visit, ...]:
+def _visits(graph: Graph) -> tuple[tuple[Group, tuple[int, ...]], ...]:
     order = _topological_order(graph)
     last_use = list(range(len(graph.nodes)))
     for position, group in enumerate(order):
@@ -160,10 +141,7 @@ def _visits(graph: Graph) -> tuple[Visit, ...]:
     released: list[list[int]] = [[] for _ in order]
     for node in set(range(len(graph.nodes))) - set(graph.finish):
         released[last_use[node]].append(node)
-    return tuple(
-        Visit(nodes=group.nodes, partition=group.partition, released=tuple(done))
-        for group, done in zip(order, released, strict=True)
-    )
+    return tuple(zip(order, map(tuple, released), strict=True))
 
 
 def _topological_order(graph: Graph) -> list[Group]:
@@ -205,7 +183,7 @@ def sweep(
     graph: Graph,
     weigh: Weigh,
     *,
-    partitions: Mapping[str, Partition] | None = None,
+    partitions: Mapping[str, Integers] | None = None,
     observe: Observer | None = None,
 ) -> Floats:
     """Return the length of the step, (scenario, step) seconds.
@@ -216,49 +194,38 @@ def sweep(
     lanes = {name: _reducer(one) for name, one in (partitions or graph.partitions).items()}
     nothing = np.zeros((1, 1, 1))
     ends: dict[int, Floats] = {}
-    for visit in graph.visits:
-        ready = _latest(ends, graph.dependencies[visit.nodes[0]], nothing)
-        for node in visit.nodes[1:]:
-            ready = np.maximum(ready, _latest(ends, graph.dependencies[node], nothing))
-        if visit.partition != EACH_LANE:
-            ready = lanes[visit.partition](ready)
-        for node in visit.nodes:
+    for group, released in graph.visits:
+        waits_for = [graph.dependencies[node] for node in group.nodes]
+        before = [ends[one] for of_node in waits_for for one in of_node]
+        before += [] if all(waits_for) else [nothing]  # who waits for nothing may begin at 0
+        ready = reduce(np.maximum, before)
+        if group.partition != EACH_LANE:
+            ready = lanes[group.partition](ready)
+        for node in group.nodes:
             ends[node] = ready + weigh(node)
             if observe is not None:
                 observe(node, ready, ends[node])
-        for node in visit.released:
+        for node in released:
             del ends[node]
-    total = nothing
-    for node in graph.finish:
-        total = np.maximum(total, ends[node])
+    total = reduce(np.maximum, [ends[node] for node in graph.finish], nothing)
     return np.asarray(total.max(axis=0))
 
 
-def _latest(ends: Mapping[int, Floats], nodes: tuple[int, ...], nothing: Floats) -> Floats:
-    if not nodes:
-        return nothing
-    latest = ends[nodes[0]]
-    for node in nodes[1:]:
-        latest = np.maximum(latest, ends[node])
-    return latest
-
-
-def _reducer(partition: Partition) -> Callable[[Floats], Floats]:
+def _reducer(labels: Integers) -> Callable[[Floats], Floats]:
     """Return a function that gives every lane the maximum over its set."""
-    if partition.is_trivial:
+    if labels.max(initial=0) + 1 == len(labels):  # each lane by itself
         return lambda times: times
-    if partition.is_whole:
+    if not labels.any():
         return lambda times: times.max(axis=0, keepdims=True)
-    labels = partition.labels
     order = np.argsort(labels, kind="stable")
     first = group_starts(labels[order])
 
-    def reduce(times: Floats) -> Floats:
+    def reduce_sets(times: Floats) -> Floats:
         if times.shape[0] == 1:  # the same on every lane
             return times
         return np.maximum.reduceat(times[order], first, axis=0)[labels]
 
-    return reduce
+    return reduce_sets
 
 
 class Instants(Protocol):
@@ -306,7 +273,7 @@ class Replay:
     shared_work: tuple[tuple[int, ...], ...] = ()
     """Ranks whose compute cannot be told apart in this trace (a TP group without its collectives
     traced); replacing one of them replaces all."""
-    entangled: Mapping[str, Partition] = field(default_factory=dict)
+    entangled: Mapping[str, Integers] = field(default_factory=dict)
     """Types of work that hold unrecorded waiting for other ranks, and the lanes that wait for each
     other: if one of these lanes is slow in such work, all are."""
     notes: tuple[str, ...] = ()
@@ -347,9 +314,7 @@ class Replay:
         return np.asarray(self.traced_s / self.measured - 1.0)
 
     def with_shared_work(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Return these ranks and all whose compute cannot be told apart from that of one of them,
-        sorted.
-        """
+        """Return these ranks, and those whose compute cannot be told from theirs, sorted."""
         chosen = set(ranks)
         for members in self.shared_work:
             if chosen & set(members):

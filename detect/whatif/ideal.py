@@ -46,7 +46,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class Drawn:
     """How a node is drawn."""
 
     kind: Kind
@@ -66,7 +66,13 @@ def ideal_timeline(replay: Replay, source: Timeline | None = None) -> Timeline:
     if source is None:  # an op table holds one rank of each TP group: they are numbered from 0
         layout = Layout(dp=replay.num_lanes, pp=replay.graph.num_stages)
         ranks = np.arange(replay.ranks.size).reshape(replay.ranks.shape)
-        run_id, headers, origin_ns = "ideal", _plain_headers(layout, ranks), 0
+        run_id, origin_ns = "ideal", 0
+        clock = ClockOrigin(domain="ideal", source="replay", origin_unix_ns=0)
+        device = Device(kind="cuda", name="")
+        headers: Mapping[int, RankHeader] = {
+            rank: computed_header(run_id, rank, layout, device, clock)
+            for rank in ranks.ravel().tolist()
+        }
     else:
         layout, ranks = source.layout, replay.ranks
         run_id, headers, origin_ns = f"{source.run_id} ideal", source.headers, source.origin_ns
@@ -99,22 +105,18 @@ def _times(replay: Replay) -> tuple[Floats, Floats]:
     return times[0], times[1]
 
 
-def name_of(node: Node) -> str:
-    """Return what a node's span is called: `forward`, `send_backward`."""
-    return _drawn(node).name
-
-
-def _drawn(node: Node) -> _Drawn:
+def drawn(node: Node) -> Drawn:
+    """Return how a node's span is drawn, and what it is called: `forward`, `send_backward`."""
     if node.optype in _KINDS:
         kind, name, track = _KINDS[node.optype]
-        return _Drawn(kind, name, track, phase=name if kind == Kind.COMPUTE else "")
+        return Drawn(kind, name, track, phase=name if kind == Kind.COMPUTE else "")
     if node.is_local:
-        return _Drawn(Kind.OPTIMIZER, node.optype, Track.COMPUTE)
+        return Drawn(Kind.OPTIMIZER, node.optype, Track.COMPUTE)
     first, _, second = node.optype.partition("-")
     if second in (SEND, RECV):
         name = f"{second}_{first}"
-        return _Drawn(Kind.P2P, name, Track.COMMUNICATION, op=second, direction=first)
-    return _Drawn(Kind.COLLECTIVE, node.optype, Track.COMMUNICATION, op=node.optype)
+        return Drawn(Kind.P2P, name, Track.COMMUNICATION, op=second, direction=first)
+    return Drawn(Kind.COLLECTIVE, node.optype, Track.COMMUNICATION, op=node.optype)
 
 
 def _spans(replay: Replay, ranks: Integers, origin_ns: int) -> pa.Table:
@@ -122,23 +124,26 @@ def _spans(replay: Replay, ranks: Integers, origin_ns: int) -> pa.Table:
     graph, times = replay.graph, _times(replay)
     shown = np.flatnonzero(times[1] > times[0])
     nodes = [graph.nodes[n] for n in shown]
-    looks = [_drawn(node) for node in nodes]
+    looks = [drawn(node) for node in nodes]
     shape = (len(replay.steps), len(shown), replay.num_lanes)
+
+    def filled(values: Integers) -> Integers:
+        return np.broadcast_to(values, shape).ravel()
 
     def spread(values: npt.ArrayLike) -> Integers:
         """Repeat each node's value for all its rows."""
-        return np.broadcast_to(np.asarray(values)[None, :, None], shape).ravel()
+        return filled(np.asarray(values)[None, :, None])
 
     offset = np.arange(len(replay.steps))[:, None] * _STEP_SPACING * replay.ideal_s
     begin, end = (np.rint((t[shown] + offset) * NS_PER_S).astype(np.int64) for t in times)
-    duration = np.broadcast_to((end - begin)[:, :, None], shape).ravel()
+    duration = filled((end - begin)[:, :, None])
     local = spread([node.is_local for node in nodes])
     numbers = {
-        "rank": np.broadcast_to(ranks[[node.stage for node in nodes]], shape).ravel(),
+        "rank": filled(ranks[[node.stage for node in nodes]]),
         "track": spread([int(look.track) for look in looks]),
-        "start_ns": np.broadcast_to(begin[:, :, None] + origin_ns, shape).ravel(),
+        "start_ns": filled(begin[:, :, None] + origin_ns),
         "duration_ns": duration,
-        "iteration": np.broadcast_to(replay.steps[:, None, None], shape).ravel(),
+        "iteration": filled(replay.steps[:, None, None]),
         "microbatch": spread([node.microbatch for node in nodes]),
         "chunk": spread([node.chunk for node in nodes]),
         "size_bytes": spread([node.size_bytes for node in nodes]),
@@ -183,12 +188,3 @@ def _matches(graph: Graph, shown: Integers, shape: tuple[int, int, int]) -> Inte
     cell = np.arange(shape[0])[:, None, None] * shape[2] + np.arange(shape[2])
     ids = cell * len(graph.groups) + pair[None, :, None]
     return np.where(pair[None, :, None] < 0, NOT_APPLICABLE, ids).ravel()
-
-
-def _plain_headers(layout: Layout, ranks: Integers) -> Mapping[int, RankHeader]:
-    clock = ClockOrigin(domain="ideal", source="replay", origin_unix_ns=0)
-    device = Device(kind="cuda", name="")
-    return {
-        rank: computed_header("ideal", rank, layout, device, clock)
-        for rank in ranks.ravel().tolist()
-    }

@@ -24,13 +24,13 @@ any rank of the stage: by then what they need was ready.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from megascan.arrays import Flags, Integers, Words, combine
+from megascan.arrays import Flags, Integers, Words, combine, group_lengths, group_starts
 from megascan.errors import InputError
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import Timeline, codes, equals, numbers
@@ -42,7 +42,6 @@ END, BEGIN, COMMUNICATION = range(3)
 ROUNDING_NS = 2
 """By how much one span's end and the next one's begin may differ where they are one instant: both
 are rounded to whole ns, and so are durations on aligned clocks."""
-_ROW_COLUMNS = ("rank", "iteration", "start_ns", "duration_ns", "microbatch", "chunk")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,20 +75,20 @@ def replayed_spans(spans: pa.Table) -> pa.Table:
 def marks_of(timeline: Timeline) -> Marks:
     """Return the marks of a timeline's traced iterations."""
     table = timeline.spans
-    columns = {name: numbers(table, name) for name in _ROW_COLUMNS}
-    ranks, rank = np.unique(columns["rank"], return_inverse=True)
-    counts = columns["iteration"] > 0
-    iterations = np.unique(columns["iteration"][counts])
-    segment = rank * len(iterations) + np.searchsorted(iterations, columns["iteration"])
-    start, end = columns["start_ns"], columns["start_ns"] + columns["duration_ns"]
+    ranks, rank = np.unique(numbers(table, "rank"), return_inverse=True)
+    iteration, start = numbers(table, "iteration"), numbers(table, "start_ns")
+    end = start + numbers(table, "duration_ns")
+    counts = iteration > 0
+    iterations = np.unique(iteration[counts])
+    segment = rank * len(iterations) + np.searchsorted(iterations, iteration)
     bounds = _bounds(table, counts, segment, (start, end), (len(ranks), len(iterations)))
-    row, edge = (np.concatenate(parts) for parts in zip(*_selected(timeline, counts), strict=True))
+    row, edge = (np.concatenate(parts) for parts in zip(*_selected(table, counts), strict=True))
     time = np.where(edge == END, end[row], start[row])
     until = np.where(edge == COMMUNICATION, end[row], time)
     flat = bounds.reshape(-1, 2)[segment[row]]
     inside = (time >= flat[:, 0] - ROUNDING_NS) & (until <= flat[:, 1] + ROUNDING_NS)
     row, edge, time, until = row[inside], edge[inside], time[inside], until[inside]
-    key = _keys(table, columns, row, edge)
+    key = _keys(table, row, edge)
     sooner = time - ROUNDING_NS * (edge == END)  # what ends when the next begins comes first
     order = _in_order(segment[row], sooner, edge, key)
     marks = Marks(
@@ -142,8 +141,9 @@ def _at_their_earliest(marks: Marks, overlapped: Flags, stage: Integers) -> Mark
     first = np.searchsorted(marks.segment, np.arange(int(marks.segment.max()) + 2))
     place = before - before[first[marks.segment]]
     of_stage = stage[marks.segment[floating] // len(marks.iterations)]
-    ordinal = _ordinals(marks.segment[floating], marks.key[floating])
-    _, same = np.unique(combine(of_stage, marks.key[floating], ordinal), return_inverse=True)
+    key = marks.key[floating]
+    ordinal = _ordinals(combine(marks.segment[floating], key))
+    _, same = np.unique(combine(of_stage, key, ordinal), return_inverse=True)
     earliest = np.full(int(same.max()) + 1, len(fixed))
     np.minimum.at(earliest, same, place[floating])
     place[floating] = earliest[same]
@@ -173,14 +173,12 @@ def _no_later_than_next(time: Integers, fixed: Flags, segment: Integers) -> Inte
     return np.asarray(latest - segment * width + origin)
 
 
-def _ordinals(segment: Integers, key: Integers) -> Integers:
-    """Return how many marks of the same key came before each in its segment, (mark,)."""
-    order = np.lexsort((key, segment))
-    change = (np.diff(segment[order]) != 0) | (np.diff(key[order]) != 0)
-    starts = np.flatnonzero(np.concatenate([[True], change]))
-    counts = np.diff(np.append(starts, len(order)))
-    ordinal = np.empty(len(order), dtype=np.int64)
-    ordinal[order] = np.arange(len(order)) - np.repeat(starts, counts)
+def _ordinals(key: Integers) -> Integers:
+    """Return how many equal keys stand before each."""
+    order = np.argsort(key, kind="stable")
+    starts = group_starts(key[order])
+    ordinal = np.empty_like(order)
+    ordinal[order] = np.arange(len(order)) - np.repeat(starts, group_lengths(starts, len(order)))
     return ordinal
 
 
@@ -195,18 +193,16 @@ def _bounds(
     rows = equals(table, "kind", Kind.ITERATION) & counts
     if not rows.any():
         rows = counts
-    size = shape[0] * shape[1]
-    first = np.full(size, np.iinfo(np.int64).max)
-    last = np.zeros(size, dtype=np.int64)
+    first = np.full(shape[0] * shape[1], np.iinfo(np.int64).max)
+    last = np.zeros_like(first)
     np.minimum.at(first, segment[rows], times[0][rows])
     np.maximum.at(last, segment[rows], times[1][rows])
     first[last == 0] = 0
     return np.stack([first, last], axis=-1).reshape(*shape, 2)
 
 
-def _selected(timeline: Timeline, counts: Flags) -> Iterator[tuple[Integers, Integers]]:
+def _selected(table: pa.Table, counts: Flags) -> Iterator[tuple[Integers, Integers]]:
     """Yield (rows, edge) of every kind of mark."""
-    table = timeline.spans
     brackets = (
         equals(table, "kind", Kind.COMPUTE) & equals(table, "name", *PASS_NAMES),
         equals(table, "kind", Kind.OPTIMIZER),
@@ -222,7 +218,7 @@ def _selected(timeline: Timeline, counts: Flags) -> Iterator[tuple[Integers, Int
     yield rows, np.full(len(rows), COMMUNICATION)
 
 
-def _keys(table: pa.Table, columns: dict[str, Integers], row: Integers, edge: Integers) -> Integers:
+def _keys(table: pa.Table, row: Integers, edge: Integers) -> Integers:
     """Return a number for what each mark means, the same on every rank of a stage."""
     communication = edge == COMMUNICATION
     group, groups = codes(table, "group")
@@ -234,12 +230,10 @@ def _keys(table: pa.Table, columns: dict[str, Integers], row: Integers, edge: In
         np.where(communication, axis, 0),
         codes(table, "name")[0][row],
         np.where(communication, codes(table, "direction")[0][row], 0),
-        np.where(communication, 0, columns["microbatch"][row] + 1),
-        np.where(communication, 0, columns["chunk"][row] + 1),
+        np.where(communication, 0, numbers(table, "microbatch")[row] + 1),
+        np.where(communication, 0, numbers(table, "chunk")[row] + 1),
     ]
-    key = np.zeros(len(row), dtype=np.int64)
-    for part in parts:
-        key = key * (int(part.max(initial=0)) + 1) + part
+    key: Integers = np.ravel_multi_index(parts, [int(part.max(initial=0)) + 1 for part in parts])
     return key
 
 
@@ -362,9 +356,8 @@ def messages_hold_up(marks: Marks, messages: Flags) -> bool:
     chosen = (marks.edge == COMMUNICATION) & messages[marks.row] & (length >= LEAST_NS)
     waiting = np.flatnonzero(chosen)
     place = np.searchsorted(begins, waiting, side="right")
-    waiting, place = waiting[place < len(begins)], place[place < len(begins)]
-    following = begins[place]
-    same = marks.segment[following] == marks.segment[waiting]
+    following = np.append(begins, -1)[place]
+    same = (following >= 0) & (marks.segment[following] == marks.segment[waiting])
     waiting, following = waiting[same], following[same]
     if not len(waiting):
         return False
@@ -382,25 +375,17 @@ _LEAST_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageMarks:
-    """Marks of one stage: `index` (lane, iteration, mark) into Marks; -1 where a lane is missing.
-
-    `present` (lane,) are lanes that were recorded.
-    """
-
-    index: Integers
-    present: Flags
-
-
-@dataclass(frozen=True, kw_only=True)
 class Stack:
     """All stages over the iterations they share; `ranks` (stage, lane), `iterations` their ids.
 
-    `bounds` (stage, lane, iteration, 2) are begin and end of every rank's iterations, ns.
+    `places` are, by stage, (lane, iteration, mark): where in `marks` each mark is, -1 where a lane
+    is missing. `present` (stage, lane) flags what was recorded; `bounds` (stage, lane, iteration,
+    2) are begin and end of every rank's iterations, ns.
     """
 
     marks: Marks
-    stages: tuple[StageMarks, ...]
+    places: tuple[Integers, ...]
+    present: Flags
     ranks: Integers
     iterations: Integers
     bounds: Integers
@@ -412,7 +397,7 @@ class Stack:
 
         Raises InputError when there is none: messages between stages could not be paired.
         """
-        whole = np.logical_and.reduce([stage.present for stage in self.stages])
+        whole = self.present.all(axis=0)
         if not whole.any():
             raise InputError(
                 "no replica of the model has a usable record of every pipeline stage; aggregate "
@@ -430,7 +415,10 @@ def stack_marks(timeline: Timeline) -> Stack:
     usual = _runs_usual_program(programs(marks), grid)
     present = usual.mean(axis=2) >= _LEAST_SHARE
     kept = np.all(usual | ~present[:, :, None], axis=(0, 1)) & present.any()
-    kept, num_warmup = _without_warmup(kept, marks.iterations)
+    is_warmup = marks.iterations <= NUM_WARMUP_ITERATIONS
+    num_warmup = 0
+    if (kept & ~is_warmup).sum() >= 2:
+        kept, num_warmup = kept & ~is_warmup, int(is_warmup.sum())
     if not kept.any():
         raise InputError(
             f"none of the {len(marks.iterations)} traced iterations ran the same operations on "
@@ -442,14 +430,18 @@ def stack_marks(timeline: Timeline) -> Stack:
     first = np.searchsorted(marks.segment, np.arange(len(marks.ranks) * size))
     lengths = np.bincount(marks.segment, minlength=len(first))
     segments = np.where(grid[:, :, None] < 0, -1, grid[:, :, None] * size + chosen)
-    stages = tuple(
-        _stage(first, lengths, segments[number], present[number]) for number in range(len(ranks))
-    )
+    places = []
+    for own, recorded in zip(segments, present, strict=True):
+        length = int(lengths[own[np.argmax(recorded), 0]]) if recorded.any() else 0
+        place = first[own][:, :, None] + np.arange(length)
+        place[~recorded] = -1
+        places.append(place)
     bounds = marks.bounds.reshape(-1, 2)[segments]
     bounds[~present] = 0
     return Stack(
         marks=marks,
-        stages=stages,
+        places=tuple(places),
+        present=present,
         ranks=ranks,
         iterations=marks.iterations[chosen],
         bounds=bounds,
@@ -460,10 +452,8 @@ def stack_marks(timeline: Timeline) -> Stack:
 def ranks_by_stage(timeline: Timeline) -> Integers:
     """Return global ranks, (stage, lane), in order of rank, so that one lane is one replica."""
     layout = timeline.layout
-    stages: Mapping[int, list[int]] = {number: [] for number in range(layout.pp)}
-    for rank in range(layout.world_size):
-        stages[layout.coordinates(rank).pp].append(rank)
-    return np.array([stages[number] for number in range(layout.pp)])
+    stage = [layout.coordinates(rank).pp for rank in range(layout.world_size)]
+    return np.argsort(stage, kind="stable").reshape(layout.pp, -1)
 
 
 def _runs_usual_program(fingerprints: Words, grid: Integers) -> Flags:
@@ -478,24 +468,10 @@ def _runs_usual_program(fingerprints: Words, grid: Integers) -> Flags:
     return usual
 
 
-def _without_warmup(kept: Flags, iterations: Integers) -> tuple[Flags, int]:
-    later = kept & (iterations > NUM_WARMUP_ITERATIONS)
-    if later.sum() < 2:
-        return kept, 0
-    return later, int((iterations <= NUM_WARMUP_ITERATIONS).sum())
-
-
-def _stage(first: Integers, lengths: Integers, segments: Integers, present: Flags) -> StageMarks:
-    length = int(lengths[segments[int(np.argmax(present)), 0]]) if present.any() else 0
-    index = first[segments][:, :, None] + np.arange(length)
-    index[~present] = -1
-    return StageMarks(index=index, present=present)
-
-
 def _notes(missing: Integers, num_left_out: int, num_warmup: int) -> tuple[str, ...]:
     notes = []
     if len(missing):
-        names = ", ".join(str(rank) for rank in np.sort(missing)[:8])
+        names = ", ".join(map(str, np.sort(missing)[:8]))
         more = ", …" if len(missing) > 8 else ""
         notes.append(
             f"{len(missing)} rank(s) without a usable record ({names}{more}) are replayed like "

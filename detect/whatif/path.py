@@ -36,8 +36,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from detect.whatif.graph import DATA, EACH_LANE, GC, HOST, NS_PER_S, Graph, Replay, sweep
-from detect.whatif.ideal import name_of
+from detect.whatif.graph import DATA, EACH_LANE, GC, HOST, NS_PER_S, Graph, Group, Replay, sweep
+from detect.whatif.ideal import drawn
 from megascan.arrays import Floats, Integers, group_starts
 from megascan.schema import NOT_APPLICABLE
 
@@ -67,16 +67,14 @@ class Link:
 class StepPath:
     """The critical path of one step, all arrays (hop,) in the order of time.
 
-    Hop i is operation `nodes[i]` of lane `lanes[i]`. `weights_s` are weights of the replay, all
-    other times are recorded: `ends_ns[i]` is also the begin of hop i + 1, `begin_ns` the begin of
-    the first hop. In the first `idle_ns[i]` of hop i nobody worked. `rows` are spans of the
-    timeline, -1 for none.
+    Hop i is operation `nodes[i]` of lane `lanes[i]`. Times are recorded: `ends_ns[i]` is also the
+    begin of hop i + 1, `begin_ns` the begin of the first hop. In the first `idle_ns[i]` of hop i
+    nobody worked. `rows` are spans of the timeline, -1 for none.
     """
 
     iteration: int
     nodes: Integers
     lanes: Integers
-    weights_s: Floats
     begin_ns: int
     ends_ns: Integers
     idle_ns: Integers
@@ -134,11 +132,6 @@ class CriticalPath:
     steps: tuple[StepPath, ...]
 
     @cached_property
-    def link_of(self) -> Links:
-        """Return what names the link of a communication."""
-        return Links(self.replay)
-
-    @cached_property
     def makeups(self) -> tuple[Makeup, ...]:
         """Return what each step is made of."""
         return tuple(self._makeup([step]) for step in self.steps)
@@ -157,6 +150,12 @@ class CriticalPath:
         found: Integers = self.replay.ranks[self.replay.graph.stage[step.nodes], step.lanes]
         return found
 
+    def link_of(self, node: int, lane: int) -> Link:
+        """Return what the data of a communication travels over."""
+        if (node, lane) not in self._links:
+            self._links[node, lane] = self._link(node, lane)
+        return self._links[node, lane]
+
     def share(self, node: int) -> Share:
         """Return what an operation counts as."""
         one = self.replay.graph.nodes[node]
@@ -167,8 +166,29 @@ class CriticalPath:
     def name(self, node: int) -> str:
         """Return what an operation is called: `forward, microbatch 3`."""
         one = self.replay.graph.nodes[node]
-        text = name_of(one)
+        text = drawn(one).name
         return f"{text}, microbatch {one.microbatch}" if one.microbatch >= 0 else text
+
+    @cached_property
+    def _links(self) -> dict[tuple[int, int], Link]:
+        return {}
+
+    @cached_property
+    def _group_of(self) -> dict[int, Group]:
+        return {node: group for group in self.replay.graph.groups for node in group.nodes}
+
+    def _link(self, node: int, lane: int) -> Link:
+        replay, group = self.replay, self._group_of[node]
+        own, nodes = replay.graph.nodes[node], [replay.graph.nodes[one] for one in group.nodes]
+        if own.is_message:
+            ends = sorted(nodes, key=lambda one: not one.optype.endswith("-send"))
+            op = own.optype.rpartition("-")[0] if len(ends) == 2 else own.optype
+            ranks = tuple(int(replay.ranks[one.stage, lane]) for one in ends)
+            return Link(op=op, ranks=ranks, is_message=True)
+        lane_set = replay.graph.lane_sets(group.partition, replay.num_lanes)
+        together = lane_set == lane_set[lane]
+        members = np.unique(replay.ranks[[one.stage for one in nodes]][:, together])
+        return Link(op=own.optype, ranks=tuple(members.tolist()), is_message=False)
 
     def _makeup(self, steps: Iterable[StepPath]) -> Makeup:
         steps = tuple(steps)
@@ -193,11 +213,15 @@ class CriticalPath:
         )
 
     def _bubble(self, steps: tuple[StepPath, ...]) -> tuple[int, int]:
-        """Return the stage that has most of the path, and the others' time on the path, ns."""
+        """Return the stage that has most of the path, and the others' time on the path, ns: that of
+        passes and of messages between stages.
+        """
         graph = self.replay.graph
         if graph.num_stages < 2:
             return NOT_APPLICABLE, 0
-        within = np.array([_is_of_passes(graph, node) for node in range(len(graph.nodes))])
+        within = np.array(
+            [one.microbatch >= 0 if one.is_local else one.is_message for one in graph.nodes]
+        )
         by_stage = np.zeros(graph.num_stages, dtype=np.int64)
         for step in steps:
             chosen = within[step.nodes]
@@ -218,44 +242,6 @@ def _work_by_place(steps: Iterable[StepPath]) -> Counter[tuple[int, int]]:
         for place, work_ns in zip(places, step.work_ns.tolist(), strict=True):
             found[place] += work_ns
     return found
-
-
-def _is_of_passes(graph: Graph, node: int) -> bool:
-    """Return whether an operation is part of a pass, or a message between stages."""
-    one = graph.nodes[node]
-    return one.microbatch >= 0 if one.is_local else one.is_message
-
-
-class Links:
-    """Finds what the data of a communication travels over."""
-
-    def __init__(self, replay: Replay) -> None:
-        self._replay = replay
-        self._group_of = {node: group for group in replay.graph.groups for node in group.nodes}
-        self._known: dict[tuple[int, int], Link] = {}
-
-    def __call__(self, node: int, lane: int) -> Link:
-        """Return the link of a node on a lane."""
-        if (node, lane) not in self._known:
-            self._known[node, lane] = self._link(node, lane)
-        return self._known[node, lane]
-
-    def _link(self, node: int, lane: int) -> Link:
-        replay, group = self._replay, self._group_of[node]
-        nodes = [replay.graph.nodes[member] for member in group.nodes]
-        lane_set = replay.graph.lane_sets(group.partition, replay.num_lanes)
-        own = replay.graph.nodes[node]
-        if own.is_message:
-            ends = sorted(nodes, key=lambda one: not one.optype.endswith("-send"))
-            op = own.optype.rpartition("-")[0] if len(ends) == 2 else own.optype
-            ranks = tuple(int(replay.ranks[one.stage, lane]) for one in ends)
-            return Link(op=op, ranks=ranks, is_message=True)
-        members = {
-            int(rank)
-            for one in nodes
-            for rank in replay.ranks[one.stage, lane_set == lane_set[lane]]
-        }
-        return Link(op=own.optype, ranks=tuple(sorted(members)), is_message=False)
 
 
 def critical_path(replay: Replay) -> CriticalPath:
@@ -324,8 +310,7 @@ class _WalkBack:
 def _recorded(replay: Replay, step: int, chain: tuple[Integers, Integers]) -> StepPath:
     """Look a chain up among the recorded times."""
     nodes, lanes = chain
-    weights_s = replay.weights[nodes, lanes, step]
-    weights_ns = np.rint(weights_s * NS_PER_S).astype(np.int64)
+    weights_ns = np.rint(replay.weights[nodes, lanes, step] * NS_PER_S).astype(np.int64)
     instants = replay.instants
     ends_ns = _known_ends(instants.ends_ns(nodes, lanes, step), weights_ns)
     begin_ns = instants.begin_ns(int(nodes[0]), int(lanes[0]), step)
@@ -337,7 +322,6 @@ def _recorded(replay: Replay, step: int, chain: tuple[Integers, Integers]) -> St
         iteration=int(replay.steps[step]),
         nodes=nodes,
         lanes=lanes,
-        weights_s=weights_s,
         begin_ns=begin_ns,
         ends_ns=ends_ns,
         idle_ns=np.maximum(lengths - weights_ns, 0),

@@ -12,7 +12,7 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from itertools import islice
 
@@ -38,26 +38,25 @@ _HIGH_MODEL_ERROR = 0.05
 
 def render_text(result: WhatIf, savings: Sequence[Saving] = ()) -> str:
     """Return the answer, then where time is lost, then how far the replay can be trusted."""
-    lines = [_headline(result), ""]
-    lines += _where(result)
+    lines = [
+        f"A step takes {_seconds(result.traced_s)} and would take {_seconds(result.ideal_s)} were "
+        f"all ranks, stages and microbatches alike: {100 * max(result.waste_ratio, 0.0):.1f} % of "
+        f"the GPU time is lost (S = {result.slowdown:.3f}, {result.replay.layout_text}, "
+        f"{result.replay.num_gpus} GPUs).",
+        "",
+        *_where(result),
+    ]
     if savings:
         lines += ["", "If it ran like its peers"]
         lines += [f"  {_saving_line(result, saving)}" for saving in savings]
-    lines += ["", "Step time were all ideal but …", *_ranks(result), *_types(result)]
+    lines += ["", "Step time were all ideal but …", *_ranks(result)]
+    worst = islice(result.type_ratio.items(), _NUM_TYPES_SHOWN)
+    lines += [f"  type    {ratio:.3f}  {name}" for name, ratio in worst]
     if len(result.stage_ratio) > 1:
         stages = "  ".join(f"PP{n} {ratio:.3f}" for n, ratio in enumerate(result.stage_ratio))
         lines.append(f"  stage   {stages}")
     lines += ["", *_explained(result), "", *_trust(result)]
     return "\n".join(lines) + "\n"
-
-
-def _headline(result: WhatIf) -> str:
-    return (
-        f"A step takes {_seconds(result.traced_s)} and would take {_seconds(result.ideal_s)} were "
-        f"all ranks, stages and microbatches alike: {100 * max(result.waste_ratio, 0.0):.1f} % of "
-        f"the GPU time is lost (S = {result.slowdown:.3f}, {result.replay.layout_text}, "
-        f"{result.replay.num_gpus} GPUs)."
-    )
 
 
 def _seconds(value: float) -> str:
@@ -115,11 +114,6 @@ def _ranks(result: WhatIf) -> list[str]:
     ]
 
 
-def _types(result: WhatIf) -> list[str]:
-    worst = islice(result.type_ratio.items(), _NUM_TYPES_SHOWN)
-    return [f"  type    {ratio:.3f}  {name}" for name, ratio in worst]
-
-
 def _explained(result: WhatIf) -> list[str]:
     if not math.isfinite(result.top_ranks.removal):
         return ["There is no slowness to explain."]
@@ -148,7 +142,9 @@ def _trust(result: WhatIf) -> list[str]:
 def to_json(result: WhatIf, savings: Sequence[Saving] = ()) -> dict[str, Json]:
     """Return everything under the names of the definitions; times in seconds."""
     replay = result.replay
-    places = list(np.ndindex(replay.ranks.shape))
+    ranks = [str(rank) for rank in replay.ranks.ravel()]
+    approximate = result.approximate_rank_ratio.ravel().tolist()
+    is_replica = len(np.unique(replay.columns)) == len(replay.columns)
     return {
         "schema": WHATIF_SCHEMA,
         "layout": replay.layout_text,
@@ -162,30 +158,18 @@ def to_json(result: WhatIf, savings: Sequence[Saving] = ()) -> dict[str, Json]:
         "S_step": result.step_slowdown.tolist(),
         "S_t": dict(result.type_ratio),
         "S_stage": list(result.stage_ratio),
-        "S_dp": _replicas(result),
-        "S_w": {str(replay.ranks[place]): float(result.rank_ratio[place]) for place in places},
-        "S_w_approximate": {
-            str(replay.ranks[place]): float(result.approximate_rank_ratio[place])
-            for place in places
-        },
+        # of DP ranks: a lane is one unless TP or CP make several of them
+        "S_dp": list(result.lane_ratio) if is_replica else None,
+        "S_w": dict(zip(ranks, result.rank_ratio.ravel().tolist(), strict=True)),
+        "S_w_approximate": dict(zip(ranks, approximate, strict=True)),
         "M_W": _share_json(result.top_ranks),
         "M_S": _share_json(result.last_stage),
-        "factors": {
-            "random": result.factors.random,
-            "worker": result.factors.worker,
-            "stage": result.factors.stage,
-        },
+        "factors": dict(asdict(result.factors)),
         "launch_slowdown": result.launch_slowdown,
         "model_error_median_ratio": result.error_ratio,
         "savings": [saving.to_json() for saving in savings],
         "notes": list(replay.notes),
     }
-
-
-def _replicas(result: WhatIf) -> list[Json] | None:
-    """Return S of each DP rank; null where one has several ranks a stage (TP or CP above 1)."""
-    columns = result.replay.columns
-    return list(result.lane_ratio) if len(np.unique(columns)) == len(columns) else None
 
 
 def _share_json(share: Explained) -> dict[str, Json]:
@@ -218,6 +202,11 @@ class HeatGrid:
     def shows_values(self) -> bool:
         """Return whether there is room for numbers."""
         return len(self.column_labels) <= _MOST_LABELLED_COLUMNS
+
+    @property
+    def cell_size(self) -> tuple[int, int]:
+        """Return width and height of a cell, pixels."""
+        return (_CELL_WIDTH, _CELL_HEIGHT) if self.shows_values else (_SMALL_CELL, _SMALL_CELL)
 
 
 def heat_grid(result: WhatIf) -> HeatGrid:
@@ -258,39 +247,31 @@ def colours(values: Floats) -> npt.NDArray[np.uint8]:
 def heat_map_svg(result: WhatIf) -> str:
     """Return the heat map as an SVG document whose cells show rank and value on hover."""
     grid = heat_grid(result)
-    width, height = _cell_size(grid)
+    width, height = grid.cell_size
     num_rows, num_columns = grid.values.shape
     size = (_LEFT + max(num_columns * width, 360) + 20, _TOP + num_rows * height + 34)
     title = "Step time were all other ranks ideal, relative to all ideal (S_w)"
+    subtitle = (
+        f"{result.replay.layout_text}; S = {result.slowdown:.3f}, "
+        f"{100 * result.waste_ratio:.1f} % of the GPU time lost"
+    )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" '
         f'viewBox="0 0 {size[0]} {size[1]}" font-family="sans-serif" font-size="12">',
         f'<rect width="{size[0]}" height="{size[1]}" fill="#ffffff"/>',
         f'<text x="10" y="20" font-size="14">{escape(title)}</text>',
-        f'<text x="10" y="38" fill="#555555">{escape(_subtitle(result))}</text>',
+        f'<text x="10" y="38" fill="#555555">{escape(subtitle)}</text>',
     ]
-    parts += _axis_labels(grid, width, height)
+    parts += _axis_labels(grid)
     rgb = colours(grid.values)
-    for row, column in np.ndindex(grid.values.shape):
-        if grid.ranks[row, column] >= 0:
-            parts.append(_cell(result, grid, (row, column), rgb[row, column].tolist()))
-    parts.append(_legend(_TOP + num_rows * height + 12))
-    parts.append("</svg>")
+    for row, column in np.argwhere(grid.ranks >= 0).tolist():
+        parts.append(_cell(result, grid, (row, column), rgb[row, column].tolist()))
+    parts += [_legend(_TOP + num_rows * height + 12), "</svg>"]
     return "\n".join(parts) + "\n"
 
 
-def _cell_size(grid: HeatGrid) -> tuple[int, int]:
-    return (_CELL_WIDTH, _CELL_HEIGHT) if grid.shows_values else (_SMALL_CELL, _SMALL_CELL)
-
-
-def _subtitle(result: WhatIf) -> str:
-    return (
-        f"{result.replay.layout_text}; S = {result.slowdown:.3f}, "
-        f"{100 * result.waste_ratio:.1f} % of the GPU time lost"
-    )
-
-
-def _axis_labels(grid: HeatGrid, width: int, height: int) -> list[str]:
+def _axis_labels(grid: HeatGrid) -> list[str]:
+    width, height = grid.cell_size
     every = 1 if grid.shows_values else 8
     labels = [
         f'<text x="{_LEFT + column * width + width // 2}" y="{_TOP - 6}" text-anchor="middle">'
@@ -307,7 +288,7 @@ def _axis_labels(grid: HeatGrid, width: int, height: int) -> list[str]:
 
 def _cell(result: WhatIf, grid: HeatGrid, place: tuple[int, int], rgb: tuple[int, int, int]) -> str:
     row, column = place
-    width, height = _cell_size(grid)
+    width, height = grid.cell_size
     x, y = _LEFT + column * width, _TOP + row * height
     value, rank = float(grid.values[place]), int(grid.ranks[place])
     name = escape(f"{_rank(result.replay, rank)}: {value:.4f}")
@@ -351,12 +332,11 @@ def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
     lines = np.zeros((height, 1 + 3 * width), dtype=np.uint8)  # filter type 0 before each line
     lines[:, 1:] = pixels.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_png_chunk(name, data) for name, data in chunks)
-
-
-def _png_chunk(name: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    image = b"\x89PNG\r\n\x1a\n"
+    data = zlib.compress(lines.tobytes(), 9)
+    for chunk in (b"IHDR" + header, b"IDAT" + data, b"IEND"):
+        image += struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return image
 
 
 PATH_SCHEMA = 1
@@ -383,14 +363,14 @@ def render_path(path: CriticalPath) -> str:
 
 def _mean(path: CriticalPath) -> Iterator[str]:
     mean, replay = path.mean, path.replay
+    by_who = {
+        Share.COMPUTE: {_rank(replay, rank): value for rank, value in mean.compute.items()},
+        Share.TRANSFER: {link_text(link): value for link, value in mean.transfer.items()},
+        Share.HOST: {_rank(replay, rank): value for rank, value in mean.host.items()},
+    }
     for share, ratio in mean.shares.items():
         yield f"  {share:<9} {_percent(ratio)}  {milliseconds(ratio * mean.length_ns)}"
-        by_who = {
-            Share.COMPUTE: {_rank(replay, rank): value for rank, value in mean.compute.items()},
-            Share.TRANSFER: {link_text(link): value for link, value in mean.transfer.items()},
-            Share.HOST: {_rank(replay, rank): value for rank, value in mean.host.items()},
-        }.get(share, {})
-        yield from _who(by_who)
+        yield from _who(by_who.get(share, {}))
     if mean.main_stage >= 0:
         yield (
             f"  bubble    {_percent(mean.bubble)}  of this, passes and messages of other stages "
@@ -438,9 +418,8 @@ def _trust_in_path(path: CriticalPath) -> Iterator[str]:
     error = float(
         path.replay.traced_s.sum() * NS_PER_S / max(sum(s.length_ns for s in path.steps), 1)
     )
-    yield f"The replayed steps (megascan whatif) take {abs(error - 1):.1%} " + (
-        "longer." if error >= 1 else "less."
-    )
+    less = "longer" if error >= 1 else "less"
+    yield f"The replayed steps (megascan whatif) take {abs(error - 1):.1%} {less}."
     if abs(error - 1) > _HIGH_MODEL_ERROR:
         yield "That is much: idle time on the path is time that the trace does not explain."
     yield from (f"note: {note}" for note in path.replay.notes)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from detect.observe.observations import Unevenness
 from detect.report import Cause, Finding
 from detect.stats.robust import ordinary
 from detect.thresholds import COSTS, NETWORKS
@@ -172,7 +172,10 @@ def _fix_work(
         sums = _time_by_rank(replay, types == optype)  # (stage, lane, step)
         for stage in stages:
             nodes = np.flatnonzero((types == optype) & (graph.stage == stage))
-            own = _waiting_together(replay, str(optype), places[stage])
+            own = places[stage]
+            if optype in replay.entangled:  # lanes that wait for these inside such work are as slow
+                labels = replay.entangled[optype]
+                own = np.isin(labels, labels[own])
             others = sums[stage, ~own]
             if not have_peers or not len(others):
                 others = sums[~places.any(axis=1)].reshape(-1, sums.shape[2])
@@ -181,35 +184,15 @@ def _fix_work(
             if like_peers and have_peers and not own.all():
                 _borrow_work(weights, nodes, own)
             now, goal = weights[nodes].sum(axis=0), np.median(others, axis=0)
-            _scale_to(weights, nodes, own, now, np.minimum(goal, now) if late else goal)
+            ratio = (np.minimum(goal, now) if late else goal) / np.maximum(now, 1e-30)
+            weights[nodes] *= np.where(own[:, None] & (now > 0), ratio, 1.0)
     return "peers" if have_peers else "stages"
-
-
-def _waiting_together(replay: Replay, optype: str, own: Flags) -> Flags:
-    """Flag the `own` lanes and the lanes that wait for them inside work of a type, (lane,)."""
-    if optype not in replay.entangled:
-        return own
-    labels = replay.entangled[optype].labels
-    return np.isin(labels, labels[own])
 
 
 def _time_by_rank(replay: Replay, chosen: Flags) -> Floats:
     """Return the time each rank spends in the chosen nodes, (stage, lane, step)."""
-    stage = replay.graph.stage
-    return np.stack(
-        [
-            replay.weights[chosen & (stage == number)].sum(axis=0)
-            for number in range(replay.graph.num_stages)
-        ]
-    )
-
-
-def _scale_to(weights: Floats, nodes: Integers, own: Flags, sums: Floats, goal: Floats) -> None:
-    """Scale weights so that the sums of the `own` lanes reach the goal (step,)."""
-    factor = np.ones_like(sums)
-    scaled = own[:, None] & (sums > 0)
-    factor[scaled] = (np.broadcast_to(goal, sums.shape) / np.maximum(sums, 1e-30))[scaled]
-    weights[nodes] *= factor
+    of_stage = [replay.graph.stage == number for number in range(replay.graph.num_stages)]
+    return np.stack([replay.weights[chosen & own].sum(axis=0) for own in of_stage])
 
 
 def _borrow_work(weights: Floats, nodes: Integers, own: Flags) -> None:
@@ -303,15 +286,30 @@ def savings_of(replay: Replay, findings: Sequence[Finding]) -> list[Saving]:
     ]
 
 
-class ReplayedCosts:
-    """Costs of findings on one timeline or op table; `build` makes the replay at the first
-    question.
+@dataclass(frozen=True, kw_only=True)
+class Unevenness:
+    """How much longer steps are than one in which every operation takes its typical time on all
+    ranks, if some operations last as long as they did: 1.2 is 20 % longer.
     """
+
+    computing: Floats
+    """(iteration,): passes last as long as they did."""
+    transfers: Floats
+    """(iteration,): communication does, waiting taken out."""
+
+
+class ReplayedCosts:
+    """Costs of findings on one trace; `build` makes the replay at the first question."""
 
     def __init__(self, build: Callable[[], Replay]) -> None:
         self._build = build
-        self._replay: Replay | None = None
-        self._fails = False
+
+    @cached_property
+    def _replay(self) -> Replay | None:
+        try:
+            return self._build()
+        except MegaScanError:
+            return None  # no graph can be built from this trace: estimates remain
 
     def ratio(
         self,
@@ -320,8 +318,7 @@ class ReplayedCosts:
         within: tuple[int, int],
         lost_ns: float = 0.0,
     ) -> float | None:
-        """Return iteration time divided by iteration time without the finding, at least 1; None if
-        unknown.
+        """Return iteration time over iteration time without a finding, at least 1; None if unknown.
 
         `within` are the first and last iteration in which the ranks are slow, of these `causes`, by
         `lost_ns` an iteration. Where passes are not in the graph, transfers beside computing hide
@@ -332,11 +329,12 @@ class ReplayedCosts:
         if known is None:
             return None
         replay, during = known
-        if Cause.COMPUTE in causes and not _holds_compute(replay):
-            return None
         links, hosts = Cause.LINK in causes, Cause.HOST in causes
-        if hosts and not (_holds_compute(replay) or _gaps_hold(replay, ranks, during, lost_ns)):
-            return None
+        if not _holds_compute(replay):
+            if Cause.COMPUTE in causes:
+                return None
+            if hosts and not _gaps_hold(replay, ranks, during, lost_ns):
+                return None
         gaps = not set(causes) <= {Cause.COMPUTE, Cause.LINK}
         try:
             saving = saved_by_fixing(
@@ -353,9 +351,7 @@ class ReplayedCosts:
     def ratio_of_border(
         self, ranks: tuple[int, ...], slowdown: float, within: tuple[int, int]
     ) -> float | None:
-        """Return iteration time divided by iteration time with a sound network of the ranks' host,
-        at least 1; None if unknown. What crosses the host's border is `slowdown` times slower now.
-        """
+        """Return the same for the network of the ranks' host, which is `slowdown` times slower."""
         known = self._replayable(ranks, within)
         if known is None:
             return None
@@ -364,13 +360,13 @@ class ReplayedCosts:
         return None if saving is None else max(1.0, saving.speedup)
 
     def unevenness(self, within: tuple[int, int]) -> Unevenness | None:
-        """Return what it costs from a first to a last iteration that ranks take unlike times for
-        the same operations; None where no replay tells, or passes are not in it.
+        """Return what it costs in some iterations that ranks take unlike times for the same
+        operations; None where no replay tells, or passes are not in it.
         """
-        replay = self._get_replay()
+        replay = self._replay
         if replay is None or not _holds_compute(replay):
             return None
-        during = (replay.steps >= within[0]) & (replay.steps <= within[1])
+        during = _steps_within(replay, within)
         passes = [node.optype in (FORWARD, BACKWARD) for node in replay.graph.nodes]
         kept = np.array([passes, ~replay.graph.is_local])
         if not during.any() or replay.ideal_s <= 0:
@@ -382,21 +378,18 @@ class ReplayedCosts:
         self, ranks: tuple[int, ...], within: tuple[int, int]
     ) -> tuple[Replay, Flags] | None:
         """Return the replay and its steps within these iterations; None where no replay tells."""
-        replay = self._get_replay() if ranks else None
+        replay = self._replay if ranks else None
         if replay is None:
             return None
-        during = (replay.steps >= within[0]) & (replay.steps <= within[1])
+        during = _steps_within(replay, within)
         if not during.any() or _hidden_wait(replay, ranks, during) > COSTS.max_hidden_share:
             return None
         return replay, during
 
-    def _get_replay(self) -> Replay | None:
-        if self._replay is None and not self._fails:
-            try:
-                self._replay = self._build()
-            except MegaScanError:
-                self._fails = True  # no graph can be built from this trace: estimates remain
-        return self._replay
+
+def _steps_within(replay: Replay, within: tuple[int, int]) -> Flags:
+    """Flag the steps from a first to a last iteration, (step,)."""
+    return (replay.steps >= within[0]) & (replay.steps <= within[1])
 
 
 def _holds_compute(replay: Replay) -> bool:
@@ -432,12 +425,12 @@ def _hidden_wait(replay: Replay, ranks: tuple[int, ...], during: Flags) -> float
     rank alone may have gaps for reasons of its own.
     """
     stage, gaps = replay.graph.stage, _gaps(replay)
-    others = ~np.isin(replay.ranks, ranks)  # (stage, lane)
+    others = ~replay.mask(ranks)
     steps = ordinary(replay.traced_s, during)
     step_s = float(replay.traced_s[steps].mean())
     lost_s = replay.weights[:, :, steps].mean(axis=-1)  # (node, lane)
     shares = [
-        lost_s[gaps & (stage == number)].sum(axis=0)[others[number]] / step_s
-        for number in range(replay.graph.num_stages)
+        lost_s[gaps & (stage == number)].sum(axis=0)[of_stage] / step_s
+        for number, of_stage in enumerate(others)
     ]
     return float(max((np.median(share) for share in shares if len(share)), default=0.0))

@@ -24,20 +24,14 @@ costs time linear in the number of ranks.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from detect.whatif.graph import (
-    Partition,
-    Replay,
-    keep_nodes,
-    over_all_steps,
-    partition_of,
-    sweep,
-)
+from detect.whatif.graph import Replay, keep_nodes, over_all_steps, partition_of, sweep
 from detect.whatif.savings import Saving, saved_by_fixing
 from megascan.arrays import Flags, Floats, Integers
 
@@ -73,8 +67,8 @@ def keep_each_rank(replay: Replay) -> tuple[Floats, Floats]:
 
 
 def lane_classes(
-    partitions: Mapping[str, Partition], num_lanes: int
-) -> tuple[Integers, dict[str, Partition]]:
+    partitions: Mapping[str, Integers], num_lanes: int
+) -> tuple[Integers, dict[str, Integers]]:
     """Put lanes into classes that replay alike when one lane alone differs from the rest.
 
     Returns (size of each class, partitions over classes); class 0 is the one lane. Two lanes are
@@ -85,25 +79,25 @@ def lane_classes(
     while True:
         sets = {name: _classes_in_sets(p, classes) for name, p in partitions.items()}
         signatures = [
-            (int(classes[lane]), *(sets[name][p.labels[lane]] for name, p in partitions.items()))
+            (int(classes[lane]), *(sets[name][p[lane]] for name, p in partitions.items()))
             for lane in range(num_lanes)
         ]
-        refined = partition_of(signatures).labels
+        refined = partition_of(signatures)
         if refined.max() == classes.max():
             break
         classes = refined
     first = [int(np.argmax(classes == number)) for number in range(int(classes.max()) + 1)]
     merged = {
-        name: partition_of([sets[name][p.labels[lane]] for lane in first])
+        name: partition_of([sets[name][p[lane]] for lane in first])
         for name, p in partitions.items()
     }
     return np.bincount(classes), merged
 
 
-def _classes_in_sets(partition: Partition, classes: Integers) -> list[tuple[int, ...]]:
+def _classes_in_sets(partition: Integers, classes: Integers) -> list[tuple[int, ...]]:
     """Return the classes present in each set of a partition."""
-    present = np.zeros((int(partition.labels.max()) + 1, int(classes.max()) + 1), dtype=np.bool_)
-    present[partition.labels, classes] = True
+    present = np.zeros((int(partition.max()) + 1, int(classes.max()) + 1), dtype=np.bool_)
+    present[partition, classes] = True
     return [tuple(np.flatnonzero(row).tolist()) for row in present]
 
 
@@ -205,47 +199,36 @@ class WhatIf:
 
 def analyze(replay: Replay) -> WhatIf:
     """Return all figures of a replay, in four sweeps over its graph."""
-    ideal_s, traced_s = replay.ideal_s, float(replay.traced_s.mean())
-    names, kept = _kept_nodes(replay)
-    by_set = keep_nodes(replay, kept).mean(axis=1)
-    num_types = len(names)
-    stage_s = by_set[num_types:]
+    graph, ideal_s, traced_s = replay.graph, replay.ideal_s, float(replay.traced_s.mean())
+    types = np.array([_MERGED_TYPES.get(node.optype, node.optype) for node in graph.nodes])
+    names = list(dict.fromkeys(types.tolist()))
+    kept = [types == name for name in names]
+    kept += [graph.stage == number for number in range(graph.num_stages)]
+    by_set = keep_nodes(replay, np.stack(kept)).mean(axis=1)
+    type_s, stage_s = by_set[: len(names)], by_set[len(names) :]
     rank_s, lane_s = (times.mean(axis=-1) for times in keep_each_rank(replay))
     approximate_s = np.minimum(stage_s[:, None], lane_s[None, :])
     top = _slowest_places(replay, approximate_s)
     last = np.zeros(replay.ranks.shape, dtype=np.bool_)
     last[-1] = True
     removed = keep_places(replay, np.stack([~top, ~last, top])).mean(axis=1)
-    added = removed[2], stage_s[-1]
     return WhatIf(
         replay=replay,
         measured_s=float(replay.measured.mean()),
         traced_s=traced_s,
         ideal_s=ideal_s,
         type_ratio={
-            name: float(seconds / ideal_s)
-            for name, seconds in sorted(
-                zip(names, by_set[:num_types], strict=True), key=lambda pair: -pair[1]
-            )
+            names[number]: float(type_s[number] / ideal_s)
+            for number in np.argsort(-type_s, kind="stable").tolist()
         },
         stage_ratio=tuple((stage_s / ideal_s).tolist()),
         lane_ratio=tuple((lane_s / ideal_s).tolist()),
         rank_ratio=rank_s / ideal_s,
         approximate_rank_ratio=approximate_s / ideal_s,
-        top_ranks=_explained_by(replay, top, float(removed[0]), float(added[0])),
-        last_stage=_explained_by(replay, last, float(removed[1]), float(added[1])),
+        top_ranks=_explained_by(replay, top, float(removed[0]), float(removed[2])),
+        last_stage=_explained_by(replay, last, float(removed[1]), float(stage_s[-1])),
         factors=_factors(replay),
     )
-
-
-def _kept_nodes(replay: Replay) -> tuple[list[str], Flags]:
-    """Return type names, and nodes to keep (scenario, node): of one type each, then one stage."""
-    graph = replay.graph
-    types = np.array([_MERGED_TYPES.get(node.optype, node.optype) for node in graph.nodes])
-    names = list(dict.fromkeys(types.tolist()))
-    scenarios = [types == name for name in names]
-    scenarios += [graph.stage == number for number in range(graph.num_stages)]
-    return names, np.stack(scenarios)
 
 
 def _slowest_places(replay: Replay, slowness: Floats) -> Flags:
@@ -274,10 +257,8 @@ def _factors(replay: Replay) -> Factors:
     ranks = np.empty((len(replay.ideal), replay.num_lanes))
     stages = np.empty(len(replay.ideal))
     for nodes in _roles(replay):
-        pool = replay.weights[nodes]
-        local = replay.graph.nodes[nodes[0]].is_local
-        average = np.mean if local else np.median
-        by_lane = average(pool, axis=(0, 2))
+        average = np.mean if replay.graph.nodes[nodes[0]].is_local else np.median
+        by_lane = average(replay.weights[nodes], axis=(0, 2))
         ranks[nodes] = by_lane
         stages[nodes] = np.median(by_lane)
     rank_s = float(sweep(replay.graph, lambda n: ranks[n][:, None, None])[0, 0])
@@ -290,10 +271,9 @@ def _factors(replay: Replay) -> Factors:
 
 def _roles(replay: Replay) -> list[list[int]]:
     """Return sets of nodes that do the same work: same stage, type, chunk, part and size."""
-    roles: dict[tuple[int, str, int, int, int], list[int]] = {}
+    roles = defaultdict(list)
     for number, node in enumerate(replay.graph.nodes):
-        key = (node.stage, node.optype, node.chunk, node.part, node.size_bytes)
-        roles.setdefault(key, []).append(number)
+        roles[node.stage, node.optype, node.chunk, node.part, node.size_bytes].append(number)
     return list(roles.values())
 
 

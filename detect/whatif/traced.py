@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from detect.stats import robust
 from detect.whatif.graph import (
     BACKWARD,
     DATA,
@@ -33,7 +34,6 @@ from detect.whatif.graph import (
     Graph,
     Group,
     Node,
-    Partition,
     Replay,
     partition_of,
 )
@@ -42,7 +42,7 @@ from megascan import vocabulary
 from megascan.arrays import Flags, Floats, Integers, group_starts
 from megascan.schema import NOT_APPLICABLE, Granularity, Kind
 from megascan.timeline import Timeline
-from megascan.topology import Coordinates, Layout
+from megascan.topology import Layout
 
 PASS_TYPES = {
     vocabulary.FORWARD: FORWARD,
@@ -84,15 +84,6 @@ class StageDraft:
     """Axes whose groups were seen to communicate, and in which types of passes."""
 
 
-def stage_draft(stack: Stack, spans: SpanColumns, stage: int, lane: int) -> StageDraft:
-    """Walk the marks of `lane` and weigh every node on all lanes."""
-    walk = _WalkOverMarks(stack, spans, stage, lane)
-    for number in range(walk.num_marks):
-        walk.visit(number)
-    walk.finish()
-    return walk.draft
-
-
 class _Open(NamedTuple):
     """A pass or optimizer step whose begin the walk has met, and not yet its end."""
 
@@ -107,25 +98,25 @@ _OUTSIDE = _Open(HOST, NOT_APPLICABLE, NOT_APPLICABLE, NO_MARK)
 
 
 class _WalkOverMarks:
-    """State of the walk: what the next work waits for, and what it is part of."""
+    """A walk over the marks of one lane of a stage, which weighs every node on all lanes.
+
+    Its state: what the next work waits for, and what it is part of.
+    """
 
     def __init__(self, stack: Stack, spans: SpanColumns, stage: int, lane: int) -> None:
-        marks, own = stack.marks, stack.stages[stage]
+        marks, places = stack.marks, stack.places[stage]
         self.spans = spans
         self.draft = StageDraft(stage=stage)
-        self.present = own.present
-        self.num_marks = own.index.shape[2]
-        template = own.index[lane, 0]
-        self.rows, self.edges = marks.row[template], marks.edge[template]
-        self.keys = marks.key[template]
-        self.lane_rows = marks.row[own.index]
+        self.present = stack.present[stage]
+        self.lane_rows = marks.row[places]
         """Spans of all lanes, (lane, iteration, mark); `rows` are those of the template."""
-        begin = stack.bounds[stage, :, :, 0]
-        self.time = (marks.time_ns[own.index] - begin[:, :, None]).astype(np.float64)
-        self.end = (marks.end_ns[own.index] - begin[:, :, None]).astype(np.float64)
-        self.length = (stack.bounds[stage, :, :, 1] - begin).astype(np.float64)
-        self.pauses = spans.pauses_ns[own.index].astype(np.float64)
-        self.loading = spans.loading_ns[own.index].astype(np.float64)
+        self.rows, self.edges = self.lane_rows[lane, 0], marks.edge[places[lane, 0]]
+        begin, end = np.moveaxis(stack.bounds[stage], -1, 0)
+        self.time = (marks.time_ns[places] - begin[:, :, None]).astype(np.float64)
+        self.end = (marks.end_ns[places] - begin[:, :, None]).astype(np.float64)
+        self.length = (end - begin).astype(np.float64)
+        self.pauses = spans.pauses_ns[places].astype(np.float64)
+        self.loading = spans.loading_ns[places].astype(np.float64)
         self.until = np.zeros_like(self.length)
         """End of what came before, (lane, iteration)."""
         self.waits_for: tuple[int, ...] = ()
@@ -137,24 +128,28 @@ class _WalkOverMarks:
         self.open: list[_Open] = []
         self.num_parts: Counter[tuple[str, int, int]] = Counter()
         """Pieces of local work so far, by (type, microbatch, chunk)."""
-        self.last_pass = max(
-            (
-                number
-                for number, row in enumerate(self.rows)
-                if self.edges[number] == END and spans.name[row] in PASS_TYPES
-            ),
-            default=NO_MARK,
-        )
+        ends = np.flatnonzero(self.edges == END).tolist()
+        passes = [number for number in ends if spans.name[self.rows[number]] in PASS_TYPES]
+        self.last_pass = passes[-1] if passes else NO_MARK
 
-    # --- marks ---------------------------------------------------------------------------------
+    def finished(self) -> StageDraft:
+        """Visit all marks, add the work after the last one, and wait for all still under way."""
+        for number in range(len(self.rows)):
+            self._visit(number)
+        for mark in list(self.pending):
+            self._wait_for(mark)
+        self._work(END_OF_ITERATION, self.length)
+        return self.draft
 
-    def visit(self, number: int) -> None:
+    def _visit(self, number: int) -> None:
         """Add the work before one mark, then the mark itself."""
         edge = self.edges[number]
         if edge == COMMUNICATION and self._joins_burst(number):
             self._post(number)
             return
-        self._consume(number)
+        for mark in list(self.pending):
+            if self._is_consumed(mark, number):
+                self._wait_for(mark)
         self._work(number, self.time[:, :, number])
         self.burst = []
         if edge == COMMUNICATION:
@@ -165,25 +160,20 @@ class _WalkOverMarks:
         elif edge == END and self.open:
             self.open.pop()
 
-    def finish(self) -> None:
-        """Add the work after the last mark and wait for all that is still under way."""
-        for mark in list(self.pending):
-            self._wait_for(mark)
-        self._work(END_OF_ITERATION, self.length)
-
     def _joins_burst(self, number: int) -> bool:
         """Return whether a message is posted while the one before it is still under way."""
         if not self.burst or self.spans.overlapped[self.rows[number]]:
             return False
-        early = self.time[self.present, :, number] < self.until[self.present]
-        return bool(early.mean() > 0.5)
+        return self._mostly(self.time[:, :, number] < self.until)
+
+    def _mostly(self, flags: Flags) -> bool:
+        """Return whether flags, (lane, iteration), are set in most of what was recorded."""
+        return bool(flags[self.present].mean() > 0.5)
 
     def _opened_at(self, number: int) -> _Open:
         row, spans = self.rows[number], self.spans
         optype = OPTIMIZER if spans.kind[row] == Kind.OPTIMIZER else PASS_TYPES[spans.name[row]]
         return _Open(optype, int(spans.microbatch[row]), int(spans.chunk[row]), number)
-
-    # --- nodes ---------------------------------------------------------------------------------
 
     def _add(self, draft: DraftNode) -> int:
         for times in (draft.weight_ns, draft.duration_ns):
@@ -230,10 +220,8 @@ class _WalkOverMarks:
             part=self.num_parts[place],
         )
         self.num_parts[place] += 1
-        number = self._add(
-            DraftNode(node=node, dependencies=self.waits_for, weight_ns=weight_ns, inside=mark)
-        )
-        self.waits_for = (number,)
+        draft = DraftNode(node=node, dependencies=self.waits_for, weight_ns=weight_ns, inside=mark)
+        self.waits_for = (self._add(draft),)
 
     def _post(self, number: int) -> None:
         """Add a communication; a synchronous one holds up what follows."""
@@ -294,14 +282,6 @@ class _WalkOverMarks:
                 draft.weight_ns = np.maximum(self.end[:, :, number] - begun, 0.0)
                 draft.weight_ns[~self.present] = np.nan
 
-    # --- overlapped communication ----------------------------------------------------------------
-
-    def _consume(self, number: int) -> None:
-        """Wait for the overlapped communication that the work before this mark needs."""
-        for mark in list(self.pending):
-            if self._is_consumed(mark, number):
-                self._wait_for(mark)
-
     def _is_consumed(self, mark: int, number: int) -> bool:
         """Return whether the work before this mark waits for overlapped communication.
 
@@ -309,18 +289,17 @@ class _WalkOverMarks:
         else as soon as it has arrived.
         """
         spans, row = self.spans, self.rows[mark]
-        group = spans.group[row]
         op = spans.op[row]
         if op == "send":
             return False
-        has_come = self.end[self.present, :, mark] <= self.time[self.present, :, number]
-        if vocabulary.is_data_parallel(group) and op != "all_gather":
+        has_come = self._mostly(self.end[:, :, mark] <= self.time[:, :, number])
+        if vocabulary.is_data_parallel(spans.group[row]) and op != "all_gather":
             if self.open:
                 return self.open[-1].optype == OPTIMIZER
-            return number > self.last_pass and bool(has_come.mean() > 0.5)
+            return number > self.last_pass and has_come
         if op == "recv" and self.edges[number] == BEGIN:
             return self._feeds(row, number)
-        return bool(has_come.mean() > 0.5) and not (op == "recv" and spans.microbatch[row] >= 0)
+        return has_come and not (op == "recv" and spans.microbatch[row] >= 0)
 
     def _feeds(self, row: int, number: int) -> bool:
         """Return whether a received tensor is the input of the pass that begins at a mark."""
@@ -352,20 +331,18 @@ def traced_ideal(graph: Graph, weights: Floats) -> Floats:
 
 
 def _set_pooled_means(graph: Graph, weights: Floats, ideal: Floats, optype: str) -> None:
-    pieces: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    pieces: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for number in graph.of_type(optype).tolist():
         node = graph.nodes[number]
-        pieces[node.stage, node.chunk][node.part].append(number)
-    means = {
-        place: {part: float(weights[nodes].mean()) for part, nodes in parts.items()}
-        for place, parts in pieces.items()
-    }
-    totals = {place: sum(parts.values()) for place, parts in means.items()}
+        pieces[node.stage, node.chunk, node.part].append(number)
+    means = {piece: float(weights[nodes].mean()) for piece, nodes in pieces.items()}
+    totals: dict[tuple[int, int], float] = defaultdict(float)
+    for (stage, chunk, _), mean in means.items():
+        totals[stage, chunk] += mean
     pooled = float(np.mean(list(totals.values())))
-    for place, parts in pieces.items():
-        for part, nodes in parts.items():
-            share = means[place][part] / totals[place] if totals[place] else 0.0
-            ideal[nodes] = pooled * share
+    for (stage, chunk, part), nodes in pieces.items():
+        total = totals[stage, chunk]
+        ideal[nodes] = pooled * (means[stage, chunk, part] / total if total else 0.0)
 
 
 def _set_medians(graph: Graph, weights: Floats, ideal: Floats, optype: str) -> None:
@@ -392,24 +369,14 @@ class TracedInstants:
     stage: Integers
     is_local: Flags
     ends_at: Integers
+    """See `DraftNode`, and so of `inside`."""
     inside: Integers
-
-    @classmethod
-    def of(cls, stack: Stack, drafts: list[DraftNode]) -> TracedInstants:
-        """Keep where the nodes of all stages, in order, stand among their stage's marks."""
-        return cls(
-            stack=stack,
-            stage=np.array([draft.node.stage for draft in drafts]),
-            is_local=np.array([draft.node.is_local for draft in drafts]),
-            ends_at=np.array([draft.ends_at for draft in drafts]),
-            inside=np.array([draft.inside for draft in drafts]),
-        )
 
     def begin_ns(self, node: int, lane: int, step: int) -> int:
         """Return when the rank that ran a node began the iteration."""
-        stage = self.stage[node]
-        present = self.stack.stages[stage].present[lane]
-        return int(self.stack.bounds[stage, lane, step, 0]) if present else NOT_APPLICABLE
+        stage, stack = self.stage[node], self.stack
+        is_known = stack.present[stage, lane]
+        return int(stack.bounds[stage, lane, step, 0]) if is_known else NOT_APPLICABLE
 
     def ends_ns(self, nodes: Integers, lanes: Integers, step: int) -> Integers:
         """Return when operations ended: work where a mark begins, -1 where nothing was recorded."""
@@ -428,9 +395,9 @@ class TracedInstants:
 
     def _marks(self, of_node: Integers, nodes: Integers, lanes: Integers, step: int) -> Integers:
         place = np.full(len(nodes), NOT_APPLICABLE)
-        for number, stage in enumerate(self.stack.stages):
+        for number, places in enumerate(self.stack.places):
             here = (self.stage[nodes] == number) & (of_node[nodes] >= 0)
-            place[here] = stage.index[lanes[here], step, of_node[nodes[here]]]
+            place[here] = places[lanes[here], step, of_node[nodes[here]]]
         return place
 
 
@@ -446,21 +413,17 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
     stack = stack_marks(timeline)
     spans = SpanColumns.of(timeline, stack.marks)
     lane = stack.complete_lane
-    stages = [stage_draft(stack, spans, number, lane) for number in range(len(stack.stages))]
-    nodes, dependencies, weights = _joined_stages(stages)
+    stages = [
+        _WalkOverMarks(stack, spans, number, lane).finished() for number in range(len(stack.ranks))
+    ]
     drafts = [draft for stage in stages for draft in stage.nodes]
-    partitions = _partitions(timeline, stack, drafts)
-    graph = Graph(
-        nodes=nodes,
-        dependencies=dependencies,
-        groups=tuple(_groups(drafts, partitions)),
-        partitions=partitions,
-        finish=tuple((np.cumsum([len(stage.nodes) for stage in stages]) - 1).tolist()),
-    )
+    graph = _joined_stages(stages, _partitions(timeline, stack, drafts))
+    weights = np.stack([draft.weight_ns for draft in drafts]) * _NS
     _take_shortest_transfers(graph, drafts, weights, _clock_error_s(timeline))
     _fill_missing(weights)
     layout = timeline.layout
     places = [layout.coordinates(int(rank)) for rank in stack.ranks[0]]
+    inner = layout.used("cp", "tp")
     shared, note = _shared_work(timeline, stack)
     return Replay(
         graph=graph,
@@ -469,11 +432,19 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
         ranks=stack.ranks,
         steps=stack.iterations,
         measured=_measured(stack),
-        instants=TracedInstants.of(stack, drafts),
+        instants=TracedInstants(
+            stack=stack,
+            stage=graph.stage,
+            is_local=graph.is_local,
+            ends_at=np.array([draft.ends_at for draft in drafts]),
+            inside=np.array([draft.inside for draft in drafts]),
+        ),
         layout_text=_sizes_text(layout),
         labels={int(rank): layout.label(int(rank)) for rank in stack.ranks.ravel()},
         columns=np.array([place.dp for place in places]),
-        row_labels=tuple(_row_label(layout, place) for place in places),
+        row_labels=tuple(
+            " ".join(f"{axis.upper()}{getattr(place, axis)}" for axis in inner) for place in places
+        ),
         shared_work=shared,
         entangled=_entangled(layout, stack, stages),
         notes=stack.notes + note,
@@ -487,43 +458,36 @@ def _sizes_text(layout: Layout) -> str:
     return sizes or "single rank"
 
 
-def _row_label(layout: Layout, place: Coordinates) -> str:
-    """Return a rank's place within its stage and replica ("CP0 TP1")."""
-    used = layout.used("cp", "tp")
-    return " ".join(f"{axis.upper()}{getattr(place, axis)}" for axis in used)
+def _joined_stages(stages: list[StageDraft], partitions: dict[str, Integers]) -> Graph:
+    """Return the nodes of all stages, numbered from 0, as one graph.
 
-
-def _joined_stages(
-    stages: list[StageDraft],
-) -> tuple[tuple[Node, ...], tuple[tuple[int, ...], ...], Floats]:
-    """Return nodes and dependencies of all stages, numbered from 0, and weights in seconds."""
-    nodes: list[Node] = []
-    dependencies: list[tuple[int, ...]] = []
-    for stage in stages:
-        offset = len(nodes)
-        nodes.extend(draft.node for draft in stage.nodes)
-        dependencies.extend(
-            tuple(sorted(number + offset for number in draft.dependencies)) for draft in stage.nodes
-        )
-    weights = np.stack([draft.weight_ns for stage in stages for draft in stage.nodes])
-    return tuple(nodes), tuple(dependencies), weights * _NS
-
-
-def _groups(drafts: list[DraftNode], partitions: dict[str, Partition]) -> list[Group]:
-    """Group nodes of several stages that were matched to each other; all others stand alone."""
-    members: dict[int, list[int]] = {}
-    for number, draft in enumerate(drafts):
-        members.setdefault(draft.match if draft.match >= 0 else -2 - number, []).append(number)
-    return [
-        Group(
-            nodes=tuple(numbers),
-            partition=drafts[numbers[0]].axis if drafts[numbers[0]].axis in partitions else "",
-        )
-        for numbers in members.values()
+    Nodes of several stages that were matched to each other are a group; all others stand alone.
+    """
+    drafts = [draft for stage in stages for draft in stage.nodes]
+    firsts = np.cumsum([0, *(len(stage.nodes) for stage in stages)]).tolist()
+    dependencies = [
+        tuple(sorted(number + first for number in draft.dependencies))
+        for first, stage in zip(firsts, stages, strict=False)
+        for draft in stage.nodes
     ]
+    members: dict[int, list[int]] = defaultdict(list)
+    for number, draft in enumerate(drafts):
+        members[draft.match if draft.match >= 0 else -2 - number].append(number)
+    axes = [drafts[numbers[0]].axis for numbers in members.values()]
+    groups = [
+        Group(nodes=tuple(numbers), partition=axis if axis in partitions else EACH_LANE)
+        for numbers, axis in zip(members.values(), axes, strict=True)
+    ]
+    return Graph(
+        nodes=tuple(draft.node for draft in drafts),
+        dependencies=tuple(dependencies),
+        groups=tuple(groups),
+        partitions=partitions,
+        finish=tuple(first - 1 for first in firsts[1:]),
+    )
 
 
-def _partitions(timeline: Timeline, stack: Stack, drafts: list[DraftNode]) -> dict[str, Partition]:
+def _partitions(timeline: Timeline, stack: Stack, drafts: list[DraftNode]) -> dict[str, Integers]:
     """Return, by axis, which lanes share a process group, from the groups in the headers."""
     axes = tuple(dict.fromkeys(draft.axis for draft in drafts if draft.axis != EACH_LANE))
     groups = {one for header in timeline.headers.values() for one in header.groups.items()}
@@ -554,16 +518,13 @@ def _take_shortest_transfers(
             continue
         members = list(group.nodes)
         labels = graph.lane_sets(group.partition, weights.shape[1])
-        durations = np.stack([_durations(drafts[member]) for member in members]) * _NS
-        shortest = _shortest(durations, labels)
+        durations = [drafts[member].duration_ns for member in members]
+        known = np.stack([time_ns for time_ns in durations if time_ns is not None])
+        shortest = _shortest(known * _NS, labels)
         measured = weights[members]
         with np.errstate(invalid="ignore"):
             beyond = measured - shortest > error_s
         weights[members] = np.where(beyond, measured, shortest)
-
-
-def _durations(draft: DraftNode) -> Floats:
-    return draft.weight_ns if draft.duration_ns is None else draft.duration_ns
 
 
 def _clock_error_s(timeline: Timeline) -> float:
@@ -591,12 +552,9 @@ def _fill_missing(weights: Floats) -> None:
     """Give lanes without a record the median of the others."""
     for node in np.flatnonzero(np.isnan(weights).any(axis=(1, 2))):
         known = weights[node]
-        usable = ~np.isnan(known)
-        typical = float(np.median(known[usable])) if usable.any() else 0.0
-        some = usable.any(axis=0)
-        by_step = np.full(known.shape[1], typical)
-        by_step[some] = np.nanmedian(known[:, some], axis=0)
-        weights[node] = np.where(usable, known, by_step)
+        by_step = robust.median(known, axis=0)
+        by_step[np.isnan(by_step)] = np.nan_to_num(robust.median(known))
+        weights[node] = np.where(np.isnan(known), by_step, known)
 
 
 def _measured(stack: Stack) -> Floats:
@@ -605,13 +563,11 @@ def _measured(stack: Stack) -> Floats:
     Ranks do not begin together: a stage that ended the last iteration early begins the next one
     early and then waits. From the latest begin on, this head start is not counted twice.
     """
-    present = np.stack([stage.present for stage in stack.stages])
-    begins = stack.bounds[present][..., 0]
-    ends = stack.bounds[present][..., 1]
+    begins, ends = np.moveaxis(stack.bounds[stack.present], -1, 0)
     return np.asarray((ends.max(axis=0) - begins.max(axis=0)) * _NS)
 
 
-def _entangled(layout: Layout, stack: Stack, stages: list[StageDraft]) -> Mapping[str, Partition]:
+def _entangled(layout: Layout, stack: Stack, stages: list[StageDraft]) -> Mapping[str, Integers]:
     """Return, by type of pass, which lanes wait for each other unseen in passes of the type: those
     of a TP or EP group whose communication was not traced there.
     """

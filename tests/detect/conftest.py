@@ -17,6 +17,7 @@ import pytest
 from detect import DetectorSettings, Report, detect
 from detect.observe.extract import observe
 from detect.observe.observations import Observations, Transfers, steady
+from detect.observe.spans import Frame, SpanIndex
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.schema import Granularity
 from megascan.timeline import TIMELINE_SCHEMA, ClockFit, Completeness, Timeline
@@ -117,6 +118,20 @@ _OF_MESSAGES = (
     "op", "peer", "direction", "size_bytes", "match", "wait_ns", "transfer_ns",
 )  # fmt: skip
 """Columns of a row; the others are empty."""
+
+
+def _index_of(rows: list[dict[str, object]], *, is_sampled: bool = False) -> SpanIndex:
+    """Index spans, given by their columns that are not empty, of one iteration on GPUs."""
+    whole = [_EMPTY | {"iteration": 1} | row for row in rows]
+    table = pa.Table.from_pylist(whole).select(TIMELINE_SCHEMA.names).cast(TIMELINE_SCHEMA)
+    frame = Frame(
+        ranks=np.unique([row["rank"] for row in whole]), iterations=np.array([1]), is_cpu=False,
+        is_sampled=is_sampled, uses_cpu_time=False, has_passes=True, has_layers=False,
+        has_modules=True, has_iterations=False, has_parts=True, has_loss=False,
+    )  # fmt: skip
+    return SpanIndex(table, frame)
+
+
 _DRAWN_AT_ONCE = 4096
 """Numbers: one by one each takes longer than the rest of its span."""
 
@@ -326,6 +341,12 @@ class _Builder:
                 one, "p2p", f"{op}_forward", 2, start, length, iteration, microbatch, 0, op, other,
                 "forward", self.job.message_bytes, self.match, 0, length,
             ))  # fmt: skip
+
+
+@pytest.fixture
+def index_of() -> Callable[..., SpanIndex]:
+    """`index_of([{"rank": 0, "name": "forward", "start_ns": 0, …}, …])`: an index of spans."""
+    return _index_of
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.everywhere import _is_of_no_host, _take_turns
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import Unevenness
 from detect.text import render_text
+from detect.whatif.savings import Unevenness
 from megascan.topology import Layout
 
 EIGHT = Layout(dp=8)

@@ -84,7 +84,10 @@ def test_noise_is_pooled_and_a_noisy_rank_keeps_its_own():
 def test_minimum_detectable_effect_has_the_promised_power():
     """Simulated: an effect of that size passes the critical value in about 95 % of trials."""
     rng = np.random.default_rng(3)
-    noise = Noise(sigma=np.array([0.02]), between=0.0, inflation=1.0, degrees=60.0)
+    noise = Noise(
+        sigma=np.array([0.02]), between=0.0, inflation=1.0, degrees=60.0, between_degrees=60.0,
+        usual=Usual(floor=0.02, spread=0.0),
+    )  # fmt: skip
     effect = noise.detectable(25, 0.01 / 10, 0.95)
     error = float(noise.level_error(25.0)[0])
     levels = robust.centre(effect + 0.02 * rng.standard_normal((4000, 25)))

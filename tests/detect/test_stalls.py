@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,76 +15,60 @@ from benchmarks.grounds.fleet.jobs import Job
 from benchmarks.grounds.fleet.trainer import Run
 from detect import Cause
 from detect.observe.extract import observe
-from detect.observe.stalls import Pieces, contents_of, stalled_time
+from detect.observe.observations import FORWARD
+from detect.observe.stalls import contents_of, stalled_time
+from detect.observe.work import Samples
 from megascan.reader import read_trace
 from megascan.schema import Track
+from megascan.timeline import equals
 
 LAYERS, PASSES = 8, 20
 MODULE_NS, REST_NS = 1_000_000, 500_000
 
 
-@dataclass(frozen=True)
-class Spans:
-    """Ranks one after the other, each with its passes, each with one module a layer."""
-
-    row: np.ndarray
-    slot: np.ndarray
-    start: np.ndarray
-    duration: np.ndarray
-    counts: np.ndarray
-    shape: tuple[int, int]
-
-
-def stalls(module_ns, gap_ns, *, stage=None, num_turns=1, late_ns=None):
-    """Stalled ns by (rank, pass) of passes made of modules (rank, pass, layer) and a gap each.
+@pytest.fixture
+def stalls(index_of):
+    """Stalled ns by (rank, pass) of passes made of modules (rank, pass, layer) and a gap each, amid
+    the modules.
 
     Of each gap `late_ns` (rank, pass) lay before the next module's launch; None: not recorded. Of
     `num_turns` layers that follow one another one is recorded, another one in the next pass.
     """
-    num_ranks, num_passes, num_layers = module_ns.shape
-    rows, starts, lengths, is_pass, layers = [], [], [], [], []
-    for rank in range(num_ranks):
-        at = 0
-        for number in range(num_passes):
-            total = int(module_ns[rank, number].sum() + gap_ns[rank, number])
-            rows.append(rank), starts.append(at), lengths.append(total)
-            is_pass.append(True), layers.append(0)
-            begin = at + int(gap_ns[rank, number]) // 2
-            for layer in range(num_layers):
-                length = int(module_ns[rank, number, layer])
-                if (layer - number) % num_turns:
+
+    def stalled(module_ns, gap_ns, *, stage=None, num_turns=1, late_ns=None):
+        num_ranks, num_passes, num_layers = module_ns.shape
+        spans = []
+        for rank in range(num_ranks):
+            at = 0
+            for number in range(num_passes):
+                gap = int(gap_ns[rank, number])
+                total = int(module_ns[rank, number].sum()) + gap
+                whole = {"rank": rank, "kind": "compute", "track": Track.COMPUTE}
+                spans.append(whole | {"name": "forward", "start_ns": at, "duration_ns": total})
+                begin = at
+                for layer in range(num_layers):
+                    length, launch = int(module_ns[rank, number, layer]), -1
+                    begin += gap * (layer == num_layers // 2)
+                    if late_ns is not None:
+                        late = int(late_ns[rank, number])
+                        launch = late - gap if layer == num_layers // 2 else -10 * MODULE_NS
+                    if not (layer - number) % num_turns:
+                        spans.append(whole | {
+                            "name": "mlp", "layer": layer, "start_ns": begin, "self_ns": length,
+                            "duration_ns": length, "launch_ns": launch,
+                        })  # fmt: skip
                     begin += length
-                    continue
-                rows.append(rank), starts.append(begin), lengths.append(length)
-                is_pass.append(False), layers.append(layer)
-                begin += length
-            at += total + 10
-    passes = np.array(is_pass)
-    length = np.array(lengths, dtype=np.int64)
-    row = np.array(rows)
-    spans = Spans(
-        row,
-        np.zeros_like(row),
-        np.array(starts, dtype=np.int64),
-        length,
-        np.ones(len(row), dtype=bool),
-        (num_ranks, 1),
-    )
-    stage_of = np.zeros(num_ranks, dtype=np.int64) if stage is None else np.array(stage)
-    pieces = Pieces(
-        passes=passes,
-        role=np.zeros(int(passes.sum()), dtype=np.int64),
-        modules=~passes,
-        module_kind=np.array(layers)[~passes],
-        module_ns=length[~passes].astype(np.float64),
-        late_ns=None if late_ns is None else late_ns.reshape(-1),
-        is_sampled=num_turns > 1,
-    )
-    time_ns = length[passes].astype(np.float64)
-    contents = contents_of(spans, pieces)
-    return stalled_time(contents, stage_of[row[passes]], time_ns, time_ns).reshape(
-        num_ranks, num_passes
-    )
+                at += total + 10
+        index = index_of(spans, is_sampled=num_turns > 1)
+        passes, modules = (equals(index.table, "name", one) for one in ("forward", "mlp"))
+        samples = Samples.of(index, passes, {"forward": FORWARD})
+        stage_of = np.zeros(num_ranks, dtype=np.int64) if stage is None else np.array(stage)
+        time_ns = index.duration[passes].astype(np.float64)
+        contents = contents_of(index, passes, samples, modules)
+        found = stalled_time(contents, stage_of[samples.row], time_ns, time_ns)
+        return found.reshape(num_ranks, num_passes)
+
+    return stalled
 
 
 @pytest.fixture
@@ -96,31 +80,31 @@ def healthy():
     return modules, rest
 
 
-def test_healthy_ranks_never_stall(healthy):
+def test_healthy_ranks_never_stall(healthy, stalls):
     assert stalls(*healthy).max() == 0
 
 
-def test_a_slow_device_does_not_stall(healthy):
+def test_a_slow_device_does_not_stall(healthy, stalls):
     modules, rest = healthy
     modules[2] *= 1.5
     rest[2] *= 1.5
     assert stalls(modules, rest).max() == 0
 
 
-def test_a_longer_microbatch_does_not_stall(healthy):
+def test_a_longer_microbatch_does_not_stall(healthy, stalls):
     modules, rest = healthy
     modules[:, ::4] *= 2.0
     rest[:, ::4] *= 2.0
     assert stalls(modules, rest).max() == 0
 
 
-def test_unlike_layers_do_not_stall(healthy):
+def test_unlike_layers_do_not_stall(healthy, stalls):
     modules, rest = healthy
     modules[:, :, 1::2] *= 4.0  # experts in every other layer
     assert stalls(modules, rest).max() == 0
 
 
-def test_single_modules_in_which_the_queue_ran_dry(healthy):
+def test_single_modules_in_which_the_queue_ran_dry(healthy, stalls):
     modules, rest = healthy
     for number in range(0, PASSES, 2):
         modules[1, number, number % LAYERS] += 9 * MODULE_NS
@@ -130,7 +114,7 @@ def test_single_modules_in_which_the_queue_ran_dry(healthy):
     assert found[1, 1::2].max() == 0
 
 
-def test_gaps_between_modules_in_every_pass_are_seen_by_the_peers(healthy):
+def test_gaps_between_modules_in_every_pass_are_seen_by_the_peers(healthy, stalls):
     modules, rest = healthy
     rest[1] += 6 * MODULE_NS
     found = stalls(modules, rest)
@@ -138,7 +122,9 @@ def test_gaps_between_modules_in_every_pass_are_seen_by_the_peers(healthy):
     assert found[1] == pytest.approx(6 * MODULE_NS, rel=0.1)
 
 
-def test_gaps_in_every_pass_are_the_devices_own_where_modules_were_launched_long_before(healthy):
+def test_gaps_in_every_pass_are_the_devices_own_where_modules_were_launched_long_before(
+    healthy, stalls
+):
     """As when kernels that no span holds take the time; two thirds of a gap are enough."""
     modules, rest = healthy
     rest[1] += 6 * MODULE_NS
@@ -150,7 +136,7 @@ def test_gaps_in_every_pass_are_the_devices_own_where_modules_were_launched_long
     assert found[1] == pytest.approx(6 * MODULE_NS, rel=0.1)
 
 
-def test_a_pause_now_and_then_stalls_however_long_the_queue_was_again(healthy):
+def test_a_pause_now_and_then_stalls_however_long_the_queue_was_again(healthy, stalls):
     """A host that lost its core catches up before the next module that is recorded."""
     modules, rest = healthy
     rest[1, ::3] += 6 * MODULE_NS
@@ -158,7 +144,7 @@ def test_a_pause_now_and_then_stalls_however_long_the_queue_was_again(healthy):
     assert found[1, ::3] == pytest.approx(6 * MODULE_NS, rel=0.1)
 
 
-def test_a_rank_alone_in_its_stage_is_measured_by_its_own_modules(healthy):
+def test_a_rank_alone_in_its_stage_is_measured_by_its_own_modules(healthy, stalls):
     modules, rest = healthy
     rest[1, ::3] += 6 * MODULE_NS
     found = stalls(modules, rest, stage=[0, 1, 2, 3])
@@ -166,13 +152,13 @@ def test_a_rank_alone_in_its_stage_is_measured_by_its_own_modules(healthy):
     assert found[1, 1::3].max() == 0
 
 
-def test_a_rank_with_more_beside_its_layers_is_not_accused(healthy):
+def test_a_rank_with_more_beside_its_layers_is_not_accused(healthy, stalls):
     modules, rest = healthy
     rest[0] *= 1.8  # sums the losses of its TP group
     assert stalls(modules, rest).max() == 0
 
 
-def test_layers_in_turns_of_uneven_sequences_do_not_stall(healthy):
+def test_layers_in_turns_of_uneven_sequences_do_not_stall(healthy, stalls):
     """One turn of the layers happens to see longer sequences on the median than the other."""
     modules, rest = healthy
     for longer in (slice(0, 14, 2), slice(1, 7, 2)):
@@ -186,7 +172,7 @@ def test_layers_in_turns_of_uneven_sequences_do_not_stall(healthy):
     assert (found > 0).sum() == 2
 
 
-def test_few_modules_say_nothing(healthy):
+def test_few_modules_say_nothing(healthy, stalls):
     modules, rest = healthy
     rest[1, ::3] += 20 * MODULE_NS
     assert stalls(modules[:, :, :3], rest).max() == 0

@@ -49,7 +49,7 @@ def replay_behind(observations: Observations, *_: object) -> bytes:
     read from the trace, and no cost depends on it.
     """
     assert isinstance(observations.costs, ReplayedCosts)
-    replay = observations.costs._get_replay()  # None where none can be built
+    replay = observations.costs._replay  # None where none can be built
     names = [field.name for field in fields(Replay) if field.name != "instants"]
     written = io.BytesIO()
     pickler = pickle.Pickler(written)

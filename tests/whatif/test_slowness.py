@@ -55,8 +55,8 @@ def test_lanes_that_differ_alike_form_one_class() -> None:
     }
     sizes, merged = lane_classes(partitions, len(lanes))
     assert sizes.tolist() == [1, 1, 2, 2]
-    assert merged["tp"].labels.tolist() == [0, 0, 1, 1]
-    assert merged["dp"].labels.tolist() == [0, 1, 0, 1]
+    assert merged["tp"].tolist() == [0, 0, 1, 1]
+    assert merged["dp"].tolist() == [0, 1, 0, 1]
 
 
 def test_the_number_of_classes_does_not_grow_with_the_job() -> None:

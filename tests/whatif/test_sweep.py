@@ -88,9 +88,22 @@ def test_a_circle_is_an_error(graph: Callable[..., Graph]) -> None:
 
 
 def test_partition_numbers_sets_in_order_of_appearance() -> None:
-    partition = partition_of(["b", "a", "b"])
-    assert partition.labels.tolist() == [0, 1, 0]
-    assert not partition.is_whole
-    assert not partition.is_trivial
-    assert partition_of([7, 7]).is_whole
-    assert partition_of([7, 8]).is_trivial
+    assert partition_of(["b", "a", "b"]).tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("sets", "ends"), [([0, 0, 0], [5, 5, 5]), ([0, 1, 2], [1, 5, 2]), ([0, 1, 0], [2, 5, 2])]
+)
+def test_lanes_wait_for_those_of_their_set(
+    graph: Callable[..., Graph], sets: list[int], ends: list[int]
+) -> None:
+    """All of them are one set, each is one, or two of three."""
+    nodes = [(0, "work"), (0, "all_reduce")]
+    chain = graph(nodes, [(0, 1)], groups=[((1,), "dp")], lanes={"dp": sets})
+    found = {}
+    sweep(
+        chain,
+        constant([[1, 5, 2], 0]),
+        observe=lambda node, start, end: found.update({node: np.broadcast_to(end, (3, 1, 1))}),
+    )
+    assert found[1].ravel().tolist() == ends

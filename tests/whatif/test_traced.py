@@ -295,7 +295,7 @@ def test_who_waits_unseen_for_a_slow_link_is_mended_with_it() -> None:
     replay = replay_of_timeline(simulated(LAYOUTS["no pipeline"]))
     weights, sound_s = replay.weights.copy(), float(replay.traced_s.mean())
     late = next(group for group in replay.graph.groups if group.partition.startswith("dp"))
-    labels = replay.graph.partitions[late.partition].labels
+    labels = replay.graph.partitions[late.partition]
     slow = labels == labels[1]
     weights[np.ix_(late.nodes, np.flatnonzero(slow))] += sound_s
     weights[np.ix_(replay.graph.of_type("optimizer"), np.flatnonzero(~slow))] += sound_s
