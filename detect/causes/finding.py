@@ -334,7 +334,11 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
             seen.costs.ratio_of_border(claim.ranks, claim.slowdown, within)
             if claim.is_border
             else seen.costs.ratio(
-                claim.ranks, (claim.cause,), within, float(np.mean(claim.saved_ns))
+                claim.ranks,
+                (claim.cause,),
+                within,
+                float(np.mean(claim.saved_ns)),
+                claim.slowdown if claim.cause == Cause.COMPUTE else np.inf,
             )
         )
     cost = estimate = cost_ratio(seen, claim.saved_ns, within)

@@ -225,7 +225,9 @@ def _joint_cost(seen: Observations, group: list[Finding]) -> float | None:
     within = counted_window(seen, *_reach(group))
     if seen.costs and all(one.cost_is_replayed for one in group):
         ranks = tuple(sorted({rank for one in group for rank in one.ranks}))
-        replayed = seen.costs.ratio(ranks, {one.cause for one in group}, within)
+        causes = {one.cause for one in group}
+        slowdown = max(one.slowdown for one in group) if causes == {Cause.COMPUTE} else np.inf
+        replayed = seen.costs.ratio(ranks, causes, within, slowdown=slowdown)
         if replayed is not None:
             return replayed
     if any(one.cause != Cause.COMPUTE for one in group):

@@ -101,6 +101,7 @@ def saved_by_fixing(
     links: bool = False,
     hosts: bool = False,
     gaps: bool = True,
+    slowdown: float = np.inf,
     during: Flags | None = None,
 ) -> Saving:
     """Replay with the work of `ranks` brought to what their peers take, step by step.
@@ -111,7 +112,10 @@ def saved_by_fixing(
     Without `gaps`, time that no span covers stays as it is: a slow device or link does not make it.
     With `links` the transfers that `ranks` take part in (between them, when there are several) are
     brought to those of the other lanes as well. Ranks whose work cannot be told apart from that of
-    `ranks` are fixed with them. Only steps `during`, (step,), count, in which the ranks are slow
+    `ranks` are fixed with them. Where other stages have to stand for peers, whose work is another,
+    work becomes quicker by `slowdown` at most, by which the ranks are known to be slow.
+
+    Only steps `during`, (step,), count, in which the ranks are slow
     (None: all steps), without exceptional ones (`stats.robust.ordinary`).
     Raises InputError for a rank that was not recorded.
 
@@ -126,7 +130,9 @@ def saved_by_fixing(
     chosen = replay.with_shared_work(ranks)
     places = replay.mask(chosen)
     weights = replay.weights.copy()
-    compared_with = _fix_work(replay, places, weights, like_peers=hosts, late=links, gaps=gaps)
+    compared_with = _fix_work(
+        replay, places, weights, like_peers=hosts, late=links, gaps=gaps, slowdown=slowdown
+    )
     if links:
         _fix_links(replay, places, weights)
         _shorten_waits(replay, places, weights)
@@ -155,7 +161,14 @@ def _saving(
 
 
 def _fix_work(
-    replay: Replay, places: Flags, weights: Floats, *, like_peers: bool, late: bool, gaps: bool
+    replay: Replay,
+    places: Flags,
+    weights: Floats,
+    *,
+    like_peers: bool,
+    late: bool,
+    gaps: bool,
+    slowdown: float,
 ) -> str:
     """Bring the work of ranks to that of their peers, and return who the peers are.
 
@@ -184,6 +197,8 @@ def _fix_work(
             if like_peers and have_peers and not own.all():
                 _borrow_work(weights, nodes, own)
             now, goal = weights[nodes].sum(axis=0), np.median(others, axis=0)
+            if not have_peers:
+                goal = np.maximum(goal, now / slowdown)
             ratio = (np.minimum(goal, now) if late else goal) / np.maximum(now, 1e-30)
             weights[nodes] *= np.where(own[:, None] & (now > 0), ratio, 1.0)
     return "peers" if have_peers else "stages"
@@ -272,18 +287,31 @@ def savings_of(replay: Replay, findings: Sequence[Finding]) -> list[Saving]:
     rank (uneven sequences), or ranks that are not in the replay, have no saving.
     """
     recorded = set(replay.ranks.ravel().tolist())
-    causes: dict[tuple[int, ...], list[Cause]] = {}
+    named: dict[tuple[int, ...], list[Finding]] = {}
     for finding in findings:
         ranks = replay.with_shared_work(finding.ranks)
         if ranks and recorded.issuperset(ranks):
-            causes.setdefault(ranks, []).append(finding.cause)
-    return [
-        replace(
-            saved_by_fixing(replay, ranks, links=Cause.LINK in found, hosts=Cause.HOST in found),
-            causes=tuple(dict.fromkeys(found)),
+            named.setdefault(ranks, []).append(finding)
+    savings = []
+    for ranks, found in named.items():
+        causes = tuple(dict.fromkeys(one.cause for one in found))
+        saving = saved_by_fixing(
+            replay,
+            ranks,
+            links=Cause.LINK in causes,
+            hosts=Cause.HOST in causes,
+            slowdown=_slowdown_of(found),
         )
-        for ranks, found in causes.items()
-    ]
+        savings.append(replace(saving, causes=causes))
+    return savings
+
+
+def _slowdown_of(findings: Sequence[Finding]) -> float:
+    """Return by how much ranks compute slower at most, if that is all that findings say of them;
+    inf where they say something else.
+    """
+    is_compute = all(one.cause == Cause.COMPUTE for one in findings)
+    return max(one.slowdown for one in findings) if is_compute else np.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,12 +345,14 @@ class ReplayedCosts:
         causes: Collection[Cause],
         within: tuple[int, int],
         lost_ns: float = 0.0,
+        slowdown: float = np.inf,
     ) -> float | None:
         """Return iteration time over iteration time without a finding, at least 1; None if unknown.
 
         `within` are the first and last iteration in which the ranks are slow, of these `causes`, by
-        `lost_ns` an iteration. Where passes are not in the graph, transfers beside computing hide
-        the gaps between spans: it tells nothing if the ranks' gaps do not hold what they lose.
+        `lost_ns` an iteration, or `slowdown` times. Where passes are not in the graph, transfers
+        beside computing hide the gaps between spans: it tells nothing if the ranks' gaps do not
+        hold what they lose.
         Example: 1.22 where the step takes 110 ms and would take 90 ms if they ran like their peers.
         """
         known = self._replayable(ranks, within)
@@ -338,7 +368,13 @@ class ReplayedCosts:
         gaps = not set(causes) <= {Cause.COMPUTE, Cause.LINK}
         try:
             saving = saved_by_fixing(
-                replay, ranks, links=links, hosts=hosts, gaps=gaps, during=during
+                replay,
+                ranks,
+                links=links,
+                hosts=hosts,
+                gaps=gaps,
+                slowdown=slowdown,
+                during=during,
             )
         except MegaScanError:
             return None

@@ -234,6 +234,40 @@ def test_messages_steady_clocks_where_collectives_are_few_and_noisy(build):
     assert error < np.abs(without.lines.common(np.array([0, 1, 0, 1]), at) - at).max()
 
 
+def test_messages_that_bound_stages_loosely_tell_no_drift_between_them(build):
+    """Rings tell the drift within each stage, 20 and -15 ppm; four messages that take up to 8 ms,
+    at one time forward and at another backward, would say some 100 ppm between the stages.
+    """
+    drift = np.array([0.0, 20e-6, 0.0, -15e-6])
+
+    def local(rank, time_ns):
+        return round(time_ns * (1 - drift[rank]))
+
+    rows = []
+    for n in range(4):
+        at, iteration = 15 * 10**9 * n, {"iteration": n + 1}
+        for ring in range(10):
+            end = at + ring * 10**7 + 10**6
+            rows += [
+                build.collective(rank, f"dp@{rank // 2 * 2}", local(rank, end - 10**6),
+                                 local(rank, end), **iteration)
+                for rank in range(4)
+            ]  # fmt: skip
+        slow = (8 * 10**6, 10**5) if n % 4 in (0, 1) else (10**5, 8 * 10**6)
+        sent, back = at + 2 * 10**8, {"direction": "backward", **iteration}
+        rows += [
+            build.send(0, 2, local(0, sent), local(0, sent + 1000), **iteration),
+            build.receive(2, 0, local(2, sent), local(2, sent + slow[0]), **iteration),
+            build.send(2, 0, local(2, sent + 10**7), local(2, sent + 10**7 + 1000), **back),
+            build.receive(0, 2, local(0, sent), local(0, sent + 10**7 + slow[1]), **back),
+        ]
+    groups = {"dp@0": (0, 1), "dp@2": (2, 3)}
+    fit = aligned(build.trace(rows, groups, Layout(dp=2, pp=2)))
+    assert fit.lines.drift * 1e6 == pytest.approx(drift * 1e6, abs=0.5)
+    assert fit.component.tolist() == [0] * 4
+    assert any("drift of 2 clocks" in note for note in fit.notes)
+
+
 def test_a_slow_link_in_one_direction_does_not_move_clocks_that_collectives_tie(build):
     rows = []
     for n in range(40):

@@ -10,6 +10,7 @@ import pytest
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.bursts import _bursts_among, _others_pause, bursts, pair_pause
 from detect.causes.hits import Burst
+from detect.causes.launching import WANDERS
 from detect.causes.paused_hosts import _pausing_host, in_turn
 from detect.detector import judge
 from detect.observe.extract import observe
@@ -45,6 +46,21 @@ def test_what_stops_the_first_rank_for_long_or_regularly_may_be_a_checkpoint(
     (finding,) = job(layout=Layout(dp=16), iterations=10, gap_ms=pauses).report().findings
     assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, owner, (rank,))
     assert any("writes checkpoints" in one for one in finding.evidence) == (owner != Owner.NODE)
+
+
+@pytest.mark.parametrize(("elsewhere", "owner"), [(0, Owner.NODE), (2, Owner.UNDECIDED)])
+def test_pauses_that_others_have_as_well_if_less_often_may_be_noise(job, elsewhere, owner):
+    """Rank 5 stands still in 9 of 30 iterations, each other rank in two of its own, or in none."""
+
+    def pauses(slot):
+        if slot.rank == 5:
+            return 60.0 if slot.iteration % 10 in (3, 6, 8) else 0.0
+        return 60.0 if (slot.iteration * 7 + slot.rank * 3) % 30 < elsewhere else 0.0
+
+    findings = job(layout=Layout(dp=16), iterations=30, gap_ms=pauses).report().findings
+    (finding,) = [one for one in findings if one.ranks == (5,)]
+    assert (finding.cause, finding.owner) == (Cause.HOST, owner)
+    assert any("comes to everybody" in one for one in finding.evidence) == bool(elsewhere)
 
 
 @pytest.mark.parametrize(("rank", "owner"), [(0, Owner.UNDECIDED), (5, Owner.NODE)])
@@ -164,6 +180,23 @@ def test_passes_slow_now_and_then_on_a_device_that_waits_for_launches_may_show_i
         told = replace(seen, starved_share=np.full(seen.busy_ns.shape, share))
         (finding,) = judge(told, DetectorSettings()).findings
         assert (finding.ranks, finding.owner) == ((5,), owner)
+
+
+def test_a_device_whose_host_launches_late_now_and_then_names_no_host(job):
+    """Load that comes and goes, on any host, looks like this."""
+    hits = np.zeros(20, dtype=bool)
+    hits[[2, 5, 9, 14, 18]] = True
+
+    def work(slot):
+        return 1.3 if slot.rank == 5 and hits[slot.iteration - 3] else 1.0
+
+    seen = observe(job(layout=Layout(dp=8), work=work).timeline())
+    starved = np.full(seen.busy_ns.shape, 0.05)
+    starved[5] = 0.9
+    told = replace(seen, starved_share=starved)
+    (finding,) = [one for one in judge(told, DetectorSettings()).findings if one.ranks == (5,)]
+    assert (finding.cause, finding.owner) == (Cause.HOST, Owner.UNDECIDED)
+    assert any(WANDERS in one for one in finding.evidence)
 
 
 @pytest.mark.parametrize("idle_share", [0.8, 0.2])

@@ -124,6 +124,30 @@ def test_hot_host_is_one_finding(job):
 
 
 @pytest.mark.parametrize(
+    ("waits", "names"),
+    [(True, [(8,), (10,)]), (False, [(8, 9, 10, 11)])],
+    ids=["mates wait backward", "all slow in both"],
+)
+def test_ranks_that_wait_for_mates_in_one_kind_of_pass_make_no_slow_host(job, waits, names):
+    """Collectives inside backward passes were not recorded: a slow rank of each TP group, and a
+    mate that is as quick as ever forward.
+    """
+    slow = {8: 1.45, 10: 1.25}
+
+    def work(slot):
+        if slot.rank not in range(8, 12):
+            return 1.0
+        own = slow.get(slot.rank, 1.0)
+        group = max(own, slow.get(slot.rank - 1, 1.0))
+        if slot.name == "optimizer":
+            return own if waits else group
+        return own if waits and slot.phase == "forward" else group
+
+    report = job(layout=Layout(tp=2, dp=8), hosts=4, work=work).report()
+    assert sorted(one.ranks for one in report.findings if one.owner is Owner.NODE) == names
+
+
+@pytest.mark.parametrize(
     ("beside_ms", "optimizer", "owner"),
     [(60.0, 1.0, Owner.UNDECIDED), (20.0, 1.0, Owner.NODE), (60.0, 1.1, Owner.NODE)],
     ids=["longer than it is slow", "shorter", "its optimizer is slow, too"],

@@ -129,6 +129,25 @@ def test_passes_as_short_as_their_launching_may_wait_for_it(job, pass_ns, optimi
     assert [one[1] for one in owners(told) if one[0] == Cause.COMPUTE] == [Owner.NODE]
 
 
+@pytest.mark.parametrize(
+    ("slow", "owner"),
+    [({2: 1.6}, Owner.NODE), ({2: 1.6, 0: 1.5, 4: 1.5, 6: 1.5}, Owner.UNDECIDED)],
+    ids=["alone at its place", "like those at its place"],
+)
+def test_far_slower_than_its_place_is_the_device_or_its_host(job, slow, owner):
+    """Passes of 60 us; launches were not recorded. Hosts of one model differ by less than 1.6."""
+
+    def work(slot):
+        return 1.0 if slot.name == "optimizer" else slow.get(slot.rank, 1.0)
+
+    seen = observe(job(layout=Layout(tp=2, dp=4), work=work).timeline())
+    shift = np.log(60e3) - np.median(seen.work.log_ns)
+    seen = replace(seen, work=replace(seen.work, log_ns=seen.work.log_ns + shift))
+    found = [one for one in judge(seen, DetectorSettings()).findings if one.ranks == (2,)]
+    assert [one.owner for one in found] == [owner]
+    assert any("a host that is late shows the same" in one for one in found[0].evidence)
+
+
 def test_no_pace_without_launches(job):
     assert observe(job(layout=Layout(dp=2)).timeline()).launch_pace is None
 

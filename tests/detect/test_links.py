@@ -389,6 +389,23 @@ def test_a_link_that_is_slower_by_a_third_may_always_meet_others(job, factor, si
     assert (finding.ranks, finding.cause, finding.owner) == ((5, 9), Cause.LINK, owner)
 
 
+@pytest.mark.parametrize(("often", "owner"), [(3, Owner.UNDECIDED), (20, Owner.NODE)])
+def test_a_link_as_slow_as_others_are_now_and_then_may_share_their_port(job, often, owner):
+    """All other pairs take as long in one iteration of three, or of twenty, each in its own."""
+
+    def transfer(rank, peer, iteration):
+        meets = (iteration + rank) % often == 0
+        return 2.0 if (rank, peer) == (5, 9) or meets else 1.0
+
+    stages = job(
+        layout=Layout(dp=4, pp=4), hosts=4, transfer=transfer, message_bytes=1 << 20, iterations=20
+    )
+    (finding,) = [one for one in stages.report().findings if one.ranks == (5, 9)]
+    assert (finding.cause, finding.owner) == (Cause.LINK, owner)
+    shared = [one for one in finding.evidence if "find it free or taken" in one]
+    assert bool(shared) == (owner is Owner.UNDECIDED)
+
+
 def test_link_that_comes_and_goes_and_costs_nothing_is_undecided(job):
     """Messages that share a NIC find it free or taken."""
 

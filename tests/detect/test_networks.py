@@ -36,6 +36,20 @@ def test_slow_network_of_a_host_is_one_finding(job):
 
 
 @pytest.mark.parametrize(
+    ("factor", "num", "owner"),
+    [(1.3, 20, Owner.UNDECIDED), (1.6, 20, Owner.NODE), (1.6, 5, Owner.UNDECIDED),
+     (1.9, 5, Owner.NODE)],
+)  # fmt: skip
+def test_a_network_that_is_slower_by_a_third_may_always_meet_others(job, factor, num, owner):
+    report = job(
+        layout=Layout(pp=4, dp=4), hosts=4, message_bytes=MEGABYTE, iterations=num,
+        transfer=crossing({2}, factor),
+    ).report()  # fmt: skip
+    (finding,) = report.findings
+    assert (finding.ranks, finding.owner) == ((8, 9, 10, 11), owner)
+
+
+@pytest.mark.parametrize(
     ("first", "found"), [(5, 5), (8, 8), (4, 3)], ids=["after two", "in the middle", "after one"]
 )
 def test_a_network_that_becomes_slow_is_dated(job, first, found):

@@ -20,7 +20,7 @@ from detect.whatif import (
 from detect.whatif.graph import sweep
 from detect.whatif.render import render_text, to_json
 from detect.whatif.slowness import analyze, heavy_stages, savings_of_standouts
-from megascan.simulate import JobModel, communication_heavy, simulate_trace
+from megascan.simulate import Imbalance, JobModel, communication_heavy, simulate_trace
 from megascan.topology import Layout
 
 MakeReplay = Callable[[Sequence[float]], Replay]
@@ -79,6 +79,25 @@ def test_gpu_hours_are_those_of_the_whole_job(data_parallel_replay: MakeReplay) 
     assert saving.gpu_hours_per_day == pytest.approx(24 * saving.gpu_hours_per_hour)
     record = saving.to_json()
     assert record["gpu_hours_per_hour"] == saving.gpu_hours_per_hour
+
+
+def test_a_stage_alone_is_mended_by_what_it_is_slow_by_and_not_to_another_stages_work() -> None:
+    """Stage 1 has twice the work of stage 0, and its device is 1.1 times slower: without that a
+    step is a tenth shorter at most, though another stage takes half as long.
+    """
+    layout = Layout(pp=2)
+    job = JobModel(
+        layout=layout,
+        costs=communication_heavy(layout),
+        iterations=6,
+        imbalance=Imbalance(stage_ratio={1: 2.0}),
+    )
+    replay = replay_of_timeline(build_timeline(simulate_trace(job, seed=3)))
+    slow = replace(finding(1), slowdown=1.1)
+    (known,) = savings_of(replay, [slow])
+    unknown = saved_by_fixing(replay, [1])
+    assert known.compared_with == unknown.compared_with == "stages"
+    assert 1.03 < known.speedup <= 1.1 < unknown.speedup
 
 
 def test_what_hides_is_not_called_healthy(data_parallel_replay: MakeReplay) -> None:
