@@ -72,16 +72,17 @@ from detect.stats.host_tests import (
     beside_others,
     channel_tests,
     clearest_split,
+    is_starved,
+    keeps_its_pace,
+    launches_slowly,
     passes_over,
-    places_of,
     rise_in,
     since_it_began,
 )
 from detect.stats.search import Course, active_in
 from detect.text import counted, milliseconds, times
 from detect.thresholds import COMPUTE as LIMITS
-from detect.thresholds import DEVICE, HOSTS, PAIRS, PERSISTENCE, SEARCH, STARVATION
-from detect.thresholds import PACE as SLOW_PACE
+from detect.thresholds import DEVICE, HOSTS, PAIRS, SEARCH
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.errors import listed
 
@@ -227,7 +228,7 @@ def _waits_for_a_named_mate(inquiry: Inquiry, sides: Sides) -> bool:
 def _by_launching(
     sides: Sides, tests: Mapping[str, HostTest], sure: Mapping[str, HostTest]
 ) -> _Reason | None:
-    late = _launches_slowly(sides, sure)
+    late = launches_slowly(sides, sure)
     if late is None:
         return None
     return _Reason(
@@ -235,7 +236,7 @@ def _by_launching(
         test=late,
         tests=tests,
         excess_ns=_late_ns(sides, tests),
-        doubt="" if _keeps_its_pace(sides) else WANDERS,
+        doubt="" if keeps_its_pace(sides) else WANDERS,
     )
 
 
@@ -434,7 +435,7 @@ def _may_be_of_its_stage(sides: Sides, cause: Cause, test: HostTest) -> bool:
         return False
     if is_host_bound(sides.seen):
         return True
-    if _is_starved(sides):
+    if is_starved(sides):
         return False
     if cause == Cause.LOADER:
         holds_first = bool((sides.seen.members.stage[sides.own] == 0).any())
@@ -449,7 +450,7 @@ def _may_wait_for_a_mate(inquiry: Inquiry, sides: Sides, sure: Mapping[str, Host
     """Return whether the host's ranks may lose time to one slow rank among them: in one TP group
     all wait for one rank, between passes and inside them.
     """
-    if not sides.is_one_group() or _is_starved(sides):
+    if not sides.is_one_group() or is_starved(sides):
         return False
     if _slower_passes(inquiry, sure) is not None:
         return True
@@ -489,7 +490,7 @@ def _cause_of_passes(
     # where all devices wait for their hosts, a pass takes as long as its launches
     if not (_may_be_its_data(sides, compute) or is_host_bound(sides.seen)):
         return Cause.COMPUTE, compute
-    return (Cause.HOST, compute) if _is_starved(sides) else None
+    return (Cause.HOST, compute) if is_starved(sides) else None
 
 
 def _shows_in_devices(sides: Sides, compute: HostTest, optimizer: HostTest | None) -> bool:
@@ -605,118 +606,6 @@ def _share_their_data(sides: Sides, compute: HostTest) -> bool:
     if not np.isfinite(level).any():
         return False
     return float(np.nanmedian(level)) >= HOSTS.shared_data_share * compute.effect
-
-
-def _launches_slowly(sides: Sides, sure: Mapping[str, HostTest]) -> HostTest | None:
-    """Return what a host's devices lose to its slow launching; None where it is not slow.
-
-    None, too, where the devices lose next to nothing: launching slowly harms nobody as long as no
-    device stands still for it. The p-value is that of the pace test.
-    """
-    pace = sure.get(PACE)
-    if pace is None:
-        return None
-    level = sides.over[PACE].level
-    own, others = level[sides.own], level[sides.control]
-    least = SLOW_PACE.other_stage_log if sides.lacks_peers(sides.own) else SLOW_PACE.slow_log
-    if not float(np.nan_to_num(own).min()) - float(np.nanmax(others)) >= least:
-        return None
-    lost = sides.over[Cause.HOST.value].level
-    effect = float(np.nanmean(lost[sides.own])) - float(np.nanmedian(lost[sides.control]))
-    if not effect >= SLOW_PACE.least_share:
-        effect = _lost_inside(sides)
-    if not effect >= SLOW_PACE.least_share:
-        return None
-    return HostTest(effect, effect * pace.error / pace.effect, pace.p_value)
-
-
-def _lost_inside(sides: Sides) -> float:
-    """Return how much longer this host's passes are than those at the same place on other hosts, as
-    a share of the step (the least of its TP groups).
-
-    Return 0 if this host launched as quickly as others for a time, if some TP group of it is not
-    starved, or if other hosts' devices are starved too and launching does not explain the passes.
-
-    A small model waits for its launches inside its passes. Example: 8 forward passes take 4.0 ms
-    each, with every operation launched just in time, on other hosts 2.75 ms: 10 of 65 ms are lost.
-    """
-    seen, own, control = sides.seen, sides.own, sides.control
-    if seen.starved_share is None or not _is_steady(_pace_lead(sides)):
-        return 0.0
-    starved = np.nan_to_num(robust.median(seen.starved_share, axis=1))
-    if starved[control].max() >= STARVATION.fed_share and not _follows_launching(sides):
-        return 0.0
-    busy = robust.median(np.nan_to_num(seen.busy_ns), axis=1) / float(np.median(seen.iteration_ns))
-    longer = np.full(len(own), -np.inf)
-    for place in places_of(seen):
-        peers = place.peers(control)
-        if peers.any():
-            longer[place.rows] = busy[place.rows] - float(np.median(busy[peers]))
-    tensor_group, found = seen.members.tensor_group, []
-    for one in np.unique(tensor_group[own]):
-        group = own & (tensor_group == one)
-        if starved[group].max() < STARVATION.fed_share:
-            return 0.0
-        found.append(float(longer[group].max()))
-    return min(found)
-
-
-def _follows_launching(sides: Sides) -> bool:
-    """Return whether the passes of each of the host's ranks are longer by about as much as its
-    time from launch to launch.
-
-    In a job whose devices all wait for their hosts, a pass takes as long as its launches. Example:
-    passes 2.24 times as long on all four ranks, time from launch to launch 2.09 times. False with
-    expert parallelism: hosts wait for devices to tell the experts their tokens, so neither time
-    says who is slow.
-    """
-    over = sides.over.get(COMPUTE)
-    if over is None or sides.seen.members.layout.ep > 1:
-        return False
-    pace, longer = float(np.median(_pace_lead(sides))), over.level[sides.own]
-    least = SLOW_PACE.follows_share
-    return bool((longer >= least * pace).all() and (least * longer <= pace).all())
-
-
-def _keeps_its_pace(sides: Sides) -> bool:
-    """Return whether the host launches slowly by about the same lead in all iterations, or since an
-    iteration before which it had next to no lead. Load from other processes comes and goes.
-
-    Example: 0.8, 1.1, 0.9, 1.0 varies by an eighth of its median; 0.7, 0.3, 0.1, 1.0, 0.9, 0.0 by
-    two thirds.
-    """
-    lead = _pace_lead(sides)
-    if _is_steady(lead):
-        return True
-    for first in range(1, len(lead) - PERSISTENCE.min_normal + 1):
-        before, since = lead[:first], lead[first:]
-        if _is_steady(since) and before.mean() <= SLOW_PACE.wander_share * np.median(since):
-            return True
-    return False
-
-
-def _pace_lead(sides: Sides) -> Floats:
-    """Return the host's log time from launch to launch less that of the others, (iteration,)."""
-    return beside_others(sides, sides.over[PACE].value)
-
-
-def _is_steady(lead: Floats) -> bool:
-    return bool(np.std(lead) <= SLOW_PACE.wander_share * np.median(lead))
-
-
-def _is_starved(sides: Sides) -> bool:
-    """Return whether all devices of the host wait for their launches, and no other host's does.
-
-    Longer data and heavier layers do the opposite: they let the host get further ahead.
-    """
-    if sides.seen.starved_share is None:
-        return False
-    level = robust.median(sides.seen.starved_share, axis=1)
-    known = np.isfinite(level)
-    mine, others = level[sides.own & known], level[sides.control & known]
-    if not len(mine) or not len(others):
-        return False
-    return bool(mine.min() >= STARVATION.starved_share and others.max() <= STARVATION.fed_share)
 
 
 def _named_elsewhere(inquiry: Inquiry, sides: Sides) -> bool:

@@ -19,7 +19,8 @@ else. So every channel is compared once with all hosts in it, and then, for each
 the places where the host has ranks (`Channel`).
 
 Since when a host exceeds the others, `clearest_split` says: the split of the window at which it
-rises most, in errors of the rise. `since_it_began` dates by it what is known to be slow.
+rises most, in errors of the rise. `since_it_began` dates by it what is known to be slow. What a
+host's devices lose to its slow launching says `launches_slowly`.
 
 Example: 4 hosts of 4 ranks, DP 16. The optimizer takes 2.12 ms on the ranks of one host and 0.92 ms
 on the 12 others (spread 0.4 %): log ratio 0.84 at s = 0.004, t above 300.
@@ -27,7 +28,7 @@ on the 12 others (spread 0.4 %): log ratio 0.84 at s = 0.004, t above 300.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -39,7 +40,7 @@ from detect.report import Cause
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course
-from detect.thresholds import HOSTS, PAIRS, PERSISTENCE, DetectorSettings
+from detect.thresholds import HOSTS, PAIRS, PERSISTENCE, STARVATION, DetectorSettings
 from detect.thresholds import PACE as SLOW_PACE
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
@@ -363,3 +364,115 @@ def passes_over(sides: Sides) -> Floats:
     if float(np.nan_to_num(np.ptp(others))) > HOSTS.steady_log:
         return np.full_like(level, np.nan)
     return np.asarray(level - others)
+
+
+def launches_slowly(sides: Sides, sure: Mapping[str, HostTest]) -> HostTest | None:
+    """Return what a host's devices lose to its slow launching; None where it is not slow.
+
+    None, too, where the devices lose next to nothing: launching slowly harms nobody as long as no
+    device stands still for it. The p-value is that of the pace test.
+    """
+    pace = sure.get(PACE)
+    if pace is None:
+        return None
+    level = sides.over[PACE].level
+    own, others = level[sides.own], level[sides.control]
+    least = SLOW_PACE.other_stage_log if sides.lacks_peers(sides.own) else SLOW_PACE.slow_log
+    if not float(np.nan_to_num(own).min()) - float(np.nanmax(others)) >= least:
+        return None
+    lost = sides.over[Cause.HOST.value].level
+    effect = float(np.nanmean(lost[sides.own])) - float(np.nanmedian(lost[sides.control]))
+    if not effect >= SLOW_PACE.least_share:
+        effect = _lost_inside(sides)
+    if not effect >= SLOW_PACE.least_share:
+        return None
+    return HostTest(effect, effect * pace.error / pace.effect, pace.p_value)
+
+
+def _lost_inside(sides: Sides) -> float:
+    """Return how much longer this host's passes are than those at the same place on other hosts, as
+    a share of the step (the least of its TP groups).
+
+    Return 0 if this host launched as quickly as others for a time, if some TP group of it is not
+    starved, or if other hosts' devices are starved too and launching does not explain the passes.
+
+    A small model waits for its launches inside its passes. Example: 8 forward passes take 4.0 ms
+    each, with every operation launched just in time, on other hosts 2.75 ms: 10 of 65 ms are lost.
+    """
+    seen, own, control = sides.seen, sides.own, sides.control
+    if seen.starved_share is None or not _is_steady(_pace_lead(sides)):
+        return 0.0
+    starved = np.nan_to_num(robust.median(seen.starved_share, axis=1))
+    if starved[control].max() >= STARVATION.fed_share and not _follows_launching(sides):
+        return 0.0
+    busy = robust.median(np.nan_to_num(seen.busy_ns), axis=1) / float(np.median(seen.iteration_ns))
+    longer = np.full(len(own), -np.inf)
+    for place in places_of(seen):
+        peers = place.peers(control)
+        if peers.any():
+            longer[place.rows] = busy[place.rows] - float(np.median(busy[peers]))
+    tensor_group, found = seen.members.tensor_group, []
+    for one in np.unique(tensor_group[own]):
+        group = own & (tensor_group == one)
+        if starved[group].max() < STARVATION.fed_share:
+            return 0.0
+        found.append(float(longer[group].max()))
+    return min(found)
+
+
+def _follows_launching(sides: Sides) -> bool:
+    """Return whether the passes of each of the host's ranks are longer by about as much as its
+    time from launch to launch.
+
+    In a job whose devices all wait for their hosts, a pass takes as long as its launches. Example:
+    passes 2.24 times as long on all four ranks, time from launch to launch 2.09 times. False with
+    expert parallelism: hosts wait for devices to tell the experts their tokens, so neither time
+    says who is slow.
+    """
+    over = sides.over.get(COMPUTE)
+    if over is None or sides.seen.members.layout.ep > 1:
+        return False
+    pace, longer = float(np.median(_pace_lead(sides))), over.level[sides.own]
+    least = SLOW_PACE.follows_share
+    return bool((longer >= least * pace).all() and (least * longer <= pace).all())
+
+
+def keeps_its_pace(sides: Sides) -> bool:
+    """Return whether the host launches slowly by about the same lead in all iterations, or since an
+    iteration before which it had next to no lead. Load from other processes comes and goes.
+
+    Example: 0.8, 1.1, 0.9, 1.0 varies by an eighth of its median; 0.7, 0.3, 0.1, 1.0, 0.9, 0.0 by
+    two thirds.
+    """
+    lead = _pace_lead(sides)
+    if _is_steady(lead):
+        return True
+    for first in range(1, len(lead) - PERSISTENCE.min_normal + 1):
+        before, since = lead[:first], lead[first:]
+        if _is_steady(since) and before.mean() <= SLOW_PACE.wander_share * np.median(since):
+            return True
+    return False
+
+
+def _pace_lead(sides: Sides) -> Floats:
+    """Return the host's log time from launch to launch less that of the others, (iteration,)."""
+    return beside_others(sides, sides.over[PACE].value)
+
+
+def _is_steady(lead: Floats) -> bool:
+    return bool(np.std(lead) <= SLOW_PACE.wander_share * np.median(lead))
+
+
+def is_starved(sides: Sides) -> bool:
+    """Return whether all devices of the host wait for their launches, and no other host's does.
+
+    Longer data and heavier layers do the opposite: they let the host get further ahead.
+    """
+    if sides.seen.starved_share is None:
+        return False
+    level = robust.median(sides.seen.starved_share, axis=1)
+    known = np.isfinite(level)
+    mine, others = level[sides.own & known], level[sides.control & known]
+    if not len(mine) or not len(others):
+        return False
+    return bool(mine.min() >= STARVATION.starved_share and others.max() <= STARVATION.fed_share)
