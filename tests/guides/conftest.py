@@ -62,7 +62,8 @@ GUIDES = REPOSITORY / "docs" / "guides"
 STAND_INS = (REPOSITORY / "tests/guides/stand_ins", REPOSITORY / "tests/scripts/stand_ins")
 COPIED = ("scripts", "docker", "docs")
 LINKED = ("megascan", "training", "aggregate", "detect", "megascope", "benchmarks", "aggregate.py",
-          "README.md", "pyproject.toml", "hatch_build.py", "constraints.txt", "LICENSE", "CHANGELOG.md")  # fmt: skip
+          "README.md", "pyproject.toml", "hatch_build.py", "constraints.txt", "LICENSE",
+          "CHANGELOG.md")  # fmt: skip
 
 OPTIONS = {
     "run": {"timeout", "exit", "distributed", "background", "needs"},
