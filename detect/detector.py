@@ -238,42 +238,14 @@ def _observe_op_table(path: Path) -> Observations:
 def judge(observations: Observations, settings: DetectorSettings) -> Report:
     """Return the report on observations, whatever they were read from."""
     seen = steady(one_row_a_worker(observations), settings)
-    num_iterations = num_judgeable(seen, settings)
-    if num_iterations < WINDOW.min_iterations:
-        is_warming = num_iterations < len(seen.iterations)
-        note = (
-            f"{counted(num_iterations, 'iteration')} can be judged, of "
-            f"{counted(len(observations.iterations), 'traced one')}"
-            f"{', the others are the run warming up' * is_warming}: a verdict needs "
-            f"{WINDOW.min_iterations} at least, and 10 or more to see small slowdowns"
-        )
-        inquiry = _inquiry(seen, settings)
-        wrong = CORRUPTION.search(inquiry)
-        # a slow clock or a starved device may name a node here; all else is undecided
-        found = compute.COMPUTE.search(inquiry).findings if is_warming else ()
-        found = found or _slow_in_the_last(seen, settings)
-        least = settings.min_slowdown
-        found = tuple(undecided_if_small_and_free(seen, one, found, least) for one in found)
-        return _report(
-            seen, settings, window=seen, findings=(*wrong.findings, *found),
-            notes=(note, *wrong.notes),
-        )  # fmt: skip
+    if num_judgeable(seen, settings) < WINDOW.min_iterations:
+        return _report_on_few(seen, settings, len(observations.iterations))
     if not _is_comparable(seen):
         inquiry = _inquiry(seen, settings)
         wrong, awaited = CORRUPTION.search(inquiry), unexplained.AWAITED.search(inquiry)
         found = (*wrong.findings, *awaited.findings)
         return _report(seen, settings, window=observations, findings=found, notes=wrong.notes)
     answers = _answers(seen, settings)
-    findings = folded(_unexplained([answer for _, answer in answers]))
-    findings = with_joint_costs(seen, findings)
-    findings = [
-        undecided_if_no_gain(
-            undecided_if_small_and_free(seen, one, findings, settings.min_slowdown)
-        )
-        for one in findings
-    ]
-    findings = [undecided_beside_larger(one, findings, settings.min_slowdown) for one in findings]
-    findings = gathered(seen, findings)
     notes = [note for _, answer in answers for note in answer.notes]
     if seen.alignment is not None and seen.alignment.num_components > 1:
         notes.append(
@@ -283,7 +255,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         seen,
         settings,
         window=observations,
-        findings=tuple(sorted(findings, key=_importance)),
+        findings=_weighed(seen, settings, [answer for _, answer in answers]),
         minimum_detectable={
             cause.value: answer.least_slowdown
             for cause, answer in answers
@@ -298,6 +270,48 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         unseen=tuple(sorted({rank for _, answer in answers for rank in answer.unseen})),
         notes=tuple(notes),
     )
+
+
+def _report_on_few(seen: Observations, settings: DetectorSettings, num_traced: int) -> Report:
+    """Report what so few iterations show: wrong numbers, and devices that are far too slow."""
+    num_iterations = num_judgeable(seen, settings)
+    is_warming = num_iterations < len(seen.iterations)
+    note = (
+        f"{counted(num_iterations, 'iteration')} can be judged, of "
+        f"{counted(num_traced, 'traced one')}"
+        f"{', the others are the run warming up' * is_warming}: a verdict needs "
+        f"{WINDOW.min_iterations} at least, and 10 or more to see small slowdowns"
+    )
+    inquiry = _inquiry(seen, settings)
+    wrong = CORRUPTION.search(inquiry)
+    # a slow clock or a starved device may name a node here; all else is undecided
+    found = compute.COMPUTE.search(inquiry).findings if is_warming else ()
+    found = found or _slow_in_the_last(seen, settings)
+    least = settings.min_slowdown
+    found = tuple(undecided_if_small_and_free(seen, one, found, least) for one in found)
+    return _report(
+        seen,
+        settings,
+        window=seen,
+        findings=(*wrong.findings, *found),
+        notes=(note, *wrong.notes),
+    )
+
+
+def _weighed(
+    seen: Observations, settings: DetectorSettings, answers: list[Answer]
+) -> tuple[Finding, ...]:
+    """Return the findings of all searches, the most important first: those that others explain left
+    out, with what they cost together, and undecided where mending gains next to nothing.
+    """
+    least = settings.min_slowdown
+    findings = with_joint_costs(seen, folded(_unexplained(answers)))
+    findings = [
+        undecided_if_no_gain(undecided_if_small_and_free(seen, one, findings, least))
+        for one in findings
+    ]
+    findings = [undecided_beside_larger(one, findings, least) for one in findings]
+    return tuple(sorted(gathered(seen, findings), key=_importance))
 
 
 def _slow_in_the_last(seen: Observations, settings: DetectorSettings) -> tuple[Finding, ...]:

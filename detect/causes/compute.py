@@ -68,6 +68,7 @@ from detect.causes.searches import (
 )
 from detect.observe.observations import (
     PHASE_NAMES,
+    Members,
     Observations,
     num_judgeable,
     settled,
@@ -211,17 +212,14 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
     seen, members = inquiry.seen, inquiry.seen.members
     row, course = slow.suspect.row, slow.suspect.course
     cause, owner, reasons = _judge(inquiry, found, slow)
-    low, high = slow.suspect.interval
     in_all = _slowdown_in_all(seen, slow)
-    low *= in_all * float(np.exp(-course.effect))
-    high *= float(np.exp(LIMITS.hidden_share * course.effect))
     share = 1.0 - 1.0 / in_all  # of its compute time, beyond that of its peers
     excess = np.where(course.active, np.nan_to_num(seen.busy_ns[row]) * share, 0.0)
     is_bound = seen.mixes_communication or not seen.splits_tensor_groups
     ranks, subject = members.workers[row], f"{ranks_of(members, row)} ({place(members, row)})"
-    slowest = None
-    if owner == Owner.NODE and len(ranks) > 1:
-        slowest = clock_of_slow(seen, found, slow) or _named_worker(seen, slow)
+    clock = clock_of_slow(seen, found, slow)
+    is_one = owner == Owner.NODE and len(ranks) > 1
+    slowest = (clock or _named_worker(seen, slow)) if is_one else None
     if slowest is not None and seen.workers is not None:
         known, ranks = seen.workers.members, slowest[:1]
         subject = f"rank {ranks[0]} ({place(known, known.row(ranks[0]))})"
@@ -233,7 +231,7 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
             cause=cause,
             owner=owner,
             slowdown=float(np.exp(course.effect)),
-            interval=(low, high),
+            interval=_interval(slow, in_all),
             course=course,
             q_value=slow.suspect.q_value,
             num_peers=slow.num_peers,
@@ -246,21 +244,22 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
                 *reasons,
                 *reading_evidence(seen, row),
             ),
-            advice=_advice(
-                cause,
-                owner,
-                has_gpu=members.device_kind != "cpu",
-                is_group=len(members.workers[row]) > 1,
-            ),
+            advice=_advice(members, row, cause, owner),
             is_replayed=cause != Cause.UNKNOWN,
             most_cost=most_cost_of_host(seen, row, course.active)
             if cause == Cause.HOST
             else np.inf,
             is_bound=is_bound,
-            is_read=clock_of_slow(seen, found, slow) is not None,
+            is_read=clock is not None,
         ),
     )
     return finding if slowest is None else _at_place_of_its_rank(seen, finding)
+
+
+def _interval(slow: SlowRow, in_all: float) -> tuple[float, float]:
+    """Return the interval of a slowdown, which holds that of all its work, and what peers hide."""
+    (low, high), effect = slow.suspect.interval, slow.suspect.course.effect
+    return low * in_all * float(np.exp(-effect)), high * float(np.exp(LIMITS.hidden_share * effect))
 
 
 def _slowdown_in_all(seen: Observations, slow: SlowRow) -> float:
@@ -611,7 +610,8 @@ ADVICE = {
 }
 
 
-def _advice(cause: Cause, owner: Owner, *, has_gpu: bool, is_group: bool) -> tuple[str, ...]:
+def _advice(members: Members, row: int, cause: Cause, owner: Owner) -> tuple[str, ...]:
+    has_gpu, is_group = members.device_kind != "cpu", len(members.workers[row]) > 1
     if cause == Cause.HOST:
         return host_advice(owner)
     if cause in ADVICE:

@@ -480,7 +480,6 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
     seen, slow, transfers = inquiry.seen, inquiry.slow | inquiry.named, inquiry.seen.transfers
     if transfers is None or Cause.LINK not in seen.lost_ns:
         return Answer()
-
     step_ns = float(np.median(seen.iteration_ns))
     clock_error_ns = seen.alignment.residual_p99_ns if seen.alignment else 0.0
     late: list[int] = []  # rows that leave late, and not because of each other
@@ -521,17 +520,19 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
         ),
     )
     if answer.findings and clock_error_ns >= LINKS.most_clock_share * step_ns:
-        # clocks that miss each other by so much were not put together at all
-        return Answer(
-            notes=(
-                f"clocks agree within {milliseconds(clock_error_ns)} only (p99) of iterations of "
-                f"{milliseconds(step_ns)}: who leaves communication late cannot be told",
-            )
-        )
+        return Answer(notes=(_of_clocks_apart(clock_error_ns, step_ns),))
     findings = tuple(
         undecided_if_free(_blaming_host(seen, one), NO_GAIN) for one in answer.findings
     )
     return replace(answer, findings=findings, least_slowdown=None, least_because="")
+
+
+def _of_clocks_apart(error_ns: float, step_ns: float) -> str:
+    """Say that clocks which miss each other by so much were not put together at all."""
+    return (
+        f"clocks agree within {milliseconds(error_ns)} only (p99) of iterations of "
+        f"{milliseconds(step_ns)}: who leaves communication late cannot be told"
+    )
 
 
 def _blaming_host(seen: Observations, finding: Finding) -> Finding:

@@ -22,7 +22,7 @@ Where there are neither, the gradients of a rank show the size of its model.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -658,16 +658,24 @@ def link_measures(before: Side, after: Side) -> Iterator[Measure]:
     error_ns = max(_clock_error_ns(side) for side in (before, after))
     least_ns = LEAST_SHARE * _step_ns(before)
     old_rows, new_rows = _rows_by_kind(old), _rows_by_kind(new)
-    for kind in sorted(set(old_rows) & set(new_rows)):
-        rows = old_rows[kind], new_rows[kind]
+    widths = Counter(name for name, _ in {*old_rows, *new_rows})
+    for name, width in sorted(set(old_rows) & set(new_rows)):
+        rows = old_rows[name, width], new_rows[name, width]
         largest = max(float(old.total_ns[rows[0]].max()), float(new.total_ns[rows[1]].max()))
+        kind = name if widths[name] == 1 else f"{name} in groups of {width}"
         if largest >= least_ns:
             yield from _of_kind(kind, (old, new), rows, error_ns)
 
 
-def _rows_by_kind(transfers: Transfers) -> dict[str, Integers]:
-    names = np.array([transfers.kinds[kind] for kind in transfers.kind.tolist()])
-    return {name: np.flatnonzero(names == name) for name in np.unique(names).tolist()}
+def _rows_by_kind(transfers: Transfers) -> dict[tuple[str, int], Integers]:
+    """Return the rows of transfers by kind and number of members, which a kind's name leaves out:
+    an all-reduce of as many bytes takes longer in a group of eight than in one of two.
+    """
+    kinds = [
+        (transfers.kinds[kind], len(members))
+        for kind, members in zip(transfers.kind.tolist(), transfers.members, strict=True)
+    ]
+    return {one: np.flatnonzero([kind == one for kind in kinds]) for one in dict.fromkeys(kinds)}
 
 
 def _of_kind(

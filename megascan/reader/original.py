@@ -492,10 +492,7 @@ def original_spans(one: Recorded, layout: Layout, step_starts: Integers) -> pa.T
         {
             "kind": (operation, [str(item.kind) for item in table]),
             "name": (operation, [item.name for item in table]),
-            "phase": (
-                np.where(repeated, len(phases), operation),
-                [*phases, str(Phase.RECOMPUTE)],
-            ),
+            "phase": (np.where(repeated, len(phases), operation), [*phases, str(Phase.RECOMPUTE)]),
             "op": (operation, [item.op for item in table]),
             "group": (operation, members),
             "direction": (operation, [item.direction for item in table]),

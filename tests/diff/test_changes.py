@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from detect.comparison import Outcome, Side, compare, render_text
 from detect.comparison.changes import Direction, Quantity
-from detect.comparison.measures import Role, RoleTimes, layers_of_all_stages
+from detect.comparison.measures import Role, RoleTimes, layers_of_all_stages, link_measures
+from detect.observe.observations import Transfers
 from megascan.schema import Granularity
 from megascan.simulate import Imbalance, Noise
 from megascan.topology import Layout
@@ -113,6 +116,38 @@ def test_a_slow_link_is_named_with_its_ranks(healthy: Side, side: MakeSide) -> N
     links = result.of_kind(Quantity.LINK, Direction.SLOWER)
     assert (1, 5) in [one.ranks for one in links]
     assert all({1, 5} <= set(one.ranks) for one in links)
+
+
+@pytest.mark.parametrize(
+    ("members", "names"),
+    [
+        (((0, 1), (2, 3), (0, 2, 4, 6)), {"in groups of 2", "in groups of 4"}),
+        (((0, 1), (2, 3), (4, 5)), {"dp all_reduce of 1 MB"}),
+    ],
+    ids=["groups of two and of four", "groups of two"],
+)
+def test_groups_of_unlike_size_are_no_one_kind(
+    members: tuple[tuple[int, ...], ...], names: set[str]
+) -> None:
+    """Equal bytes take longer in a larger group; the name of their kind does not tell."""
+    times = np.full((3, 6), 5e6) * np.linspace(1, 1.01, 6)
+    transfers = Transfers(
+        members=members,
+        kinds=("dp all_reduce of 1 MB", "dp all_reduce of 1 MB"),
+        kind=np.array([0, 0, int(len(members[2]) > 2)]),
+        size_bytes=np.full(3, 10**6),
+        transfer_ns=times,
+        sum_ns=times,
+        late_ns=np.zeros((8, 6)),
+        quick_ns=np.zeros((8, 6)),
+    )
+    seen = SimpleNamespace(transfers=transfers, iteration_ns=np.full(6, 1e8))
+    examined = SimpleNamespace(seen=seen, report=SimpleNamespace(alignment=None))
+    side = cast("Side", SimpleNamespace(examined=examined))
+    found = [one.subject for one in link_measures(side, side)]
+    assert found
+    assert all(any(name in one for one in found) for name in names)
+    assert all(any(name in one for name in names) for one in found)
 
 
 def test_a_slow_loader_is_named(healthy: Side, side: MakeSide) -> None:

@@ -1,4 +1,7 @@
-"""Every room says what is in it: the docstring of its `__init__.py` names each of its files."""
+"""Every room says what is in it: the docstring of its `__init__.py` names each of its files.
+
+And nothing in it is longer than one can read at a time.
+"""
 
 from __future__ import annotations
 
@@ -51,3 +54,19 @@ def test_a_room_names_no_file_that_is_gone(room: str) -> None:
 def test_a_file_that_is_not_named_is_found() -> None:
     text = "folding.py   one file of `lines`"
     assert unnamed({"fold", "file", "folding", "lines"}, text) == {"fold", "file"}
+
+
+MOST_LINES = 50
+"""Of a function, its docstring and signature among them."""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_function_is_too_long_to_be_read_at_once(package: str) -> None:
+    too_long = [
+        f"{path.relative_to(ROOT)}: {node.name}, {length} lines"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > MOST_LINES
+    ]
+    assert too_long == [], f"a function of one thought has at most {MOST_LINES} lines: part it"
