@@ -593,9 +593,7 @@ def _shows_in_attention(seen: Observations, burst: Burst) -> bool:
 
 def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> tuple[str, ...]:
     """Return how launching, noise, or uneven data, may explain what a rank lost to its host; ()
-    where they cannot.
-
-    Time between passes does not depend on the data; what a pass takes besides its layers does.
+    where they cannot. Time between passes does not depend on the data.
     """
     stage = seen.members.stage
     row, step_ns = burst.row, float(np.median(seen.iteration_ns))
