@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -114,3 +115,11 @@ def publish(page: str, output: Path | None) -> None:
     print(page)
     if output:
         output.write_text(page, encoding="utf-8")
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a recorded trace into a folder."""
+    with tarfile.open(archive) as opened:
+        # Python 3.11.4 and newer know filters, and 3.14 asks for one
+        opened.extraction_filter = getattr(tarfile, "data_filter", None)
+        opened.extractall(folder)

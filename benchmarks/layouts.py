@@ -37,6 +37,7 @@ from benchmarks.jobs import (
     publish,
     run_python,
     run_ranks,
+    unpack,
 )
 from benchmarks.layout_cases import TRIALS, Case, all_cases
 from benchmarks.layout_ranks import Plan, Stage
@@ -245,7 +246,7 @@ def run_all(wanted: Sequence[Case], arguments: argparse.Namespace) -> list[Resul
 def judge_again(case: Case, kept: Path) -> Result:
     """Detect in the rank files that `--keep` packed."""
     with TemporaryDirectory() as temporary:
-        shutil.unpack_archive(str(kept / f"{case.file_name}.tar.gz"), temporary, filter="data")
+        unpack(kept / f"{case.file_name}.tar.gz", Path(temporary))
         (Path(temporary) / case.file_name / "verdict.json").unlink()
         return _judged(case, Path(temporary), None)
 

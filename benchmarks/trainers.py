@@ -47,7 +47,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeAlias, cast
 
 from benchmarks import trainer_libraries, trainer_modern
-from benchmarks.jobs import ROOT, environment_line, publish, torchrun
+from benchmarks.jobs import ROOT, environment_line, publish, torchrun, unpack
 from benchmarks.trainer_faults import FAULTS, HEALTHY, HEAVY, LOADER, LONG, Fault
 from benchmarks.trainer_ranks import ALL_FAULTS, DONE, Plan, Stage
 from benchmarks.trainer_troubles import TROUBLES
@@ -290,8 +290,8 @@ def _pack(case: Case, trace: Path, folder: Path) -> None:
 
 def judge_kept(packed: Path) -> Row:
     """Detect again in what `--keep` packed."""
-    with TemporaryDirectory() as temporary, tarfile.open(packed) as archive:
-        archive.extractall(temporary, filter="data")
+    with TemporaryDirectory() as temporary:
+        unpack(packed, Path(temporary))
         (trace,) = Path(temporary).iterdir()
         case = Case(**json.loads((trace / "case.json").read_text(encoding="utf-8")))
         (trace / "case.json").unlink()

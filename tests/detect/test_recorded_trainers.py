@@ -5,12 +5,12 @@ Most were judged wrongly once. What was planted is in each file's name; the file
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 
 import pytest
 
 from aggregate import build_timeline
+from benchmarks.jobs import unpack
 from detect import Cause, Owner, Verdict, detect
 from megascan.reader import read_trace
 
@@ -20,8 +20,7 @@ RECORDED = Path(__file__).with_name("recorded")
 @pytest.fixture
 def report_of(tmp_path):
     def read(name):
-        with tarfile.open(RECORDED / f"{name}.tar.xz") as archive:
-            archive.extractall(tmp_path, filter="data")
+        unpack(RECORDED / f"{name}.tar.xz", tmp_path)
         return detect(build_timeline(read_trace(tmp_path)))
 
     return read
