@@ -33,6 +33,7 @@ from typing import BinaryIO, Protocol
 
 import orjson
 
+from megascan.errors import OutputError
 from megascan.header import Json, RankHeader, WindowRecord
 from megascan.schema import HEADER_EVENT, WINDOW_EVENT, Track
 from megascan.topology import rank_file_name
@@ -47,8 +48,10 @@ __all__ = [
     "encode_window",
     "rank_file_path",
     "set_earlier_run_aside",
-    "set_earlier_truth_aside",
+    "write_ground_truth",
 ]
+
+_GROUND_TRUTH_FILE = "ground-truth.json"
 
 
 SpanRecord = tuple[str, str, int, int, int, Mapping[str, int | str]]
@@ -228,7 +231,26 @@ def set_earlier_run_aside(path: Path) -> None:
         _move_into(path.parent / _run_id_of(path), path)
 
 
-def set_earlier_truth_aside(path: Path) -> None:
+def write_ground_truth(truth: Mapping[str, Json], folder: Path) -> Path:
+    """Write which faults were planted next to the rank files; move an earlier run's file aside.
+
+    Raises OutputError if the file cannot be written.
+    """
+    path = folder / _GROUND_TRUTH_FILE
+    partial = path.with_name(f".{path.name}.part")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(orjson.dumps(truth, option=orjson.OPT_INDENT_2) + b"\n")
+        _set_earlier_truth_aside(path)
+        return partial.replace(path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _set_earlier_truth_aside(path: Path) -> None:
     """Move an existing record of planted faults into a subfolder with its run id as name."""
     if not path.exists():
         return

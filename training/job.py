@@ -34,7 +34,7 @@ from training.faults import (
     FaultSpec,
     install_faults,
     parse_faults,
-    write_ground_truth,
+    write_planted_faults,
 )
 from training.pipeline.schedule import check_schedule, notes_on_plan, schedule_name
 from training.scope import ScopeSettings, add_scope_arguments, scope_callbacks
@@ -182,7 +182,7 @@ class Job:
         """Write the planted faults to a file next to the rank files."""
         if self.trace.enabled and self.launch.rank == 0:
             run_id: str | None = getattr(tracer, "run_id", None)
-            write_ground_truth(self.trace.directory, run_id, self.sizes.world_size, self.faults)
+            write_planted_faults(self.trace.directory, run_id, self.sizes.world_size, self.faults)
 
     def _announce_end(self, progress: Progress) -> None:
         """Print, when all ranks are done, what was written and the next command to run."""

@@ -18,6 +18,7 @@ from megascan.cli.output import say, stage
 from megascan.errors import ConfigError, OutputError, UsageError
 from megascan.header import MOST_RANKS
 from megascan.overwriting import check_can_be_made
+from megascan.rankfile import write_ground_truth
 from megascan.schema import Granularity
 from megascan.simulate import (
     Clocks,
@@ -32,7 +33,6 @@ from megascan.simulate import (
     parse_fault,
     parse_stage_imbalance,
     simulate_trace,
-    write_ground_truth,
     write_rank_files,
 )
 from megascan.topology import Layout

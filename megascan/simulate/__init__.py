@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from megascan.simulate.folder import (
-        GROUND_TRUTH_FILE,
         ground_truth,
         simulate_trace,
-        write_ground_truth,
         write_rank_files,
     )
     from megascan.simulate.job import (
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
     from megascan.vocabulary import FaultKind
 
 __all__ = [
-    "GROUND_TRUTH_FILE",
     "Clocks",
     "CostModel",
     "Fault",
@@ -59,13 +56,10 @@ __all__ = [
     "parse_fault",
     "parse_stage_imbalance",
     "simulate_trace",
-    "write_ground_truth",
     "write_rank_files",
 ]
 
-_OF_FOLDER = {
-    "GROUND_TRUTH_FILE", "ground_truth", "simulate_trace", "write_ground_truth", "write_rank_files",
-}  # fmt: skip
+_OF_FOLDER = {"ground_truth", "simulate_trace", "write_rank_files"}
 
 
 def __getattr__(name: str) -> object:

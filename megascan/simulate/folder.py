@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import pyarrow as pa
 
 from megascan.arrays import Floats, Integers
@@ -29,7 +27,6 @@ from megascan.rankfile import (
     encode_window,
     rank_file_path,
     set_earlier_run_aside,
-    set_earlier_truth_aside,
 )
 from megascan.schema import NOT_APPLICABLE, SPAN_COLUMNS, Column, Kind, Track
 from megascan.simulate.execution import Draws, Engine, Recording, empty_recording
@@ -333,7 +330,6 @@ def simulate_trace(job: JobModel, faults: Sequence[Fault] = (), seed: int = 0) -
     return trace_of(builder, f"simulated-{digest[:12]}", traced)
 
 
-GROUND_TRUTH_FILE = "ground-truth.json"
 _FRAME = ("rank", "kind", "name", "track", "start_ns", "duration_ns")
 _ARGUMENTS = tuple(column for column in SPAN_COLUMNS if column.name not in _FRAME)
 
@@ -425,21 +421,3 @@ def ground_truth(
         "faults": [fault.to_json() for fault in faults],
         "imbalances": job.imbalance.to_json(),
     }
-
-
-def write_ground_truth(truth: Mapping[str, Json], folder: Path) -> Path:
-    """Write `ground-truth.json` next to the rank files; move the file of an earlier run aside.
-
-    Raises OutputError if the file cannot be written.
-    """
-    path = folder / GROUND_TRUTH_FILE
-    partial = path.with_name(f".{path.name}.part")
-    try:
-        partial.write_bytes(orjson.dumps(truth, option=orjson.OPT_INDENT_2) + b"\n")
-        set_earlier_truth_aside(path)
-        return partial.replace(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)

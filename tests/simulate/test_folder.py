@@ -7,6 +7,7 @@ import json
 import pytest
 
 from megascan.errors import OutputError
+from megascan.rankfile import write_ground_truth
 from megascan.reader import read_trace
 from megascan.simulate import (
     Clocks,
@@ -16,7 +17,6 @@ from megascan.simulate import (
     ground_truth,
     parse_fault,
     simulate_trace,
-    write_ground_truth,
     write_rank_files,
 )
 from megascan.topology import Layout

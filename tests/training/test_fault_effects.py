@@ -13,7 +13,7 @@ import torch
 
 from megascan.errors import OutputError
 from training.faults.compute import CpuSlowness, _mark_boundary, burn_cpu_time
-from training.faults.fault import FaultSpec, parse_fault, write_ground_truth
+from training.faults.fault import FaultSpec, parse_fault, write_planted_faults
 from training.faults.host import BusyHost, GarbagePressure, SlowLoader
 from training.faults.injection import FaultCallback
 from training.faults.link import GLOO, SlowLink, SlowWork
@@ -203,7 +203,7 @@ def test_link_between_two_ranks_concerns_only_them() -> None:
 
 def test_ground_truth_says_what_where_when_and_keeps_earlier_ones(tmp_path: Path) -> None:
     fault: FaultSpec = parse_fault("rank=1,kind=compute,factor=1.5,from=2")
-    path = write_ground_truth(tmp_path / "trace", "run-a", 4, [fault])
+    path = write_planted_faults(tmp_path / "trace", "run-a", 4, [fault])
     assert json.loads(path.read_text()) == {
         "schema": 1,
         "run_id": "run-a",
@@ -211,7 +211,7 @@ def test_ground_truth_says_what_where_when_and_keeps_earlier_ones(tmp_path: Path
         "faults": [{"rank": 1, "kind": "compute", "factor": 1.5, "first_iteration": 2}],
     }
     assert not path.name.startswith("benchmark-data-")
-    write_ground_truth(tmp_path / "trace", "run-b", 4, [])
+    write_planted_faults(tmp_path / "trace", "run-b", 4, [])
     assert json.loads(path.read_text())["faults"] == []
     assert (tmp_path / "trace" / "run-a" / path.name).exists()
 
@@ -219,4 +219,4 @@ def test_ground_truth_says_what_where_when_and_keeps_earlier_ones(tmp_path: Path
 def test_ground_truth_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="give another --trace-dir"):
-        write_ground_truth(tmp_path / "file", None, 1, [])
+        write_planted_faults(tmp_path / "file", None, 1, [])

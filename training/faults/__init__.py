@@ -11,7 +11,7 @@ Owns the meaning of ``--inject-fault``. Fed by the flags; acts on this process o
 """
 
 from megascan.vocabulary import FaultKind
-from training.faults.fault import FaultSpec, parse_faults, write_ground_truth
+from training.faults.fault import FaultSpec, parse_faults, write_planted_faults
 from training.faults.injection import FaultCallback, install_faults
 
 __all__ = [
@@ -20,5 +20,5 @@ __all__ = [
     "FaultSpec",
     "install_faults",
     "parse_faults",
-    "write_ground_truth",
+    "write_planted_faults",
 ]

@@ -1,19 +1,19 @@
 """Read and check ``--inject-fault rank=3,kind=compute,factor=1.5,from=20,to=60``.
 
-`write_ground_truth` writes which faults were planted to a file, to check verdicts by; no analysis
+`write_planted_faults` writes which faults were planted to a file, to check verdicts by; no analysis
 reads the file.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from megascan.errors import ConfigError, OutputError
-from megascan.rankfile import set_earlier_truth_aside
+from megascan.header import Json
+from megascan.rankfile import write_ground_truth
 from megascan.vocabulary import FaultKind
 from training.arguments import Sizes
 
@@ -162,10 +162,7 @@ def _error(text: str, what: str) -> ConfigError:
     return ConfigError(f"--inject-fault {text}: {what} (an example: {example})")
 
 
-FILE_NAME = "ground-truth.json"
-
-
-def write_ground_truth(
+def write_planted_faults(
     folder: Path, run_id: str | None, world_size: int, faults: Sequence[FaultSpec]
 ) -> Path:
     """Write ``ground-truth.json`` next to the rank files; set an earlier run's file aside.
@@ -173,25 +170,21 @@ def write_ground_truth(
     The file is written without faults too, so that an earlier run's file is never taken for this
     run's. Raises OutputError when the folder cannot be written.
     """
-    path = folder / FILE_NAME
-    truth = {
+    truth: dict[str, Json] = {
         "schema": 1,
         "run_id": run_id,
         "world_size": world_size,
         "faults": [_record(fault) for fault in faults],
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        set_earlier_truth_aside(path)
-        path.write_text(json.dumps(truth, indent=2) + "\n")
-    except OSError as error:
-        raise OutputError(f"cannot write {path} ({error}); give another --trace-dir") from error
-    return path
+        return write_ground_truth(truth, folder)
+    except OutputError as error:
+        raise OutputError(f"{error}; give another --trace-dir") from error
 
 
-def _record(fault: FaultSpec) -> dict[str, object]:
+def _record(fault: FaultSpec) -> dict[str, Json]:
     """Return one fault for JSON; fields that do not apply are left out."""
-    values: dict[str, object | None] = {
+    values: dict[str, Json] = {
         "rank": fault.rank,
         "kind": str(fault.kind),
         "factor": fault.factor,
