@@ -34,6 +34,7 @@ from megascan.reader.kineto.document import (
     Profile,
     is_rank,
     process_group,
+    text_of,
 )
 from megascan.reader.kineto.host_side import Host
 from megascan.schema import NOT_APPLICABLE
@@ -304,7 +305,7 @@ def _annotated(profile: Profile, rows: Integers, covered: Flags) -> Communicatio
 def _stated_peer(arguments: Mapping[str, object], group: ProcessGroup, rank: int) -> int:
     """Read the third input of c10d::send and c10d::recv_: the partner's place in the group."""
     inputs = cast("list[object]", arguments.get("Concrete Inputs") or [])
-    value = str(inputs[2]) if len(inputs) > 2 else ""
+    value = text_of(inputs[2]) if len(inputs) > 2 else ""
     return peer_rank(_stated_number(value), group, rank)
 
 

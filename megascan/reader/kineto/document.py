@@ -293,7 +293,7 @@ def _device_name(properties: Json, device: int) -> str:
     entries = properties if isinstance(properties, list) else []
     known = [entry for entry in entries if isinstance(entry, dict)]
     own = [entry for entry in known if entry.get("id") == device]
-    return str((own or known)[0].get("name", "")) if known else ""
+    return text_of((own or known)[0].get("name")) if known else ""
 
 
 def _notes(rank: int, path: Path, num_misfits: int, *, torn: bool) -> tuple[str, ...]:
