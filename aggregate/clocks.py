@@ -440,9 +440,9 @@ def _of_loose_sets(ties: Ties, problem: LineProblem, noise: Floats, drifting: Fl
     first = np.repeat(problem.domain[starts], lengths)
     tied = linked_sets(first, problem.domain[:num], ties.num_domains)
     ends = tied[problem.domain[num:]].reshape(-1, 2)
-    crosses = np.repeat(ends[:, 0] != ends[:, 1], 2)
-    told = np.square(problem.age[num:] * problem.span_ns / noise[num:])
-    information = np.bincount(tied[problem.domain[num:]][crosses], told[crosses], tied.max() + 1)
+    crosses = ends[:, 0] != ends[:, 1]
+    told = np.square(problem.age[num:] * problem.span_ns / noise[num:]).reshape(-1, 2)
+    information = np.bincount(ends[crosses].ravel(), told[crosses].ravel(), tied.max() + 1)
     is_loose = (information > 0) & (information * LARGEST_DRIFT_ERROR**2 < 1.0)
     all_drift = np.bincount(tied, ~drifting) == 0
     clocks = np.unique(tied, return_index=True)[1]

@@ -156,10 +156,9 @@ _container = partial(_communicating, contains_spans=True)
 
 def _of_model(name: str, counts_as: CountsAs, *, contains_spans: bool = False) -> tuple[Word, ...]:
     """Return the words of a part of the model: forward, backward, and forward repeated."""
-    forward = Word(
-        name, Kind.COMPUTE, counts_as, Phase.FORWARD,
-        contains_spans=contains_spans, contains_communication=True,
-    )  # fmt: skip
+    forward = _communicating(
+        name, Kind.COMPUTE, counts_as, Phase.FORWARD, contains_spans=contains_spans
+    )
     return (
         forward,
         replace(forward, name=backward_of(name), phase=Phase.BACKWARD),

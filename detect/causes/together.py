@@ -36,6 +36,7 @@ from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.text import confidence, counted, percent, ranks_text, times
 from detect.thresholds import CONSEQUENCES, COSTS, HOSTS, ORDINARY
+from detect.whatif.savings import slowdown_of
 from megascan.errors import listed
 
 BESIDE_LARGER = (
@@ -226,8 +227,7 @@ def _joint_cost(seen: Observations, group: list[Finding]) -> float | None:
     if seen.costs and all(one.cost_is_replayed for one in group):
         ranks = tuple(sorted({rank for one in group for rank in one.ranks}))
         causes = {one.cause for one in group}
-        slowdown = max(one.slowdown for one in group) if causes == {Cause.COMPUTE} else np.inf
-        replayed = seen.costs.ratio(ranks, causes, within, slowdown=slowdown)
+        replayed = seen.costs.ratio(ranks, causes, within, slowdown=slowdown_of(group))
         if replayed is not None:
             return replayed
     if any(one.cause != Cause.COMPUTE for one in group):

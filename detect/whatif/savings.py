@@ -300,13 +300,13 @@ def savings_of(replay: Replay, findings: Sequence[Finding]) -> list[Saving]:
             ranks,
             links=Cause.LINK in causes,
             hosts=Cause.HOST in causes,
-            slowdown=_slowdown_of(found),
+            slowdown=slowdown_of(found),
         )
         savings.append(replace(saving, causes=causes))
     return savings
 
 
-def _slowdown_of(findings: Sequence[Finding]) -> float:
+def slowdown_of(findings: Sequence[Finding]) -> float:
     """Return by how much ranks compute slower at most, if that is all that findings say of them;
     inf where they say something else.
     """
