@@ -18,9 +18,11 @@ Causes:                                             What they share, and what fo
     paused_hosts.py  hosts that stall now one rank,     launching.py a device that waits for its
                      now another                                     host, and whose fault that is
     links.py         slow connections                   ordinary.py  what else explains slow
-    networks.py      NICs of a host, rails, NVLinks                  computing: chips, place, pair
-    imbalance.py     heavy stages, uneven sequences     power.py     what would be found, and what
-    everywhere.py    all wait for data, collect or                   never could be
+    networks.py      NICs of a host, rails, switches                 computing: chips, place, pair
+                     inside a host                      power.py     what would be found, and what
+    nvlinks.py       groups at the pace of PCIe                      never could be
+    imbalance.py     heavy stages, uneven sequences
+    everywhere.py    all wait for data, collect or
                      get uneven work, by turns; all
                      links of a kind become slower
     unexplained.py   all wait for one rank; the step

@@ -200,6 +200,8 @@ class Claim:
     """What an iteration may take at most, as a multiple of what it would take without the fault."""
     is_border: bool = False
     """Whether only what crosses the border of these ranks' host is slower."""
+    is_inside: bool = False
+    """Whether only what stays inside these ranks' host is slower, with whomever."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +271,7 @@ def _most_saved(seen: Observations, row: int) -> Floats:
     """
     layout, others = seen.members.layout, np.arange(len(seen.members)) != row
     unknown = np.full(len(seen.iterations), np.inf)
-    if seen.split_wait_ns is None or seen.unmatched_ns is None or seen.unmatched_ns.any():
+    if seen.split_wait_ns is None or seen.tells_passes or np.any(seen.unsplit_ns):
         return unknown
     if layout.dp < layout.world_size or not others.any():
         return unknown
@@ -324,23 +326,31 @@ def is_costly(share: float) -> bool:
     return ratio_without(share) >= POWER.healthy_ratio
 
 
+def _replayed(seen: Observations, claim: Claim, within: tuple[int, int]) -> float | None:
+    """Return what an iteration takes over what it would take without the claim, by replay of the
+    iterations `within`; None where no replay tells.
+    """
+    if not seen.costs or not claim.is_replayed:
+        return None
+    if claim.is_border or claim.is_inside:
+        return seen.costs.ratio_of_transfers(
+            claim.ranks, claim.slowdown, within, inside=claim.is_inside
+        )
+    return seen.costs.ratio(
+        claim.ranks,
+        (claim.cause,),
+        within,
+        float(np.mean(claim.saved_ns)),
+        claim.slowdown if claim.cause == Cause.COMPUTE else np.inf,
+    )
+
+
 def build_finding(seen: Observations, claim: Claim) -> Finding:
     """Return the finding of a claim."""
     claim = _of_its_model(seen, claim)
     timing = when(claim.course, seen.iterations)
-    within, replayed = counted_window(seen, timing.first, timing.last), None
-    if seen.costs and claim.is_replayed:
-        replayed = (
-            seen.costs.ratio_of_border(claim.ranks, claim.slowdown, within)
-            if claim.is_border
-            else seen.costs.ratio(
-                claim.ranks,
-                (claim.cause,),
-                within,
-                float(np.mean(claim.saved_ns)),
-                claim.slowdown if claim.cause == Cause.COMPUTE else np.inf,
-            )
-        )
+    within = counted_window(seen, timing.first, timing.last)
+    replayed = _replayed(seen, claim, within)
     cost = estimate = cost_ratio(seen, claim.saved_ns, within)
     if replayed is not None:
         # mending the ranks mends whatever else is slow on them, too

@@ -1,4 +1,4 @@
-"""Find hosts and rails whose network is slow, and groups that do not use their host's NVLinks.
+"""Find hosts and rails whose network is slow, and hosts whose GPUs are slow among themselves.
 
 Problem: the eight GPUs of a host share its NICs. A NIC at half speed slows every message and every
 ring that enters or leaves the host. Compared link by link, most messages between two stages are
@@ -18,6 +18,9 @@ A rail is the same device of all hosts, whose NICs hang on one switch. It is spl
 way: what touches it against what does not. In a short window no single ring of a slow rail is sure
 by itself; all of them together are.
 
+What stays inside hosts (NVLinks through their switches) is split by host as well. Groups of one
+host that have no member in common share nothing else.
+
 Stages hold unlike numbers of parameters, so the rings of their gradients are of unlike sizes. Large
 rings take time in proportion to their bytes: rings that differ only in size are also compared by
 the time per byte, with a higher floor.
@@ -25,20 +28,6 @@ the time per byte, with a higher floor.
 Example: PP4 x DP4 on 4 hosts. Messages 0-1 take 3.2 ms, 1-2 and 2-3 take 13.1 ms. Host 2 touches
 8 messages, all slow; the 4 others are quick: effect log 4.0. Of host 1's 8 messages half are quick.
 
-Inside a host a slow NVLink slows every transfer of its group alike, and the only group of a job has
-no equal to compare it with. Then physics tells: what the NVLinks of a device carry one way is
-published, and sound collectives of 16 MB and more reach a third of it:
-
-    bus bandwidth = factor · bytes / time     factor  2 (n-1)/n   all_reduce
-                                                      (n-1)/n     reduce_scatter, all_to_all
-                                                      n-1         all_gather: the bytes of one rank
-
-(the factors are those of nccl-tests, doc/PERFORMANCE.md; n is the size of the group). Below a fifth
-the links are not used, or one of them is far from what it should be: undecided, since the machine
-may be built so.
-
-Example: 8 H100, whose NVLinks carry 450 GB/s. A reduce_scatter of 64 MB takes 2.9 ms from the last
-member's arrival: 7/8 · 64 MB / 2.9 ms = 19 GB/s, below 90. Four H200 reach 364 GB/s.
 """
 
 from __future__ import annotations
@@ -46,6 +35,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 from scipy import special
@@ -62,7 +52,6 @@ from detect.causes.finding import (
     undecided_if_little,
 )
 from detect.observe.observations import Observations, Transfers
-from detect.observe.transfers import bus_factor
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.host_tests import since_it_began
@@ -71,7 +60,6 @@ from detect.text import counted, milliseconds, times
 from detect.thresholds import (
     LINKS,
     NETWORKS,
-    NVLINKS,
     POWER,
     DetectorSettings,
 )
@@ -89,40 +77,35 @@ ONE_RING = (
 
 RAILS_NOT_TOLD_APART = "what takes one of these rails takes the others, too: either may be slow"
 
+BUILT_OTHERWISE = (
+    "several hosts are slow alike: they may be built otherwise than the others; compare "
+    "nvidia-smi topo -m of both"
+)
+
 SHOWN_BYTES = 100_000_000
 """For how many bytes the times of transfers of unlike sizes are shown."""
 
-ONE_WAY_GBYTES_PER_S = {
-    "V100-SXM": 150,
-    "A100-SXM": 300,
-    "A800-SXM": 200,
-    "H800": 200,
-    "H100 80GB HBM3": 450,
-    "H200": 450,
-    "H20": 450,
-    "B200": 900,
-}
-"""What all NVLinks of a device carry one way together, by a part of the device's name; the first
-part that fits counts. Devices on PCIe cards (PCIe, NVL) may have no NVLinks.
-"""
-ON_CARDS = ("PCIe", "NVL")
-NO_NVLINK = (
-    "NVLink is not used, slower than it should be, or not there: the trace cannot tell which, nor "
-    "which of these devices it is"
-)
-NVLINK_ADVICE = (
-    "nvidia-smi topo -m and nvidia-smi nvlink --status -i GPU on that host: NV between all of "
-    "these GPUs, and every link up at its full rate",
-    "look for NCCL_P2P_DISABLE, NCCL_P2P_LEVEL or a container without the devices it needs; "
-    "NCCL_DEBUG=INFO says over what a channel runs (P2P/CUMEM, or SHM)",
-    "measure it with the job away: all_reduce_perf (nccl-tests) on that host, or "
-    "python scripts/healthcheck.py --sweep",
-)
+
+class Way(Enum):
+    """What connections share; the value says which others they are compared with."""
+
+    NETWORK = "between other hosts"
+    RAIL = "on other rails"
+    INSIDE = "inside other hosts"
+
+    @property
+    def doubt(self) -> str:
+        """Return why several of them that are slow are not blamed."""
+        return {
+            Way.NETWORK: NOT_TOLD_APART,
+            Way.RAIL: RAILS_NOT_TOLD_APART,
+            Way.INSIDE: BUILT_OTHERWISE,
+        }[self]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Port:
-    """A way between hosts that many connections share: the NICs of a host, or a rail."""
+    """What many connections share: the NICs of a host, a rail, or the switches inside a host."""
 
     name: str
     """The name of the host, or the device number of the rail."""
@@ -133,10 +116,10 @@ class _Port:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowNetwork:
-    """A host or a rail whose network is slow, or several that cannot be told apart."""
+    """A host or a rail that is slow, or several that cannot be told apart."""
 
     names: tuple[str, ...]
-    is_rail: bool
+    way: Way
     ranks: tuple[int, ...]
     split: _Split
     """The split of the kind of transfers that shows the slowness best."""
@@ -172,7 +155,7 @@ class _Crossings:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """Units that cross borders and should be equally quick."""
+    """Units that all cross borders, or all do not, and should be equally quick."""
 
     name: str
     units: Integers
@@ -201,8 +184,8 @@ class _Split:
 
 
 def slow_networks(inquiry: Inquiry) -> list[SlowNetwork]:
-    """Return the slow host network, or else the slow rail, if there is one; several that cannot be
-    told apart are one.
+    """Return the slow host network, or else the slow rail, or else the host that is slow inside, if
+    there is one; several that cannot be told apart are one.
     """
     seen, settings = inquiry.seen, inquiry.settings
     if seen.transfers is None:
@@ -211,9 +194,14 @@ def slow_networks(inquiry: Inquiry) -> list[SlowNetwork]:
     least = settings.min_link_slowdown
     if seen.members.device_kind == "cpu":
         least = max(least, LINKS.cpu_min_slowdown)
-    kinds = _kinds(crossings, float(np.log(least)))
-    for ports, is_rail in ((_hosts(crossings), False), (_rails(crossings), True)):
-        slow = _slowest(inquiry, crossings.transfers, kinds, ports, is_rail=is_rail)
+    floor = float(np.log(least))
+    between, inside = _kinds(crossings, crossings.crosses, floor), _inside(crossings, floor)
+    for way, ports, kinds in (
+        (Way.NETWORK, _hosts(crossings), between),
+        (Way.RAIL, _rails(crossings), between),
+        (Way.INSIDE, _hosts(crossings), inside),
+    ):
+        slow = _slowest(inquiry, crossings.transfers, kinds, ports, way)
         if slow is not None:
             return [slow]
     return []
@@ -251,7 +239,7 @@ def _rails(crossings: _Crossings) -> list[_Port]:
 
 
 def _slowest(
-    inquiry: Inquiry, transfers: Transfers, kinds: list[_Kind], ports: list[_Port], *, is_rail: bool
+    inquiry: Inquiry, transfers: Transfers, kinds: list[_Kind], ports: list[_Port], way: Way
 ) -> SlowNetwork | None:
     """Return the port that explains most slow connections (all that explain as many), if it costs
     enough; None otherwise.
@@ -273,19 +261,27 @@ def _slowest(
     since, course = _since_it_began(transfers, split, inquiry.settings)
     excess_ns = _excess_ns(transfers, since, ranks, active_in(course, len(seen.iterations)))
     is_cheap = excess_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns))
-    # a link between two ranks, there and back, is no rail
-    is_link = len({frozenset(transfers.members[unit]) for unit in split.all_slow}) == 1
-    if is_cheap or (is_rail and is_link) or _is_of_clocks(seen, transfers, split):
+    if is_cheap or _is_of_a_rank(transfers, split, way) or _is_of_clocks(seen, transfers, split):
         return None
     return SlowNetwork(
         names=tuple(port.name for port, _ in best),
-        is_rail=is_rail,
+        way=way,
         ranks=ranks,
         split=since,
         q_value=min(1.0, split.p_value * len(ports)),
         excess_ns=excess_ns,
         course=course,
     )
+
+
+def _is_of_a_rank(transfers: Transfers, split: _Split, way: Way) -> bool:
+    """Return whether what is slow may be a single link or rank: a link between two ranks, there and
+    back, is no rail; and if one rank is in all that is slow inside a host, it may be that rank.
+    """
+    units = {frozenset(transfers.members[unit]) for unit in split.all_slow}
+    if way is Way.INSIDE:
+        return bool(frozenset.intersection(*units))
+    return way is Way.RAIL and len(units) == 1
 
 
 def _since_it_began(
@@ -351,12 +347,19 @@ def _crossings(seen: Observations, transfers: Transfers) -> _Crossings:
     )
 
 
-def _kinds(crossings: _Crossings, floor: float) -> list[_Kind]:
-    """Return the transfers that cross borders by kind, and large kinds that differ in size only
-    once more, put together.
+def _inside(crossings: _Crossings, floor: float) -> list[_Kind]:
+    """Return the transfers that stay inside a host by kind; none where a host is not known."""
+    if any("" in hosts for hosts in crossings.hosts):
+        return []
+    return _kinds(crossings, ~crossings.crosses, floor)
+
+
+def _kinds(crossings: _Crossings, use: Flags, floor: float) -> list[_Kind]:
+    """Return the transfers that are of `use` by kind, and large kinds that differ in size only once
+    more, put together.
     """
     transfers, level = crossings.transfers, crossings.level
-    use = crossings.crosses & np.isfinite(level)
+    use = use & np.isfinite(level)
     found = []
     for kind in np.unique(transfers.kind[use]).tolist():
         units = np.flatnonzero(use & (transfers.kind == kind))
@@ -439,12 +442,11 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
     is_one, transfers = len(slow.names) == 1, seen.transfers
     assert transfers is not None
     shared = set.intersection(*(set(transfers.members[one]) for one in slow.split.all_slow))
-    is_one_ring = slow.is_rail and len(shared) > 2  # what joins two hosts is their link
+    is_rail = slow.way is Way.RAIL
+    is_one_ring = is_rail and len(shared) > 2  # what joins two hosts is their link
     split, slowdown = slow.split, float(np.exp(slow.split.effect))
     rows = seen.members.rows_with(slow.ranks)
-    doubt = RAILS_NOT_TOLD_APART if slow.is_rail else NOT_TOLD_APART
     active = active_in(slow.course, len(seen.iterations))
-    others = "on other rails" if slow.is_rail else "between other hosts"
     finding = build_finding(
         seen,
         Claim(
@@ -459,23 +461,28 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
             num_peers=len(split.quick),
             saved_ns=np.where(active, slow.excess_ns, 0.0),
             subject=f"{_who(slow)} (ranks {listed(slow.ranks)})",
-            predicate=f"transfers {times(slowdown)} slower than {others}",
+            predicate=f"transfers {times(slowdown)} slower than {slow.way.value}",
             evidence=(
-                _evidence(transfers, split, others, active),
-                *(() if is_one else (doubt,)),
+                _evidence(transfers, split, slow.way.value, active),
+                *(() if is_one else (slow.way.doubt,)),
                 *((ONE_RING,) if is_one_ring else ()),
             ),
             advice=connection_advice(seen, slow.ranks),
-            is_border=is_one and not slow.is_rail,
+            is_border=is_one and slow.way is Way.NETWORK,
+            is_inside=is_one and slow.way is Way.INSIDE,
         ),
     )
     return undecided_if_little(finding, len(seen.iterations))
 
 
 def _who(slow: SlowNetwork) -> str:
-    """Name what is slow: "host n02's network", "the rail of GPU 3 of every host"."""
+    """Name what is slow: "host n02's network", "the rail of GPU 3 of every host", "communication
+    inside host n02".
+    """
     is_one = len(slow.names) == 1
-    if slow.is_rail:
+    if slow.way is Way.INSIDE:
+        return f"communication inside {'host' if is_one else 'hosts'} {listed(slow.names)}"
+    if slow.way is Way.RAIL:
         what = "the rail of GPU" if is_one else "the rails of GPUs"
         return f"{what} {listed(slow.names)} of every host"
     return f"host {slow.names[0]}'s network" if is_one else f"the network of {listed(slow.names)}"
@@ -507,13 +514,13 @@ def _search(inquiry: Inquiry) -> Answer:
             for ranks, units in slow
         )
 
-    unseen = _unseen_network(inquiry.seen, hidden)
+    unseen, unsplit = _unseen_network(inquiry.seen, hidden), _unsplit(inquiry.seen)
     return Answer(
         findings=tuple(_finding(inquiry.seen, one) for one in found),
         explains=explains,
         notes=_notes(inquiry.seen, hidden),
-        hides="" if found else unseen.hides or _unmatched(inquiry.seen),
-        caveat=unseen.caveat,
+        hides="" if found else unseen.hides or unsplit.hides,
+        caveat=unseen.caveat or unsplit.caveat,
     )
 
 
@@ -525,7 +532,7 @@ def _hidden_hosts(seen: Observations) -> list[str]:
     if len(hosts) < 2 or seen.transfers is None:
         return hosts if len(hosts) > 1 else []
     crossings = _crossings(seen, seen.transfers)
-    kinds = _kinds(crossings, floor=0.0)
+    kinds = _kinds(crossings, crossings.crosses, floor=0.0)
     return [
         name
         for name in hosts
@@ -578,8 +585,8 @@ def _paces(seen: Observations, hidden: list[str]) -> str:
 
 @dataclass(frozen=True)
 class _Unseen:
-    """What the step may owe to a slow network that could not have been seen, as part of a sentence:
-    so much that finding nothing is no health, or so much that it must be said beside it.
+    """What the step may owe to what could not have been seen, as part of a sentence: so much that
+    finding nothing is no health, or so much that it must be said beside it.
     """
 
     hides: str = ""
@@ -608,7 +615,7 @@ def _unseen_network(seen: Observations, hidden: list[str]) -> _Unseen:
     if seen.costs is not None and not seen.hides_waiting:
         ranks = members.ranks_of([row for row, one in enumerate(members.hosts) if one == hidden[0]])
         window = int(seen.iterations[0]), int(seen.iterations[-1])
-        replayed = seen.costs.ratio_of_border(ranks, NETWORKS.half_speed_ratio, window)
+        replayed = seen.costs.ratio_of_transfers(ranks, NETWORKS.half_speed_ratio, window)
         # passes beside which transfers last for most of the iteration wait for them, and are
         # replayed as long as they were
         is_hidden = share >= NETWORKS.most_share and (replayed or 1.0) < POWER.caveat_ratio
@@ -626,19 +633,23 @@ def _unseen_network(seen: Observations, hidden: list[str]) -> _Unseen:
     return _Unseen()
 
 
-def _unmatched(seen: Observations) -> str:
-    """Say that the trace cannot tell whom ranks wait for in communication that was not matched; ""
-    where all of it was matched, or the iteration would be hardly shorter without the unmatched.
+def _unsplit(seen: Observations) -> _Unseen:
+    """Say that the trace cannot tell waiting from transfer in much of the communication; nothing
+    where the iteration would be hardly shorter without what goes on alone.
+
+    Not of rank files of CPUs: their asynchronous communication has no end that can be timed.
     """
-    if seen.unmatched_ns is None or len(seen.members) < 2:
-        return ""
-    share = float(np.median(seen.unmatched_ns / np.maximum(seen.iteration_ns, 1.0)))
-    if not is_costly(share):
-        return ""
-    return (
-        f"communication that could not be matched takes {share:.0%} of the iteration: a slow link, "
-        "or somebody for whom others wait in it, would not be seen"
+    is_untimed = seen.tells_passes and seen.members.device_kind == "cpu"
+    if seen.unsplit_ns is None or is_untimed or len(seen.members) < 2:
+        return _Unseen()
+    share = float(np.median(seen.unsplit_ns / np.maximum(seen.iteration_ns, 1.0)))
+    if ratio_without(share) < POWER.caveat_ratio:
+        return _Unseen()
+    text = (
+        f"communication in which waiting cannot be told from transfer takes {share:.0%} of the "
+        "iteration: a slow link, or somebody for whom others wait in it, would not be seen"
     )
+    return _Unseen(hides=text) if is_costly(share) else _Unseen(caveat=text)
 
 
 def _most_ns(transfers: Transfers, which: Flags) -> float:
@@ -663,110 +674,4 @@ def _typical_ns(
     return float(np.median(typical[split.slow])), float(np.median(typical[split.quick]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _SlowGroup:
-    """A group of one host that transfers at the pace of PCIe."""
-
-    unit: int
-    time_ns: float
-    """Time of one operation, counted from the last member's arrival."""
-    gbytes_per_s: float
-    full_gbytes_per_s: float
-
-    @property
-    def ratio(self) -> float:
-        """Return how many times slower the group is than the slowest of sound groups."""
-        return NVLINKS.least_share * self.full_gbytes_per_s / self.gbytes_per_s
-
-    def lost_ns(self, transfers: Transfers) -> float:
-        """Return what the group loses per iteration against the slowest of sound groups."""
-        return float(transfers.total_ns[self.unit]) * (1.0 - 1.0 / self.ratio)
-
-
-def one_way_gbytes_per_s(device: str) -> int | None:
-    """Return what the NVLinks of a device carry one way, by the device's name; None where that is
-    not known, or the device may have no NVLinks.
-    """
-    if any(word in device for word in ON_CARDS):
-        return None
-    return next((rate for name, rate in ONE_WAY_GBYTES_PER_S.items() if name in device), None)
-
-
-def _slow_group(seen: Observations, unit: int) -> _SlowGroup | None:
-    """Return a group, if its devices have NVLinks and it transfers at the pace of PCIe."""
-    transfers, members = seen.transfers, seen.members
-    assert transfers is not None
-    ranks, size_bytes = transfers.members[unit], int(transfers.size_bytes[unit])
-    operation = transfers.kinds[int(transfers.kind[unit])].split()[1]
-    rows = members.rows_with(ranks)
-    if not rows or size_bytes < NETWORKS.min_scaled_bytes:
-        return None
-    factor = bus_factor(operation, len(ranks))
-    full = one_way_gbytes_per_s(members.devices[rows[0]])
-    time_ns = float(robust.median(transfers.transfer_ns[unit]))
-    if factor is None or full is None or not (time_ns > 0 and members.are_inside_a_host(ranks)):
-        return None
-    found = _SlowGroup(
-        unit=unit,
-        time_ns=time_ns,
-        gbytes_per_s=factor * size_bytes / time_ns,
-        full_gbytes_per_s=full,
-    )
-    least_ns = NVLINKS.min_step_share * float(np.median(seen.iteration_ns))
-    return found if found.ratio > 1.0 and found.lost_ns(transfers) >= least_ns else None
-
-
-def _pcie_finding(seen: Observations, slow: _SlowGroup) -> Finding:
-    transfers, members = seen.transfers, seen.members
-    assert transfers is not None
-    ranks = transfers.members[slow.unit]
-    rows = members.rows_with(ranks)
-    return build_finding(
-        seen,
-        Claim(
-            ranks=ranks,
-            rows=rows,
-            cause=Cause.LINK,
-            owner=Owner.UNDECIDED,
-            slowdown=slow.ratio,
-            interval=(slow.ratio, slow.full_gbytes_per_s / slow.gbytes_per_s),
-            course=None,
-            q_value=0.0,
-            num_peers=0,
-            saved_ns=np.full(len(seen.iterations), slow.lost_ns(transfers)),
-            subject=f"communication inside host {members.hosts[rows[0]]} (ranks {listed(ranks)})",
-            predicate=f"runs at {slow.gbytes_per_s:.3g} GB/s, no quicker than PCIe",
-            evidence=(
-                f"one {transfers.kinds[int(transfers.kind[slow.unit])]} takes "
-                f"{milliseconds(slow.time_ns)}, counted from the last member's arrival; the "
-                f"NVLinks of {members.devices[rows[0]]} carry {slow.full_gbytes_per_s:.0f} GB/s "
-                "one way, and sound ones show a third of it and more",
-                NO_NVLINK,
-            ),
-            advice=NVLINK_ADVICE,
-            is_replayed=False,
-            is_bound=True,
-        ),
-    )
-
-
-def _search_inside(inquiry: Inquiry) -> Answer:
-    """Report the slowest group of ranks of which none was named before: others may wait for a named
-    rank.
-    """
-    seen, transfers = inquiry.seen, inquiry.seen.transfers
-    if transfers is None or seen.members.device_kind == "cpu":
-        return Answer()
-    found = [
-        slow
-        for unit, ranks in enumerate(transfers.members)
-        if not inquiry.named[list(seen.members.rows_with(ranks))].any()
-        and (slow := _slow_group(seen, unit)) is not None
-    ]
-    if not found:
-        return Answer()
-    return Answer(findings=(_pcie_finding(seen, max(found, key=lambda one: one.ratio)),))
-
-
 NETWORK = CauseSpec(cause=Cause.LINK, search=_search)
-PACE_OF_PCIE = CauseSpec(cause=Cause.LINK, search=_search_inside)

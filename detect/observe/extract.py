@@ -129,6 +129,7 @@ def _observations(
         stalled_ns=stalled,
         stolen_ns=stolen,
         saving_ns=cells.saving_ns,
+        unsplit_ns=cells.unsplit_ns,
         loading_ns=cells.data_ns,
         entangled_phases=passes.entangled_phases,
         hides_waiting=passes.hide_waiting,

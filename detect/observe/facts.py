@@ -28,6 +28,7 @@ from detect.observe.spans import (
     enclosed_time,
     ending_time,
     uncovered_time,
+    unsplit_time,
     waiting_beside,
     waiting_time,
 )
@@ -94,6 +95,7 @@ class Cells:
     waiting_ns: Floats
     split_wait_ns: Floats
     beside_ns: Floats
+    unsplit_ns: Floats
     starved_share: Floats
 
 
@@ -163,6 +165,7 @@ def facts_of(index: SpanIndex) -> Facts:
             waiting_ns=waiting_time(index),
             split_wait_ns=index.sums(split, numbers(index.table, "wait_ns")[split]),
             beside_ns=waiting_beside(index),
+            unsplit_ns=unsplit_time(index),
             # by modules, not passes: a pass begins with its launch whether the device is fed or not
             starved_share=stalls.starved_share(index, stalls.launched_in_turn(index)),
         ),

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from detect.observe.observations import BACKWARD, FORWARD, Boundness, Members, Observations, Work
-from detect.observe.spans import WORK_NAMES, SpanIndex, sums_by_cell, unmatched_time, where_text
+from detect.observe.spans import WORK_NAMES, SpanIndex, sums_by_cell, where_text
 from detect.observe.stalls import known_or_none, launch_pace, put_quick_steps, starved_share
 from detect.observe.work import LAYER_NAMES
 from detect.report import Cause
@@ -74,7 +74,6 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
         busy_ns=index.sums(both, index.self_time(both)),
         optimizer_ns=index.sums_or_nan(optimizer, index.self_time(optimizer)),
         lost_ns={cause: lost for cause, lost in seen.lost_ns.items() if cause != Cause.GC},
-        unmatched_ns=unmatched_time(index),
         tells_passes=False,
         may_have_stages=seen.members.layout.pp == 1 and has_messages,
         notes=(*seen.notes, *_notes(seen.members, kernels, others_share)),

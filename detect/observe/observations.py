@@ -421,8 +421,9 @@ class Observations:
     """All waiting in communication, also where computing beside it hides it."""
     beside_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Time in which the rank computes while a collective of it waits for others beside that."""
-    unmatched_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """Profiles: time in which the rank did nothing but communicate, nobody knows with whom."""
+    unsplit_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """Time in which the rank did nothing but communicate, and waiting cannot be told from transfer:
+    nobody knows with whom, or when the communication was over. None in tables of operations."""
     starved_share: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Share of operations for whose launch the device waited. Like other figures of launches below,
     None where these were not recorded."""
@@ -498,7 +499,7 @@ class Observations:
         was matched, a first stage or the leader of a TP group looks like any rank.
         """
         is_matched = self.transfers is not None and len(self.transfers.members) > 0
-        return self.unmatched_ns is None or is_matched or not self.unmatched_ns.any()
+        return self.tells_passes or is_matched or not np.any(self.unsplit_ns)
 
     def lost(self, cause: Cause) -> Floats:
         """Return the time lost to a cause, (row, iteration); NaN where it was not recorded."""

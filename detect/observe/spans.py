@@ -349,14 +349,15 @@ def waiting_beside(index: SpanIndex) -> Floats:
     return _within(index, beside) + _within(index, busy) - _within(index, _union(beside, busy))
 
 
-def unmatched_time(index: SpanIndex) -> Floats:
-    """Return the time in which a rank does nothing but communicate without a match, (rank,
-    iteration) ns: what computing or matched communication covers is left out.
+def unsplit_time(index: SpanIndex) -> Floats:
+    """Return the time in which a rank does nothing but communicate, and waiting cannot be told from
+    transfer, (rank, iteration) ns: what computing or other communication covers is left out.
     """
     unknown = index.of_kind(*COMMUNICATION_KINDS) & ~index.is_split
-    known = index.of_kind(Kind.COMPUTE, Kind.OPTIMIZER) | index.is_split
-    covered, either = _covered(index, known), _covered(index, known | unknown)
-    return _within(index, either) - _within(index, covered)
+    if not unknown.any():
+        return np.zeros(index.shape)
+    covered = _union(_computing(index), _covered(index, index.is_split))
+    return _within(index, _union(covered, _covered(index, unknown))) - _within(index, covered)
 
 
 Parts = tuple[Integers, Integers]

@@ -13,7 +13,7 @@ This package gives what a verdict's costs need; the rest is taken from its own m
 """
 
 from detect.whatif.graph import Replay
-from detect.whatif.savings import Saving, saved_by_fixing, saved_by_quicker_border, savings_of
+from detect.whatif.savings import Saving, saved_by_fixing, saved_by_quicker_transfers, savings_of
 from detect.whatif.traced import replay_of_timeline
 
 __all__ = [
@@ -21,6 +21,6 @@ __all__ = [
     "Saving",
     "replay_of_timeline",
     "saved_by_fixing",
-    "saved_by_quicker_border",
+    "saved_by_quicker_transfers",
     "savings_of",
 ]

@@ -248,34 +248,38 @@ def _shorten_waits(replay: Replay, places: Flags, weights: Floats) -> None:
             weights[number][~own] = np.minimum(weights[number][~own], last)
 
 
-def saved_by_quicker_border(
+def saved_by_quicker_transfers(
     replay: Replay,
     ranks: Sequence[int],
     slowdown: float,
     least_bytes: int,
     during: Flags | None = None,
+    *,
+    inside: bool = False,
 ) -> Saving | None:
-    """Replay with all that crosses the border of `ranks`, a host's, quicker by a factor.
+    """Replay with all that crosses the border of `ranks`, a host's, quicker by a factor, or with
+    all that stays `inside` it.
 
-    Messages with one end among them, and collectives that others take part in, take 1/slowdown of
-    their transfers; what is smaller than `least_bytes` is latency and stays. None where nothing
-    crosses. Example: a NIC at half its speed, 40 of 200 ms in such transfers: a step of 180 ms.
+    Messages with one end among them, and collectives that others take part in, cross the border.
+    Such transfers take 1/slowdown of their time; what is smaller than `least_bytes` is latency and
+    stays. None where there are none. Example: a NIC at half its speed, 40 of 200 ms in transfers
+    that cross: a step of 180 ms.
     """
     graph, places = replay.graph, replay.mask(tuple(ranks))
-    weights, crosses_any = replay.weights.copy(), False
+    weights, has_any = replay.weights.copy(), False
     for group in graph.groups:
         nodes = [graph.nodes[node] for node in group.nodes]
         if nodes[0].is_local or 0 <= nodes[0].size_bytes < least_bytes:
             continue
-        inside = places[[node.stage for node in nodes]].sum(axis=0)
+        own = places[[node.stage for node in nodes]].sum(axis=0)
         labels = graph.lane_sets(group.partition, replay.num_lanes)
-        num_inside = np.bincount(labels, weights=inside)
-        num_members = len(nodes) * np.bincount(labels)
-        lanes = ((num_inside > 0) & (num_inside < num_members))[labels]
-        crosses_any |= bool(lanes.any())
+        num_own = np.bincount(labels, weights=own)
+        are_all = num_own == len(nodes) * np.bincount(labels)
+        lanes = (are_all if inside else (num_own > 0) & ~are_all)[labels]
+        has_any |= bool(lanes.any())
         for place in group.nodes:
             weights[place, lanes] /= slowdown
-    if not crosses_any:
+    if not has_any:
         return None
     return _saving(replay, tuple(ranks), weights, during, "peers")
 
@@ -384,15 +388,24 @@ class ReplayedCosts:
         is_gain = saving.compared_with == "stages" and not links and saving.speedup >= 1.0
         return saving.speedup if is_gain else None
 
-    def ratio_of_border(
-        self, ranks: tuple[int, ...], slowdown: float, within: tuple[int, int]
+    def ratio_of_transfers(
+        self,
+        ranks: tuple[int, ...],
+        slowdown: float,
+        within: tuple[int, int],
+        *,
+        inside: bool = False,
     ) -> float | None:
-        """Return the same for the network of the ranks' host, which is `slowdown` times slower."""
+        """Return the same for the network of the ranks' host, or for what stays `inside` it, which
+        is `slowdown` times slower.
+        """
         known = self._replayable(ranks, within)
         if known is None:
             return None
         replay, during = known
-        saving = saved_by_quicker_border(replay, ranks, slowdown, NETWORKS.min_bytes, during)
+        saving = saved_by_quicker_transfers(
+            replay, ranks, slowdown, NETWORKS.min_bytes, during, inside=inside
+        )
         return None if saving is None else max(1.0, saving.speedup)
 
     def unevenness(self, within: tuple[int, int]) -> Unevenness | None:

@@ -107,7 +107,7 @@ def test_many_ranks_of_a_stage_that_leave_late_by_themselves_name_no_connection(
 @pytest.mark.parametrize(("cost", "owner"), [(1.0, Owner.UNDECIDED), (1.05, Owner.NODE)])
 def test_a_late_exit_that_nobody_waits_for_drains_no_node(job, cost, owner):
     """By the replay: messages of a host that others share may be late as well."""
-    costs = SimpleNamespace(ratio=lambda *_: cost, ratio_of_border=lambda *_: cost)
+    costs = SimpleNamespace(ratio=lambda *_: cost, ratio_of_transfers=lambda *_: cost)
     seen = _leaving_late(job, 1.0, costs=costs)
     (finding,) = judge(seen, DetectorSettings()).findings
     assert (finding.ranks, finding.owner) == ((1,), owner)

@@ -365,7 +365,7 @@ class _Cost:
 
     def __init__(self, ratio):
         self.ratio = lambda *_: ratio
-        self.ratio_of_border = lambda ranks, slowdown, within: ratio
+        self.ratio_of_transfers = lambda ranks, slowdown, within: ratio
 
 
 @pytest.mark.parametrize(

@@ -668,7 +668,8 @@ def test_of_a_profile_without_any_match_nobody_knows_who_ought_to_be_alike(job, 
     seen = observe(late.timeline())
     seen = replace(
         seen,
-        unmatched_ns=np.full_like(seen.busy_ns, 1e6),
+        unsplit_ns=np.full_like(seen.busy_ns, 1e6),
+        tells_passes=False,
         transfers=seen.transfers if is_matched else None,
     )
     assert seen.transfers is None or seen.knows_roles == bool(seen.transfers.members)
@@ -712,7 +713,7 @@ def test_gaps_cost_no_more_than_their_host_launches_more_slowly(job, pace, launc
     made = job(layout=Layout(dp=4), gap_ms=lambda slot: 16.0 if slot.rank == 2 else 0.1)
     starved, paces = np.full((4, 20), 0.1), np.zeros((4, 20))
     starved[2], paces[2] = 0.84, pace
-    costs = SimpleNamespace(ratio=lambda *_: 1.9, ratio_of_border=lambda *_: 1.9)
+    costs = SimpleNamespace(ratio=lambda *_: 1.9, ratio_of_transfers=lambda *_: 1.9)
     told = replace(
         observe(made.timeline()), starved_share=starved, held_pace=paces, costs=costs,
         launching_ns=np.full((4, 20), launching_ms * 1e6),

@@ -69,6 +69,49 @@ def test_a_network_that_becomes_slow_is_dated(job, first, found):
         assert f"since iteration {first}" in finding.headline
 
 
+def inside(slow, factor):
+    """Messages between these pairs of ranks, or inside these hosts of eight, take longer."""
+
+    def transfer(one, other, iteration):
+        is_inside = one // 8 == other // 8
+        return factor if is_inside and (one // 8 in slow or {one, other} in slow) else 1.0
+
+    return transfer
+
+
+@pytest.mark.parametrize("factor", [1.6, 3.0])
+def test_all_that_stays_inside_a_host_is_slow_together(job, factor):
+    """Two stages of four ranks share a host, and their switch: it slows the messages between them,
+    not those to other hosts.
+    """
+    report = job(
+        layout=Layout(pp=6, dp=4), hosts=8, message_bytes=MEGABYTE, transfer=inside([1], factor)
+    ).report()
+    (finding,) = report.findings
+    assert (finding.cause, finding.owner) == (Cause.LINK, Owner.NODE)
+    assert finding.ranks == tuple(range(8, 16))
+    assert "communication inside host n01" in finding.headline
+    assert "inside other hosts" in finding.evidence[0]
+    assert finding.slowdown == pytest.approx(factor, rel=0.05)
+
+
+def test_a_rank_whose_connections_inside_its_host_are_slow_is_not_the_host(job):
+    """Ranks 9 and 13 of host 1: the other three messages inside it are quick."""
+    report = job(
+        layout=Layout(pp=6, dp=4), hosts=8, message_bytes=MEGABYTE, transfer=inside([{9, 13}], 3.0)
+    ).report()
+    assert all(set(one.ranks) <= {9, 13} for one in report.findings)
+    assert report.findings
+
+
+def test_hosts_that_are_built_alike_are_not_slow(job):
+    """Two hosts of four are quicker inside: the others need not be at fault."""
+    report = job(
+        layout=Layout(pp=8, dp=4), hosts=8, message_bytes=MEGABYTE, transfer=inside([1, 3], 3.0)
+    ).report()
+    assert not any(one.owner is Owner.NODE for one in report.findings)
+
+
 def test_two_hosts_that_only_talk_to_each_other_stay_undecided(job):
     report = job(
         layout=Layout(pp=2, dp=8), hosts=4, message_bytes=MEGABYTE, transfer=crossing({0, 2}, 2.0)
@@ -357,6 +400,22 @@ def test_a_network_that_could_not_be_seen_is_said_beside_health(
     assert bool(report.caveats) == bool(caveat)
 
 
+@pytest.mark.parametrize(
+    ("device", "share", "verdict"),
+    [("cuda", 0.05, ""), ("cuda", 0.15, "caveat"), ("cuda", 0.4, "hides"), ("cpu", 0.4, "")],
+)
+def test_much_communication_that_nobody_can_split_is_no_health(job, device, share, verdict):
+    seen = observe(job(layout=Layout(dp=4), device=device).timeline())
+    blind = np.tile(share * seen.iteration_ns, (4, 1))
+    report = judge(replace(seen, unsplit_ns=blind), DetectorSettings())
+    assert report.verdict is (Verdict.UNDECIDED if verdict == "hides" else Verdict.HEALTHY)
+    words = "waiting cannot be told from transfer takes"
+    assert [words in " ".join(getattr(report, name)) for name in ("caveats", "hides")] == [
+        verdict == "caveat",
+        verdict == "hides",
+    ]
+
+
 def test_what_a_quicker_network_saves_by_replay_counts(job, exchanging):
     timeline = job(layout=Layout(dp=8), hosts=4).timeline()
     step_ms = float(np.median(observe(timeline).iteration_ns)) / 1e6
@@ -368,7 +427,7 @@ def test_what_a_quicker_network_saves_by_replay_counts(job, exchanging):
     ):
         ring = [(tuple(range(8)), 100 * MEGABYTE, share * step_ms)]
         costs = SimpleNamespace(
-            ratio_of_border=lambda *_, saved=saved: saved, unevenness=lambda within: None
+            ratio_of_transfers=lambda *_, saved=saved: saved, unevenness=lambda within: None
         )
         seen = exchanging(timeline, ring, costs=costs)
         assert judge(seen, DetectorSettings()).verdict is verdict, (share, saved)

@@ -94,7 +94,7 @@ def test_slow_memory_slows_passes_as_well_whoever_waits(job, slow_ranks, owner):
 def test_a_slow_step_that_costs_nothing_is_nobodys_fault(job):
     """By the replay; the others wait in it for a group that is slow, in what was not recorded."""
     made = job(layout=Layout(dp=4), work=slow_step(2, 3.0))
-    free = SimpleNamespace(ratio=lambda *_: 1.0, ratio_of_border=lambda *_: 1.0)
+    free = SimpleNamespace(ratio=lambda *_: 1.0, ratio_of_transfers=lambda *_: 1.0)
     (finding,) = report_of(made, [9.0, 9.0, 0.0, 9.0], costs=free).findings
     assert (finding.owner, finding.evidence[-1]) == (Owner.UNDECIDED, NOBODY_WAITS)
 

@@ -16,6 +16,7 @@ from benchmarks.grounds.fleet.trainer import Run
 from detect import Cause
 from detect.observe.extract import observe
 from detect.observe.observations import FORWARD
+from detect.observe.spans import unsplit_time
 from detect.observe.stalls import contents_of, stalled_time
 from detect.observe.work import Samples
 from megascan.reader import read_trace
@@ -196,3 +197,25 @@ def test_a_pass_that_waits_for_its_parameters_waits_for_no_host(tmp_path):
     )
     unseen = replace(timeline, spans=timeline.spans.filter(pc.invert(gathered)))
     assert observe(unseen).lost(Cause.HOST)[1:].min(axis=0).max() > 0.03 * step_ns
+
+
+def test_only_what_goes_on_alone_counts_as_communication_that_nobody_can_split(index_of):
+    """
+    backward     0 ── 100
+    reduction        80 ────────── 180      its end is a bound
+    grad-sync            100 ────────── 200      waits for it: 80 alone
+    gather                              200 ── 230      split: 30 of it are known
+    all-reduce                              220 ── 260      unmatched, 30 beside nothing
+    """
+    rows = [
+        ("compute", "backward", Track.COMPUTE, 0, 100, -1),
+        ("collective", "reduce_scatter", Track.OVERLAPPED, 80, 100, -1),
+        ("optimizer", "grad-sync", Track.COMPUTE, 100, 100, -1),
+        ("collective", "all_gather", Track.COMMUNICATION, 200, 30, 5),
+        ("collective", "all_reduce", Track.OVERLAPPED, 220, 40, -1),
+    ]
+    names = ("kind", "name", "track", "start_ns", "duration_ns", "wait_ns")
+    index = index_of([{"rank": 0} | dict(zip(names, row, strict=True)) for row in rows])
+    assert unsplit_time(index).tolist() == [[80.0 + 30.0]]
+    known = index_of([{"rank": 0} | dict(zip(names, row, strict=True)) for row in rows[3:4]])
+    assert unsplit_time(known).tolist() == [[0.0]]

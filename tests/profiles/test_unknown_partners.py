@@ -58,7 +58,7 @@ def test_collectives_of_unknown_groups_are_not_taken_for_everybodys(era, tmp_pat
     assert (collectives(timeline).match == -1).all()
     report = detect(timeline)
     assert report.verdict == Verdict.UNDECIDED
-    assert "communication that could not be matched takes" in report.hides[0]
+    assert "communication in which waiting cannot be told from transfer takes" in report.hides[0]
 
 
 @pytest.mark.parametrize(("era", "is_matched"), [("2.0", False), ("2.2", True)])

@@ -14,7 +14,7 @@ from detect.whatif import (
     Replay,
     replay_of_timeline,
     saved_by_fixing,
-    saved_by_quicker_border,
+    saved_by_quicker_transfers,
     savings_of,
 )
 from detect.whatif.graph import sweep
@@ -129,7 +129,7 @@ def test_a_quicker_network_speeds_up_what_crosses_the_border_and_nothing_else() 
                    num_microbatches=4)  # fmt: skip
     replay = replay_of_timeline(build_timeline(simulate_trace(job, seed=3)))
     host = [int(rank) for rank in replay.ranks[1]]
-    quicker = [saved_by_quicker_border(replay, host, factor, 0) for factor in (1.0, 2.0, 4.0)]
+    quicker = [saved_by_quicker_transfers(replay, host, factor, 0) for factor in (1.0, 2.0, 4.0)]
     savings = [one.saved_s for one in quicker if one is not None]
     assert len(savings) == 3 and savings[0] == pytest.approx(0.0, abs=1e-9)
     assert 0 < savings[1] < savings[2]
@@ -144,5 +144,5 @@ def test_a_quicker_network_speeds_up_what_crosses_the_border_and_nothing_else() 
     assert quicker[1] is not None and quicker[1].fixed_step_s == pytest.approx(float(mended))
 
     everybody = [int(rank) for rank in replay.ranks.ravel()]
-    assert saved_by_quicker_border(replay, everybody, 2.0, 0) is None  # nothing leaves
-    assert saved_by_quicker_border(replay, host, 2.0, 10**15) is None  # all of it is latency
+    assert saved_by_quicker_transfers(replay, everybody, 2.0, 0) is None  # nothing leaves
+    assert saved_by_quicker_transfers(replay, host, 2.0, 10**15) is None  # all of it is latency

@@ -1,0 +1,167 @@
+"""Find groups that do not use their host's NVLinks.
+
+Inside a host a slow NVLink slows every transfer of its group alike, and the only group of a job has
+no equal to compare it with. Then physics tells: what the NVLinks of a device carry one way is
+published, and sound collectives of 16 MB and more reach a third of it:
+
+    bus bandwidth = factor · bytes / time     factor  2 (n-1)/n   all_reduce
+                                                      (n-1)/n     reduce_scatter, all_to_all
+                                                      n-1         all_gather: the bytes of one rank
+
+(the factors are those of nccl-tests, doc/PERFORMANCE.md; n is the size of the group). Below a fifth
+the links are not used, or one of them is far from what it should be: undecided, since the machine
+may be built so.
+
+Example: 8 H100, whose NVLinks carry 450 GB/s. A reduce_scatter of 64 MB takes 2.9 ms from the last
+member's arrival: 7/8 · 64 MB / 2.9 ms = 19 GB/s, below 90. Four H200 reach 364 GB/s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
+from detect.observe.observations import Observations, Transfers
+from detect.observe.transfers import bus_factor
+from detect.report import Cause, Finding, Owner
+from detect.stats import robust
+from detect.text import milliseconds
+from detect.thresholds import NETWORKS, NVLINKS
+from megascan.errors import listed
+
+ONE_WAY_GBYTES_PER_S = {
+    "V100-SXM": 150,
+    "A100-SXM": 300,
+    "A800-SXM": 200,
+    "H800": 200,
+    "H100 80GB HBM3": 450,
+    "H200": 450,
+    "H20": 450,
+    "B200": 900,
+}
+"""What all NVLinks of a device carry one way together, by a part of the device's name; the first
+part that fits counts. Devices on PCIe cards (PCIe, NVL) may have no NVLinks.
+"""
+ON_CARDS = ("PCIe", "NVL")
+NO_NVLINK = (
+    "NVLink is not used, slower than it should be, or not there: the trace cannot tell which, nor "
+    "which of these devices it is"
+)
+NVLINK_ADVICE = (
+    "nvidia-smi topo -m and nvidia-smi nvlink --status -i GPU on that host: NV between all of "
+    "these GPUs, and every link up at its full rate",
+    "look for NCCL_P2P_DISABLE, NCCL_P2P_LEVEL or a container without the devices it needs; "
+    "NCCL_DEBUG=INFO says over what a channel runs (P2P/CUMEM, or SHM)",
+    "measure it with the job away: all_reduce_perf (nccl-tests) on that host, or "
+    "python scripts/healthcheck.py --sweep",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SlowGroup:
+    """A group of one host that transfers at the pace of PCIe."""
+
+    unit: int
+    time_ns: float
+    """Time of one operation, counted from the last member's arrival."""
+    gbytes_per_s: float
+    full_gbytes_per_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Return how many times slower the group is than the slowest of sound groups."""
+        return NVLINKS.least_share * self.full_gbytes_per_s / self.gbytes_per_s
+
+    def lost_ns(self, transfers: Transfers) -> float:
+        """Return what the group loses per iteration against the slowest of sound groups."""
+        return float(transfers.total_ns[self.unit]) * (1.0 - 1.0 / self.ratio)
+
+
+def one_way_gbytes_per_s(device: str) -> int | None:
+    """Return what the NVLinks of a device carry one way, by the device's name; None where that is
+    not known, or the device may have no NVLinks.
+    """
+    if any(word in device for word in ON_CARDS):
+        return None
+    return next((rate for name, rate in ONE_WAY_GBYTES_PER_S.items() if name in device), None)
+
+
+def _slow_group(seen: Observations, unit: int) -> _SlowGroup | None:
+    """Return a group, if its devices have NVLinks and it transfers at the pace of PCIe."""
+    transfers, members = seen.transfers, seen.members
+    assert transfers is not None
+    ranks, size_bytes = transfers.members[unit], int(transfers.size_bytes[unit])
+    operation = transfers.kinds[int(transfers.kind[unit])].split()[1]
+    rows = members.rows_with(ranks)
+    if not rows or size_bytes < NETWORKS.min_scaled_bytes:
+        return None
+    factor = bus_factor(operation, len(ranks))
+    full = one_way_gbytes_per_s(members.devices[rows[0]])
+    time_ns = float(robust.median(transfers.transfer_ns[unit]))
+    if factor is None or full is None or not (time_ns > 0 and members.are_inside_a_host(ranks)):
+        return None
+    found = _SlowGroup(
+        unit=unit,
+        time_ns=time_ns,
+        gbytes_per_s=factor * size_bytes / time_ns,
+        full_gbytes_per_s=full,
+    )
+    least_ns = NVLINKS.min_step_share * float(np.median(seen.iteration_ns))
+    return found if found.ratio > 1.0 and found.lost_ns(transfers) >= least_ns else None
+
+
+def _pcie_finding(seen: Observations, slow: _SlowGroup) -> Finding:
+    transfers, members = seen.transfers, seen.members
+    assert transfers is not None
+    ranks = transfers.members[slow.unit]
+    rows = members.rows_with(ranks)
+    return build_finding(
+        seen,
+        Claim(
+            ranks=ranks,
+            rows=rows,
+            cause=Cause.LINK,
+            owner=Owner.UNDECIDED,
+            slowdown=slow.ratio,
+            interval=(slow.ratio, slow.full_gbytes_per_s / slow.gbytes_per_s),
+            course=None,
+            q_value=0.0,
+            num_peers=0,
+            saved_ns=np.full(len(seen.iterations), slow.lost_ns(transfers)),
+            subject=f"communication inside host {members.hosts[rows[0]]} (ranks {listed(ranks)})",
+            predicate=f"runs at {slow.gbytes_per_s:.3g} GB/s, no quicker than PCIe",
+            evidence=(
+                f"one {transfers.kinds[int(transfers.kind[slow.unit])]} takes "
+                f"{milliseconds(slow.time_ns)}, counted from the last member's arrival; the "
+                f"NVLinks of {members.devices[rows[0]]} carry {slow.full_gbytes_per_s:.0f} GB/s "
+                "one way, and sound ones show a third of it and more",
+                NO_NVLINK,
+            ),
+            advice=NVLINK_ADVICE,
+            is_replayed=False,
+            is_bound=True,
+        ),
+    )
+
+
+def _search(inquiry: Inquiry) -> Answer:
+    """Report the slowest group of ranks of which none was named before: others may wait for a named
+    rank.
+    """
+    seen, transfers = inquiry.seen, inquiry.seen.transfers
+    if transfers is None or seen.members.device_kind == "cpu":
+        return Answer()
+    found = [
+        slow
+        for unit, ranks in enumerate(transfers.members)
+        if not inquiry.named[list(seen.members.rows_with(ranks))].any()
+        and (slow := _slow_group(seen, unit)) is not None
+    ]
+    if not found:
+        return Answer()
+    return Answer(findings=(_pcie_finding(seen, max(found, key=lambda one: one.ratio)),))
+
+
+PACE_OF_PCIE = CauseSpec(cause=Cause.LINK, search=_search)
