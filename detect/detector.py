@@ -34,6 +34,7 @@ from detect.causes import (
     nvlinks,
     optimizer,
     paused_hosts,
+    shares,
     unexplained,
 )
 from detect.causes.finding import (
@@ -135,6 +136,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     unexplained.STEP_CHANGE,
     imbalance.STAGES,
     imbalance.SEQUENCES,
+    shares.SHARES_OF_WORK,
     CORRUPTION,
     unexplained.AWAITED,
     everywhere.STOPS,

@@ -1079,6 +1079,27 @@ class _Everywhere:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Shares:
+    """Ranks that always have more to compute than others of their stage."""
+
+    least_ratio: float = limit(
+        1.1, "ratio", Origin.CONVENTION,
+        "of an iteration to one in which each stage's work is spread evenly over its ranks",
+    )  # fmt: skip
+    near_share: float = limit(
+        0.5, "share of the busiest rank's excess", Origin.CONVENTION,
+        "by which a rank exceeds its stage's mean if it has more to compute as well",
+    )  # fmt: skip
+    mostly_share: float = limit(
+        0.75, "share of the iterations", Origin.CONVENTION, "in which a rank that has more has it"
+    )
+    alike_ratio: float = limit(
+        1.1, "ratio", Origin.PHYSICS,
+        "of attention on ranks of busy experts to others', which chips differ by as well",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Links:
     """Connections that transfer slowly."""
 
@@ -1580,6 +1601,7 @@ NVLINKS = _NvLinks()
 BURSTS = _Bursts()
 LOSSES = _Losses()
 EVERYWHERE = _Everywhere()
+SHARES = _Shares()
 LINKS = _Links()
 IMBALANCE = _Imbalance()
 CONSEQUENCES = _Consequences()

@@ -22,6 +22,8 @@ Causes:                                             What they share, and what fo
                      inside a host                      power.py     what would be found, and what
     nvlinks.py       groups at the pace of PCIe                      never could be
     imbalance.py     heavy stages, uneven sequences
+    shares.py        busy experts, longer data: ranks
+                     that always have more to do
     everywhere.py    all wait for data, collect or
                      get uneven work, by turns; all
                      links of a kind become slower

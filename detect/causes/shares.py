@@ -1,0 +1,173 @@
+"""Find ranks that always have more to compute than the others of their stage, who wait for them.
+
+Problem: slow devices are told by what is the same on all ranks. What a place always has beside
+that (the experts that everybody wants, a replica's longer documents, other kernels) is taken out,
+or cannot be compared. So nobody stands out, and a job of which three ranks in four wait for the
+fourth would be called healthy.
+
+Idea: an iteration lasts as long as its busiest rank. If each stage's work were spread evenly over
+its ranks, the busiest would have what its stage has on the mean:
+
+    ratio = iteration / (iteration - (longest busy time - longest mean of a stage))
+
+Example: ranks 2 and 6 of a stage of 8 compute 340 ms of an iteration of 500, the others 200 ms;
+on the mean 235 ms: the step would be 1.27 times as fast.
+
+Where a router sends tokens to experts, and attention, which no router lengthens, takes as long on
+these ranks as on others, the job is the reason; also where it was not recorded, if the ranks with
+the same experts in several replicas have more alike. Elsewhere data, other kernels or the devices
+may be: undecided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from detect.causes.device import DATA_ADVICE
+from detect.causes.finding import (
+    Answer,
+    CauseSpec,
+    Claim,
+    Inquiry,
+    build_finding,
+)
+from detect.observe.observations import Observations
+from detect.report import Cause, Finding, Owner
+from detect.stats import robust
+from detect.stats.residuals import stage_groups, t_tail
+from detect.stats.search import interval_of_ratio
+from detect.text import milliseconds, ranks_text, times
+from detect.thresholds import SHARES
+from megascan.arrays import Flags, Floats, Integers, mask_of
+
+OF_EXPERTS = (
+    "attention, which no router lengthens, takes as long there as on others, so no device is slow: "
+    "the experts there get more tokens"
+)
+OF_ONE_PLACE = (
+    "the ranks that hold the same experts in all replicas have more alike: these experts get more "
+    "tokens, so many devices would hardly be slow alike"
+)
+OF_SOMETHING = (
+    "what can be compared takes as long there as on others, the rest cannot: longer data, other "
+    "kernels, or devices that are slower at just these would show the same"
+)
+EXPERTS_ADVICE = (
+    "count the tokens of each expert; a stronger balancing loss (--moe-aux-loss-coeff), a limit "
+    "(--moe-expert-capacity-factor), or busy experts on ranks of their own spread them",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shares:
+    """How unevenly work is spread over the ranks of a stage."""
+
+    rows: Integers
+    """Those that have more than others in most iterations."""
+    saved_ns: Floats
+    """(iteration,): what the iteration would be shorter by if the work were spread evenly."""
+    ratio: Floats
+    """(iteration,): iteration time over what it would be then."""
+    own_ns: Floats
+    """(iteration,): what `rows` compute on the mean."""
+    others_ns: Floats
+    """(iteration,): what the other ranks of their stages compute on the mean."""
+
+
+def _search(inquiry: Inquiry) -> Answer:
+    """Report ranks that nothing else was found about; on CPUs nobody knows what a rank computes."""
+    seen = inquiry.seen
+    if seen.members.device_kind == "cpu":
+        return Answer()
+    shares = _shares(seen, inquiry.named | inquiry.slow)
+    if shares is None or float(np.median(shares.ratio)) < SHARES.least_ratio:
+        return Answer()
+    if any(one.step_time_cost_ratio >= np.median(shares.ratio) for one in inquiry.found):
+        return Answer()
+    return Answer(findings=(_finding(seen, shares),))
+
+
+def _shares(seen: Observations, known: Flags) -> _Shares | None:
+    """Return the shares of ranks that are not `known` to be slow; None if none has always more."""
+    busy_ns = np.where((seen.busy_ns > 0) & ~known[:, None], seen.busy_ns, np.nan)
+    mean_ns = np.full_like(busy_ns, np.nan)
+    for rows in stage_groups(seen.members):
+        mean_ns[rows] = robust.mean(busy_ns[rows], axis=0)
+    with np.errstate(invalid="ignore"):
+        over_ns = busy_ns - mean_ns
+        # of a lone rank nothing can be spread
+        saved_ns = np.fmax.reduce(busy_ns, axis=0) - np.fmax.reduce(mean_ns, axis=0)
+        is_more = over_ns >= SHARES.near_share * saved_ns
+    rows = np.flatnonzero(is_more.mean(axis=1) >= SHARES.mostly_share)
+    if not len(rows) or not np.isfinite(saved_ns).all():
+        return None
+    beside = np.isin(seen.members.stage, seen.members.stage[rows]) & ~mask_of(
+        rows.tolist(), len(busy_ns)
+    )
+    return _Shares(
+        rows=rows,
+        saved_ns=saved_ns,
+        ratio=seen.iteration_ns / np.maximum(seen.iteration_ns - saved_ns, 1.0),
+        own_ns=robust.mean(busy_ns[rows], axis=0),
+        others_ns=robust.mean(busy_ns[beside], axis=0),
+    )
+
+
+def _typical_text(time_ns: Floats) -> str:
+    return milliseconds(float(robust.median(time_ns)))
+
+
+def _finding(seen: Observations, shares: _Shares) -> Finding:
+    members, rows = seen.members, tuple(shares.rows.tolist())
+    ranks = members.ranks_of(list(rows))
+    logs = np.log(shares.own_ns / shares.others_ns)
+    effect = float(robust.median(logs))
+    error = float(logs.std(ddof=1) / np.sqrt(len(logs))) if len(logs) > 1 else np.inf
+    gains = np.log(shares.ratio)
+    spread = float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else np.inf
+    experts = _busy_experts(seen, shares.rows)
+    return build_finding(
+        seen,
+        Claim(
+            ranks=ranks,
+            rows=rows,
+            cause=Cause.SEQUENCE_IMBALANCE if experts else Cause.UNKNOWN,
+            owner=Owner.JOB if experts else Owner.UNDECIDED,
+            slowdown=float(np.exp(effect)),
+            interval=interval_of_ratio(effect, error),
+            course=None,
+            q_value=t_tail(float(gains.mean()) / max(spread, 1e-9), max(len(gains) - 1, 1)),
+            num_peers=int(np.isin(members.stage, members.stage[shares.rows]).sum()) - len(rows),
+            saved_ns=np.maximum(shares.saved_ns, 0.0),
+            subject=ranks_text(ranks),
+            predicate=f"always {'has' if len(ranks) == 1 else 'have'} {times(np.exp(effect))} as "
+            "much to compute as others of the stage, who wait",
+            evidence=(
+                f"{_typical_text(shares.own_ns)} of an iteration there on the mean, "
+                f"{_typical_text(shares.others_ns)} on the stage's others",
+                experts or OF_SOMETHING,
+            ),
+            advice=EXPERTS_ADVICE if experts else (DATA_ADVICE,),
+            is_replayed=False,
+        ),
+    )
+
+
+def _busy_experts(seen: Observations, rows: Integers) -> str:
+    """Say why it is experts that get more tokens on these rows; empty where it may be anything."""
+    members = seen.members
+    if members.layout.ep < 2 or not seen.tells_passes:
+        return ""
+    others = np.isin(members.stage, members.stage[rows]) & ~mask_of(rows.tolist(), len(members))
+    if seen.attention_ns is not None:
+        own, theirs = (robust.median(seen.attention_ns[one]) for one in (rows, others))
+        if np.isfinite(own / theirs):
+            return OF_EXPERTS if own <= SHARES.alike_ratio * theirs else ""
+    is_one_place = len(np.unique(members.place["ep"][rows])) == 1
+    are_all = set(np.flatnonzero(members.place["ep"] == members.place["ep"][rows[0]])) == set(rows)
+    return OF_ONE_PLACE if is_one_place and are_all and len(rows) > 1 else ""
+
+
+SHARES_OF_WORK = CauseSpec(cause=Cause.SEQUENCE_IMBALANCE, search=_search)
