@@ -846,6 +846,10 @@ class _NvLinks:
         0.2, "share of the one-way rate", Origin.PHYSICS,
         "of a device's NVLinks that collectives of 16 MB reach at least; H200s show 0.64 to 0.81",
     )  # fmt: skip
+    surely_full_share: float = limit(
+        0.45, "share of the one-way rate", Origin.PHYSICS,
+        "that no group reaches of which an NVLink is at half its speed: half of 0.81, and a little",
+    )  # fmt: skip
     min_step_share: float = limit(
         0.02, "share of an iteration", Origin.CONVENTION,
         "that would be gained at that rate before it is worth a word",

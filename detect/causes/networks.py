@@ -52,6 +52,7 @@ from detect.causes.finding import (
     undecided_if_little,
 )
 from detect.observe.observations import Observations, Transfers
+from detect.observe.transfers import longest_of_a_rank
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.host_tests import since_it_began
@@ -574,7 +575,7 @@ def _paces(seen: Observations, hidden: list[str]) -> str:
     unit = int(np.argmax(size)) if len(size) else 0
     if not len(size) or size[unit] < NETWORKS.min_bytes:
         return ""
-    share = _most_ns(transfers, which) / float(np.median(seen.iteration_ns))
+    share = longest_of_a_rank(transfers, which) / float(np.median(seen.iteration_ns))
     time_ns = float(np.exp(crossings.level[unit]))
     return (
         f": such transfers take {share:.0%} of the iteration here, one "
@@ -607,7 +608,7 @@ def _unseen_network(seen: Observations, hidden: list[str]) -> _Unseen:
     crossings = _crossings(seen, transfers)
     large = (transfers.size_bytes < 0) | (transfers.size_bytes >= NETWORKS.min_bytes)
     touched = crossings.touches(*hidden)
-    blind_ns = _most_ns(transfers, large & crossings.crosses & touched)
+    blind_ns = longest_of_a_rank(transfers, large & crossings.crosses & touched)
     share = blind_ns / float(np.median(seen.iteration_ns))
     cost = ratio_without(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio))
     if cost < POWER.caveat_ratio:  # a replay makes it smaller, and takes time
@@ -650,15 +651,6 @@ def _unsplit(seen: Observations) -> _Unseen:
         "iteration: a slow link, or somebody for whom others wait in it, would not be seen"
     )
     return _Unseen(hides=text) if is_costly(share) else _Unseen(caveat=text)
-
-
-def _most_ns(transfers: Transfers, which: Flags) -> float:
-    """Return the transfer time per iteration of the rank that spends most in units of `which`."""
-    by_rank: dict[int, float] = defaultdict(float)
-    for unit in np.flatnonzero(which).tolist():
-        for rank in transfers.members[unit]:
-            by_rank[rank] += float(transfers.total_ns[unit])
-    return max(by_rank.values(), default=0.0)
 
 
 def _typical_ns(

@@ -57,8 +57,9 @@ from detect.report import Owner
 from detect.stats import robust
 from detect.stats.residuals import Residuals, deviations, stage_groups
 from detect.text import counted, ranks_of, times
-from detect.thresholds import COMPUTE, OCCUPANCY, POWER
+from detect.thresholds import COMPUTE, NETWORKS, OCCUPANCY, POWER
 from megascan.arrays import Flags, Floats, Integers
+from megascan.vocabulary import ROOTED_OPS
 
 AXES = "tp", "ep"
 """Axes whose groups wait for each other inside passes; the kind of a transfer names its axis first:
@@ -249,9 +250,17 @@ class _Together:
 
 
 def _hidden_axes(seen: Observations) -> list[str]:
-    """Return the axes along which ranks communicate inside their passes, with none of it traced."""
-    kinds = () if seen.transfers is None else seen.transfers.kinds
-    shown = {kind.split()[0] for kind in kinds}
+    """Return the axes along which ranks communicate inside their passes, with none of it traced.
+
+    The batch that a stage's first rank hands to its TP group and a few bytes (of losses, norms) are
+    none of a model's own communication.
+    """
+    shown, transfers = set(), seen.transfers
+    if transfers is not None:
+        for kind, size in zip(transfers.kind.tolist(), transfers.size_bytes.tolist(), strict=True):
+            axis, operation = transfers.kinds[kind].split()[:2]
+            if operation not in ROOTED_OPS and not 0 <= size < NETWORKS.min_bytes:
+                shown.add(axis)
     layout = seen.members.layout
     return [axis for axis in AXES if getattr(layout, axis) > 1 and axis not in shown]
 

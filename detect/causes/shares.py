@@ -11,7 +11,9 @@ its ranks, the busiest would have what its stage has on the mean:
     ratio = iteration / (iteration - (longest busy time - longest mean of a stage))
 
 Example: ranks 2 and 6 of a stage of 8 compute 340 ms of an iteration of 500, the others 200 ms;
-on the mean 235 ms: the step would be 1.27 times as fast.
+on the mean 235 ms: the step would be 1.27 times as fast. In a pipeline what one stage computes
+longer the others wait for as well: where a replay tells more, with these ranks brought to the mean,
+that counts.
 
 Where a router sends tokens to experts, and attention, which no router lengthens, takes as long on
 these ranks as on others, the job is the reason; also where it was not recorded, if the ranks with
@@ -21,7 +23,7 @@ may be: undecided.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,8 +53,8 @@ OF_ONE_PLACE = (
     "tokens, so many devices would hardly be slow alike"
 )
 OF_SOMETHING = (
-    "what can be compared takes as long there as on others, the rest cannot: longer data, other "
-    "kernels, or devices that are slower at just these would show the same"
+    "longer data, other kernels or slower devices would show the same, and nothing in the trace "
+    "tells them apart"
 )
 EXPERTS_ADVICE = (
     "count the tokens of each expert; a stronger balancing loss (--moe-aux-loss-coeff), a limit "
@@ -66,14 +68,14 @@ class _Shares:
 
     rows: Integers
     """Those that have more than others in most iterations."""
-    saved_ns: Floats
-    """(iteration,): what the iteration would be shorter by if the work were spread evenly."""
     ratio: Floats
-    """(iteration,): iteration time over what it would be then."""
+    """(iteration,): iteration time over what it would be if the work were spread evenly."""
     own_ns: Floats
     """(iteration,): what `rows` compute on the mean."""
     others_ns: Floats
     """(iteration,): what the other ranks of their stages compute on the mean."""
+    mean_ns: Floats
+    """(iteration,): what all ranks of their stages compute on the mean."""
 
 
 def _search(inquiry: Inquiry) -> Answer:
@@ -82,6 +84,7 @@ def _search(inquiry: Inquiry) -> Answer:
     if seen.members.device_kind == "cpu":
         return Answer()
     shares = _shares(seen, inquiry.named | inquiry.slow)
+    shares = None if shares is None else _replayed(seen, shares)
     if shares is None or float(np.median(shares.ratio)) < SHARES.least_ratio:
         return Answer()
     if any(one.step_time_cost_ratio >= np.median(shares.ratio) for one in inquiry.found):
@@ -108,11 +111,25 @@ def _shares(seen: Observations, known: Flags) -> _Shares | None:
     )
     return _Shares(
         rows=rows,
-        saved_ns=saved_ns,
         ratio=seen.iteration_ns / np.maximum(seen.iteration_ns - saved_ns, 1.0),
         own_ns=robust.mean(busy_ns[rows], axis=0),
         others_ns=robust.mean(busy_ns[beside], axis=0),
+        mean_ns=robust.mean(mean_ns[rows], axis=0),
     )
+
+
+def _replayed(seen: Observations, shares: _Shares) -> _Shares:
+    """Return the shares with what the step takes longer by replay, where that tells more."""
+    to_mean = float(robust.median(shares.own_ns / shares.mean_ns))
+    if seen.costs is None or to_mean < SHARES.least_ratio:
+        return shares
+    window = int(seen.iterations[0]), int(seen.iterations[-1])
+    ranks = seen.members.ranks_of(shares.rows.tolist())
+    replayed = seen.costs.ratio(ranks, (Cause.COMPUTE,), window, 0.0, to_mean)
+    typical = float(np.median(shares.ratio))
+    if replayed is None or replayed <= typical:
+        return shares
+    return replace(shares, ratio=shares.ratio * (replayed / typical))
 
 
 def _typical_text(time_ns: Floats) -> str:
@@ -140,7 +157,7 @@ def _finding(seen: Observations, shares: _Shares) -> Finding:
             course=None,
             q_value=t_tail(float(gains.mean()) / max(spread, 1e-9), max(len(gains) - 1, 1)),
             num_peers=int(np.isin(members.stage, members.stage[shares.rows]).sum()) - len(rows),
-            saved_ns=np.maximum(shares.saved_ns, 0.0),
+            saved_ns=seen.iteration_ns * (1.0 - 1.0 / np.maximum(shares.ratio, 1.0)),
             subject=ranks_text(ranks),
             predicate=f"always {'has' if len(ranks) == 1 else 'have'} {times(np.exp(effect))} as "
             "much to compute as others of the stage, who wait",

@@ -6,7 +6,7 @@ The transfer of one operation is that of its quickest member: what one member al
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -270,6 +270,15 @@ def usual_total(kind: Integers, num_kinds: int, total: Floats) -> Floats:
     kinds, medians = lower_medians(kind, total)
     found[kinds] = medians
     return found
+
+
+def longest_of_a_rank(transfers: Transfers, which: Flags) -> float:
+    """Return the transfer time per iteration of the rank that spends most in units of `which`."""
+    by_rank: dict[int, float] = defaultdict(float)
+    for unit in np.flatnonzero(which).tolist():
+        for rank in transfers.members[unit]:
+            by_rank[rank] += float(transfers.total_ns[unit])
+    return max(by_rank.values(), default=0.0)
 
 
 def bus_factor(operation: str, size: int) -> float | None:

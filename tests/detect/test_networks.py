@@ -356,6 +356,30 @@ def test_a_slow_pace_that_costs_next_to_nothing_is_not_worth_a_word(job, exchang
 
 
 @pytest.mark.parametrize(
+    ("device", "gbytes_per_s", "share", "is_said"),
+    [
+        ("", 100, 0.3, True),  # 0.3 of the step: 1.18 times without half of it
+        ("", 100, 0.1, False),
+        (H100, 150, 0.3, True),  # a third of 450: sound, or half of the links' two thirds
+        (H100, 250, 0.3, False),  # no link is at half its speed
+    ],
+)
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_a_group_without_an_equal_may_hide_a_slow_link(
+    job, exchanging, device, gbytes_per_s, share, is_said, num_groups
+):
+    timeline = job(layout=Layout(tp=8, dp=num_groups)).timeline()
+    step_ms = float(np.median(observe(timeline).iteration_ns)) / 1e6
+    size = int(share * step_ms * 1e6 * gbytes_per_s / bus_factor("all_reduce", 8))
+    groups = [tuple(range(first, first + 8)) for first in range(0, 8 * num_groups, 8)]
+    seen = exchanging(timeline, [(group, size, share * step_ms) for group in groups])
+    report = judge(_on(device, seen), DetectorSettings())
+    words = "a connection inside a host at half its speed would look the same"
+    assert report.findings == ()
+    assert (words in " ".join(report.caveats)) == (is_said and num_groups == 1)
+
+
+@pytest.mark.parametrize(
     ("operation", "factor"),
     [("all_reduce", 1.75), ("reduce_scatter", 0.875), ("all_gather", 7.0), ("send", None)],
 )

@@ -145,6 +145,23 @@ def test_mates_that_differ_by_nothing_in_one_phase_wait_in_it(exchanging, job):
     assert backward[:3] == pytest.approx([planted - np.log(1.01)] * 2 + [0.0], abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("operation", "size", "waits"),
+    [("all_reduce", 4_000_000, False), ("all_reduce", -1, False), ("broadcast", 4_000_000, True),
+     ("all_reduce", 4_096, True)],
+)  # fmt: skip
+def test_batches_and_norms_are_not_the_communication_of_a_model(
+    exchanging, job, operation, size, waits
+):
+    """What else TP mates exchange was not recorded: both are slower if one of them is."""
+    units = [((2 * pair, 2 * pair + 1), size, 1.0) for pair in range(4)]
+    seen = exchanging(job(layout=Layout(dp=4, tp=2)).timeline(), units)
+    kinds = tuple(f"tp {operation} of {size} bytes" for _ in seen.transfers.kinds)
+    seen = replace(seen, transfers=replace(seen.transfers, kinds=kinds))
+    forward, _ = shown_by(seen, 0)
+    assert (forward[1] > 0) == waits
+
+
 def test_who_exchanges_tokens_unseen_waits_too(job):
     seen = observe(job(layout=Layout(dp=4, ep=2)).timeline())
     forward, backward = shown_by(seen, 0)
