@@ -82,6 +82,8 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     loading = seen.lost_ns[Cause.LOADER]
     usual = np.nan_to_num(robust.median(loading, axis=1))
     loads: Flags = np.asarray(np.isfinite(loading).any(axis=1))
+    if not loads.any():
+        return Answer()
     groups, across = _rows_that_load(members, loads, usual)
     mates = mates_that_load(seen) if len(groups) == 1 and len(groups[0]) < 2 else None
     if mates is not None:
@@ -158,7 +160,8 @@ def _rows_that_load(members: Members, loads: Flags, usual: Floats) -> tuple[list
     if groups and min(len(rows) for rows in groups) >= 2:
         return groups, False
     loading = np.concatenate([np.zeros(0, dtype=np.int64), *groups])
-    return [np.sort(loading[tp_rank[loading] == 0])], True
+    leaders = loading[tp_rank[loading] == 0]  # where files are missing, their mates stand for them
+    return [np.sort(leaders if len(leaders) else loading)], True
 
 
 def _awaited_loading(seen: Observations, row: int) -> Answer:

@@ -658,6 +658,18 @@ def test_what_the_first_ranks_of_all_groups_lose_is_their_places(job, late, owne
     assert (OF_PLACE in " ".join(report.findings[0].evidence)) == (owner is Owner.UNDECIDED)
 
 
+@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=2, pp=2), Layout(tp=2, dp=2)])
+def test_ranks_that_load_are_judged_without_a_first_rank_of_their_group(job, layout):
+    """Only one rank loads, and it is the second of its TP group (the first one's was not traced)."""
+    made = job(layout=layout, loading_ms=lambda slot: 6.0 if slot.rank == 1 else 0.0)
+    seen = observe(made.timeline())
+    loading = np.where(np.arange(layout.world_size)[:, None] == 1, 6e6, np.nan)
+    alone = replace(seen, lost_ns={**seen.lost_ns, Cause.LOADER: loading + 0 * seen.busy_ns})
+    assert all(one.ranks == (1,) for one in judge(alone, DetectorSettings()).findings)
+    nobody = replace(alone, lost_ns={**seen.lost_ns, Cause.LOADER: np.nan * seen.busy_ns})
+    assert judge(nobody, DetectorSettings()).findings == ()
+
+
 @pytest.mark.parametrize("is_matched", [True, False])
 def test_of_a_profile_without_any_match_nobody_knows_who_ought_to_be_alike(job, is_matched):
     """The rank that loses time may be a leader that loads for its group."""
