@@ -28,7 +28,7 @@ B200 = Chip(
 )  # fmt: skip
 GB200 = replace(B200, name="NVIDIA GB200", matrix_tflops=1450, power_w=1200)
 
-MOST_SPANS = 230_000
+MOST_SPANS = 200_000
 MOST_STEPS = 120_000
 LEAST_ITERATIONS, MOST_ITERATIONS = 4, 40
 _TRIES = 20_000
@@ -96,21 +96,26 @@ def _model(rng: np.random.Generator, layout: Layout, with_experts: bool) -> Mode
     hidden = pick(rng, 2048, 2560, 4096, 4096, 5120, 6144, 8192)
     depth = pick(rng, 1, 2, 2, 3, 4, 6) if layout.pp * layout.vpp > 1 else pick(rng, 3, 4, 6, 8, 10)
     chunks = [[depth] * layout.vpp for _ in range(layout.pp)]
-    if layout.pp > 1 and depth > 1 and rng.random() < 0.35:
-        chunks[-1][-1] -= 1  # room for the output layer
+    large = layout.pp == 1 or (depth > 2 and hidden >= 4096)  # or the head outweighs a stage
+    vocabulary = pick(rng, 50_304, 128_256, 152_064) if large else pick(rng, 32_000, 50_304)
+    ffn_ratio = float(rng.choice([2.7, 3.5, 4.0]))
+    # grouped queries: Q and output whole, keys and values a part; MLA: by low ranks
+    attention_ratio = float(rng.choice([2.25, 2.5, 3.2, 4.0]))
+    head = vocabulary / (hidden * (attention_ratio + 3 * ffn_ratio))  # in layers
+    if layout.pp > 1 and head > 0.4 and rng.random() < 0.8:
+        chunks[-1][-1] = max(depth - max(round(head), 1), 1)  # room for the output layer
     model = Model(
         hidden=hidden,
-        ffn=int(hidden * rng.choice([2.7, 3.5, 4.0])),
+        ffn=int(hidden * ffn_ratio),
         layers=tuple(tuple(each) for each in chunks),
-        vocabulary=pick(rng, 32_000, 50_304, 128_256, 152_064),
-        # grouped queries: Q and output whole, keys and values a part; MLA: by low ranks
-        attention_ratio=float(rng.choice([2.25, 2.5, 3.2, 4.0])),
+        vocabulary=vocabulary,
+        attention_ratio=attention_ratio,
         tied=bool(rng.random() < 0.25),
     )
     if not with_experts:
         return model
     hidden = min(hidden, 5120)
-    local = pick(rng, 1, 2, 4, 8)
+    local = pick(rng, 1, 2, 4)
     return replace(
         model,
         hidden=hidden,
@@ -135,7 +140,7 @@ def _trainer(rng: np.random.Generator, layout: Layout, model: Model) -> Trainer:
         num_microbatches=count,
         sequence_parallel=bool(layout.tp > 1 and (model.num_experts or rng.random() < 0.7)),
         distributed_optimizer=distributed,
-        overlaps_gradients=bool(rng.random() < 0.6),
+        overlaps_gradients=bool(rng.random() < 0.7),
         overlaps_parameters=bool(distributed and rng.random() < 0.5),
         fully_sharded=bool(alone and rng.random() < 0.5),
         recomputes=bool(rng.random() < 0.2),
@@ -144,6 +149,7 @@ def _trainer(rng: np.random.Generator, layout: Layout, model: Model) -> Trainer:
         collects_garbage=bool(rng.random() < 0.5),
         logs_every=pick(rng, 1, 1, 5, 10),
         launch_us=float(rng.uniform(4.5, 9.5)),
+        gradient_bytes=pick(rng, 2, 4),
     )
 
 
@@ -152,7 +158,7 @@ def _data(rng: np.random.Generator, layout: Layout) -> Data:
     sequence = pick(rng, 4096, 4096, 8192) * layout.cp
     return Data(
         sequence=sequence * (pick(rng, 1, 2) if packed else 1),
-        micro_batch=pick(rng, 1, 1, 2) if sequence <= 4096 else 1,
+        micro_batch=pick(rng, 1, 2, 4) if sequence <= 4096 else pick(rng, 1, 1, 2),
         packed=packed,
         balanced=bool(rng.random() < 0.5),
         tail_sigma=float(rng.uniform(0.8, 1.6)),
@@ -172,6 +178,7 @@ def _disorder(rng: np.random.Generator) -> Disorder:
         router_sigma=float(rng.uniform(0.05, 0.35)),
         router_memory=float(rng.uniform(0.5, 0.97)),
         warm_up_ratio=float(rng.uniform(1.5, 4.0)),
+        connect_s=float(rng.uniform(0.01, 0.3)),
         clock_offset_ms=float(10 ** rng.uniform(-0.7, 1.2)),
         clock_drift_ppm=float(rng.uniform(0.5, 12.0)),
         clock_wander_us=float(rng.uniform(3, 60)),
@@ -213,6 +220,8 @@ def _job(rng: np.random.Generator, seed: int) -> Job | None:
         tracing=_tracing(rng, "full" if rng.random() < 0.85 else "base", 4),
     )
     most = most_iterations(job)
+    if layout.tp > job.cluster.domain:
+        return None
     if most < LEAST_ITERATIONS:
         return None
     count = int(rng.integers(min(max(most // 3, LEAST_ITERATIONS), most), most + 1))

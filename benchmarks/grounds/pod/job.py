@@ -126,6 +126,7 @@ class Trainer:
     evaluates_every: int = 0
     logs_every: int = 1
     launch_us: float = 7.0
+    gradient_bytes: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +143,7 @@ class Disorder:
     router_sigma: float = 0.0  # of the load of experts
     router_memory: float = 0.9  # what of it stays from iteration to iteration
     warm_up_ratio: float = 1.0  # of host time in the run's first iteration
+    connect_s: float = 0.0  # for the first collective of each group
     clock_offset_ms: float = 2.0
     clock_drift_ppm: float = 8.0
     clock_wander_us: float = 20.0

@@ -17,7 +17,6 @@ from benchmarks.grounds.pod.ranks import Opened, Ranks, World
 from benchmarks.grounds.pod.schedule import Pass
 from benchmarks.grounds.pod.work import (
     BYTES,
-    GRADIENT_BYTES,
     Piece,
     layer_parameters,
 )
@@ -298,7 +297,7 @@ class Modules(Ranks):
         op = "reduce_scatter" if trainer.distributed_optimizer or self._sharded else "all_reduce"
         for axis, held in (("dp_cp", dense), ("expt_dp", experts)):
             if held:
-                num_bytes = held * GRADIENT_BYTES
+                num_bytes = held * trainer.gradient_bytes
                 self.overlapped(axis, op, num_bytes, num_bytes)
 
     def finish_gradients(self) -> None:
@@ -311,7 +310,7 @@ class Modules(Ranks):
             op = "reduce_scatter" if trainer.distributed_optimizer else "all_reduce"
             for axis, held in self.parameters.items():
                 if held:
-                    num_bytes = held * GRADIENT_BYTES
+                    num_bytes = held * trainer.gradient_bytes
                     self.collective(axis, op, num_bytes)
         self.collective("dp_cp", "all_reduce", 8)
 

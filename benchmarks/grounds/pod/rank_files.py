@@ -49,13 +49,13 @@ class _Clocks:
         self._walk = np.cumsum(walk, axis=1)
         for host in rng.permutation(count)[: disorder.clock_steps]:
             place = int(rng.integers(1, max(len(window_starts), 2)))
-            self._walk[host, place:] += rng.choice([-1, 1]) * rng.uniform(3e-3, 30e-3)
+            back = job.tracing.window < job.tracing.interval and rng.random() < 0.5
+            self._walk[host, place:] += rng.uniform(3e-3, 30e-3) * (-1 if back else 1)
         self._tie = rng.normal(0, TIE_ERROR_US * 1e-6, (job.num_ranks, len(self._marks)))
         self._device_drift = rng.normal(0, 1.5e-6, job.num_ranks)
 
-    def shown_ns(self, host: int, rank: int, time_s: Floats) -> Ints:
-        """Return what the rank's clock shows at true times."""
-        window = np.clip(np.searchsorted(self._marks, time_s, "right") - 1, 0, None)
+    def shown_ns(self, host: int, rank: int, window: int, time_s: Floats) -> Ints:
+        """Return what the rank's clock shows at true times of a window."""
         since = time_s - self._marks[window]
         wrong = self._offset[host] + self._drift[host] * time_s + self._tie[rank][window]
         wrong = wrong + self._walk[host][window] + self._device_drift[rank] * since * 0.1
@@ -87,7 +87,7 @@ class _Writer:
             header = self._header(rank)
             lines = encode_header(header)
             for number, entries in enumerate(by_window):
-                spans = list(self._spans(entries, stage, place, rank))
+                spans = list(self._spans(entries, number, place, stage))
                 lines += encode_spans(rank, spans)
                 lines.append(encode_window(rank, self._mark(stage, rank, number, len(spans))))
             name = rank_file_name(header.layout, header.coordinates)
@@ -102,30 +102,21 @@ class _Writer:
         return found
 
     def _spans(
-        self, entries: Sequence[Entry], stage: int, place: int, rank: int
+        self, entries: Sequence[Entry], window: int, place: int, stage: int
     ) -> Iterator[SpanRecord]:
         """Yield a rank's spans, by its clock."""
-        own, chosen = [], []
-        for entry in entries:
-            at = place
-            if entry.places is not None:
-                found = np.flatnonzero(entry.places == place)
-                if not found.size:
-                    continue
-                at = int(found[0])
-            own.append(at)
-            chosen.append(entry)
+        own = [(entry, at) for entry in entries if (at := _index_of(entry, place)) >= 0]
+        rank = int(self._job.ranks[stage, place])
         host = self._job.cluster.host_of(rank)
-        shown = [
-            self._clocks.shown_ns(host, rank, np.array([float(times[at]) for times, at in pairs]))
-            for pairs in (
-                [(one.start_s, at) for one, at in zip(chosen, own, strict=True)],
-                [(one.end_s, at) for one, at in zip(chosen, own, strict=True)],
+        starts, ends = (
+            self._clocks.shown_ns(host, rank, window, np.array(times)).tolist()
+            for times in (
+                [float(entry.start_s[at]) for entry, at in own],
+                [float(entry.end_s[at]) for entry, at in own],
             )
-        ]
-        noise = self._rng.normal(1400.0, 500.0, len(chosen))
-        starts, ends = (each.tolist() for each in shown)
-        for entry, at, begin, end, late in zip(chosen, own, starts, ends, noise, strict=True):
+        )
+        noise = self._rng.normal(1400.0, 500.0, len(own)).tolist()
+        for (entry, at), begin, end, late in zip(own, starts, ends, noise, strict=True):
             arguments = dict(entry.arguments)
             if entry.axis:
                 arguments["group"] = self._groups[rank, entry.axis]
@@ -136,8 +127,7 @@ class _Writer:
             if entry.launch_s is not None:
                 ahead = float(entry.launch_s[at] - entry.start_s[at]) * 1e9
                 arguments["launch_ns"] = int(ahead + late)
-            length = max(end - begin, 0)
-            yield entry.kind, entry.name, entry.track, begin, length, arguments
+            yield entry.kind, entry.name, entry.track, begin, max(end - begin, 0), arguments
 
     def _header(self, rank: int) -> RankHeader:
         job, tracing = self._job, self._job.tracing
@@ -238,6 +228,14 @@ class _Writer:
             "power_w": round(chip.power_w * (0.8 + 0.1 * self._rng.random()), 1),
             "temperature_c": float(math.floor(self._outcome.temperature[place, rank])),
         }
+
+
+def _index_of(entry: Entry, place: int) -> int:
+    """Return where a place stands in an entry's arrays; -1 if it has no such span."""
+    if entry.places is None:
+        return place
+    found = np.flatnonzero(entry.places == place)
+    return int(found[0]) if found.size else -1
 
 
 AXES = (

@@ -22,6 +22,7 @@ from megascan.schema import Kind, Track
 
 COLLECTIVE_LAUNCH_S = 18e-6
 TAIL_S = 3e-6  # from the last launch to the end of its kernel
+LEAVE_S = 1.5e-6  # by how much members end a collective one after the other
 OVERLAP_TAX = 0.05  # what a collective beside it takes from a kernel
 
 Opened = tuple[str, Floats, Floats]
@@ -61,6 +62,7 @@ class Ranks:
         self._noise = Noise(job, number)
         self._network = np.random.default_rng([job.seed, 43, number])
         self._counter: Counter[tuple[str, str]] = Counter()
+        self._connected: set[str] = set()
         self.groups = _groups_of(job, number)
         self.replicas = self.layout.dp * self.layout.cp
         self.parameters = self._parameters()
@@ -198,7 +200,11 @@ class Ranks:
         last = groups.most(start)
         noise = np.exp(self.job.disorder.network_sigma * self._network.standard_normal(self.size))
         seconds = groups.seconds(op, num_bytes) * groups.most(np.atleast_2d(noise * skew))
-        return np.asarray(last + seconds * groups.slowness(self.machine, last))
+        end = last + seconds * groups.slowness(self.machine, last)
+        if self.machine.iteration == 1 and axis not in self._connected:
+            self._connected.add(axis)
+            end = end + self.job.disorder.connect_s
+        return np.asarray(end + self._network.exponential(LEAVE_S, self.size))
 
     def note_collective(
         self,

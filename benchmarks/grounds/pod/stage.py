@@ -16,7 +16,7 @@ from benchmarks.grounds.pod.modules import Modules
 from benchmarks.grounds.pod.ranks import Times, World
 from benchmarks.grounds.pod.recording import Entry, on_host
 from benchmarks.grounds.pod.schedule import Message, Pass, passes_of, received, sent
-from benchmarks.grounds.pod.work import GRADIENT_BYTES, OPTIMIZER_BYTES, Piece
+from benchmarks.grounds.pod.work import OPTIMIZER_BYTES, Piece
 from megascan.schema import Kind, Track
 from megascan.vocabulary import collection_of, message_name
 
@@ -264,7 +264,7 @@ class Stage(Modules):
         self.finish_gradients()
         if self.job.model.tied and self.layout.pp > 1 and (self.is_first_or_last()):
             stages = (0, self.layout.pp - 1)
-            num_bytes = self.costs.end_parameters * GRADIENT_BYTES
+            num_bytes = self.costs.end_parameters * self.job.trainer.gradient_bytes
             yield from self._together("embd", stages, num_bytes)
         self.closed(opened, Kind.OPTIMIZER, self.context)
         opened = self.opened("optimizer")

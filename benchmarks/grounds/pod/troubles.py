@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.grounds.pod.draws import Want, drawn
 from benchmarks.grounds.pod.faults import Fault, Law
 from benchmarks.grounds.pod.job import Job
-from benchmarks.grounds.pod.work import rough_iteration_s
+from benchmarks.grounds.pod.work import launching_ratio, rough_iteration_s
 
 Random = np.random.Generator
 Plan = tuple[Job, tuple[Fault, ...]]
@@ -65,7 +65,7 @@ def busy_nvlink(job: Job) -> bool:
 
 def launching(job: Job) -> bool:
     """Want kernels short enough that the host is not far ahead."""
-    return job.num_ranks > 4 and rough_iteration_s(job) < 0.35 * job.trainer.num_microbatches
+    return launching_ratio(job) < 8
 
 
 def experts(job: Job) -> bool:
@@ -130,7 +130,7 @@ def throttling(periods: tuple[float, float], shares: tuple[float, float]) -> Pla
 
 def sick_memory(rng: Random, job: Job) -> Fault:
     """Let a GPU's memory repeat what it reads; products wait for it a little."""
-    factor = log_uniform(rng, 1.4, 4.0)
+    factor = log_uniform(rng, 1.6, 6.0)
     return Fault(
         kind="hbm", cause="compute", owner="node", law=Law.MEMORY, ranks=any_rank(rng, job),
         factor=factor, also=((Law.CLOCK, 1 + 0.04 * (factor - 1)),),
@@ -188,7 +188,8 @@ def busy_host(rng: Random, job: Job) -> Fault:
     return Fault(
         kind="host_cpu", cause="host", owner="node", law=Law.LAUNCH,
         ranks=ranks_of_host(job, host), host=job.cluster.hosts[host],
-        factor=log_uniform(rng, 3.0, 14.0), also=((Law.STALL, 1.0), (Law.LOADER, 2.0)),
+        factor=max(launching_ratio(job) * log_uniform(rng, 0.8, 3.0), 1.8),
+        also=((Law.STALL, 1.0), (Law.LOADER, 2.0)),
         pause_ms=log_uniform(rng, 2.0, 15.0), pause_share=float(rng.uniform(0.1, 0.5)),
     )  # fmt: skip
 
@@ -197,7 +198,8 @@ def pinned(rng: Random, job: Job) -> Fault:
     """Pin a rank's process to a core on which something else runs."""
     return Fault(
         kind="pinned_process", cause="host", owner="node", law=Law.LAUNCH,
-        ranks=any_rank(rng, job), factor=log_uniform(rng, 2.0, 10.0), also=((Law.STALL, 1.0),),
+        ranks=any_rank(rng, job), also=((Law.STALL, 1.0),),
+        factor=max(launching_ratio(job) * log_uniform(rng, 0.8, 3.0), 1.8),
         pause_ms=log_uniform(rng, 3.0, 12.0), pause_share=float(rng.uniform(0.2, 0.8)),
     )  # fmt: skip
 
@@ -248,7 +250,7 @@ def collecting(rng: Random, job: Job) -> Fault:
     """Let one rank's collector pause for long."""
     return Fault(
         kind="gc", cause="gc", owner="job", law=Law.COLLECTOR, ranks=any_rank(rng, job),
-        pause_ms=log_uniform(rng, 25.0, 200.0),
+        pause_ms=min(log_uniform(rng, 25.0, 200.0), 600 * rough_iteration_s(job)),
         pause_share=float(min(rng.uniform(0.4, 2.0) / (2 * job.trainer.num_microbatches), 0.5)),
     )  # fmt: skip
 

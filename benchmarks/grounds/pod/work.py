@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from benchmarks.grounds.pod.job import Job
 
 BYTES = 2  # of an activation or weight in bf16
-GRADIENT_BYTES = 4
 BACKWARD_MATRIX = 2.0  # products of a backward pass: by the input and by the weight
 BACKWARD_MEMORY = 1.7
 OPTIMIZER_BYTES = 26  # read and written for one parameter by Adam with fp32 copies
@@ -103,8 +102,8 @@ def costs_of(job: Job) -> Costs:
         combination=Piece(0.0, traffic(3 * routed * hidden * BYTES + 2 * rows), 9),
         shared=Piece(product(6 * tokens / tp * hidden * model.shared_ffn), traffic(3 * rows), 6),
         embedding=Piece(0.0, traffic(6 * tokens * hidden * BYTES), 5),
-        output=Piece(product(2 * tokens * hidden * model.vocabulary / tp), traffic(4 * logits), 4),
-        loss=Piece(0.0, traffic(16 * logits), 14),
+        output=Piece(product(2 * tokens * hidden * model.vocabulary / tp), traffic(3 * logits), 4),
+        loss=Piece(0.0, traffic(8 * logits), 14),
         activation_bytes=int(rows),
         gathered_bytes=int(tokens * hidden * BYTES),
         keys_bytes=int(tokens * hidden * BYTES * 0.5 / tp),
@@ -139,3 +138,10 @@ def rough_iteration_s(job: Job) -> float:
     )
     count = job.trainer.num_microbatches + (job.layout.pp - 1) / job.layout.vpp
     return count * (per_stage * layer * (4 if job.trainer.recomputes else 3)) * 1.15 + 0.03
+
+
+def launching_ratio(job: Job) -> float:
+    """Return how many times longer a pass keeps the device busy than the host launches for it."""
+    per_layer = 75 + 60 * bool(job.model.num_experts)  # kernels, forward and backward
+    host_s = job.num_layers(0) * per_layer * job.trainer.launch_us * 1e-6
+    return rough_iteration_s(job) / (job.trainer.num_microbatches + job.layout.pp - 1) / host_s
