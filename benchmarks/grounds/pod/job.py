@@ -161,7 +161,6 @@ class Tracing:
     layer_stride: int = 4
     missing: tuple[int, ...] = ()
     reads_device: bool = False
-    compress: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,22 +43,22 @@ class _Clocks:
         rng = np.random.default_rng([job.seed, 47])
         disorder, count = job.disorder, len(job.cluster.hosts)
         self._marks = np.array([*window_starts, end_s + 1.0])
+        shape = (count, len(self._marks))
         self._offset = rng.normal(0, disorder.clock_offset_ms * 1e-3, count)
         self._drift = rng.normal(0, disorder.clock_drift_ppm * 1e-6, count)
-        walk = rng.normal(0, disorder.clock_wander_us * 1e-6, (count, len(self._marks)))
-        self._walk = np.cumsum(walk, axis=1)
+        self._wander = np.cumsum(rng.normal(0, disorder.clock_wander_us * 1e-6, shape), axis=1)
+        self._steps = np.zeros(shape)
         for host in rng.permutation(count)[: disorder.clock_steps]:
             place = int(rng.integers(1, max(len(window_starts), 2)))
             back = job.tracing.window < job.tracing.interval and rng.random() < 0.5
-            self._walk[host, place:] += rng.uniform(3e-3, 30e-3) * (-1 if back else 1)
+            self._steps[host, place:] += rng.uniform(3e-3, 30e-3) * (-1 if back else 1)
         self._tie = rng.normal(0, TIE_ERROR_US * 1e-6, (job.num_ranks, len(self._marks)))
-        self._device_drift = rng.normal(0, 1.5e-6, job.num_ranks)
 
     def shown_ns(self, host: int, rank: int, window: int, time_s: Floats) -> Ints:
         """Return what the rank's clock shows at true times of a window."""
-        since = time_s - self._marks[window]
-        wrong = self._offset[host] + self._drift[host] * time_s + self._tie[rank][window]
-        wrong = wrong + self._walk[host][window] + self._device_drift[rank] * since * 0.1
+        wrong = self._offset[host] + self._drift[host] * time_s + self._tie[rank, window]
+        wrong = wrong + np.interp(time_s, self._marks, self._wander[host])
+        wrong = wrong + self._steps[host, window]
         return np.asarray(np.rint((time_s + wrong) * 1e9), dtype=np.int64)
 
 
@@ -70,6 +70,7 @@ class _Writer:
         self._job, self._outcome = job, outcome
         self._entries = outcome.recording.entries
         self._windows = windows_of(job.tracing.iterations, job.tracing.interval)
+        self._full = job.tracing.granularity == Granularity.FULL
         self._groups = groups_of(job)
         self._members_of = members_of(job)
         self._rng = np.random.default_rng([job.seed, 53])
@@ -124,7 +125,7 @@ class _Writer:
                 arguments["peer"] = int(self._job.ranks[entry.peer][place])
             if entry.size_bytes is not None:
                 arguments["size_bytes"] = int(entry.size_bytes[at])
-            if entry.launch_s is not None:
+            if entry.launch_s is not None and self._full:
                 ahead = float(entry.launch_s[at] - entry.start_s[at]) * 1e9
                 arguments["launch_ns"] = int(ahead + late)
             yield entry.kind, entry.name, entry.track, begin, max(end - begin, 0), arguments
@@ -157,7 +158,7 @@ class _Writer:
                 granularity=Granularity(tracing.granularity),
                 interval=tracing.interval,
                 window=tracing.window,
-                layer_stride=tracing.layer_stride if tracing.granularity == "full" else 1,
+                layer_stride=tracing.layer_stride if self._full else 1,
             ),
             versions=_VERSIONS,
         )
@@ -173,13 +174,9 @@ class _Writer:
         layers = []
         for iteration in window:
             chosen = recorded_layers(job, stage, iteration)
-            if chosen is not None and tracing.granularity == "full":
+            if chosen is not None and self._full:
                 layers.append((iteration, tuple(sorted(chosen))))
         place = tracing.iterations.index(window[0])
-        timings = [
-            (iteration, 1, int(self._outcome.iteration_s[0, place + step] * 1e9))
-            for step, iteration in enumerate(window)
-        ]
         return WindowRecord(
             run_id=f"20261120-{job.seed % 1_000_000:06d}-{job.seed % 65521:04x}",
             window=number,
@@ -193,9 +190,22 @@ class _Writer:
             drift_ppm=0.0,
             tokens=self._tokens(window),
             layers=tuple(layers),
-            kinds=self._kinds(stage) if tracing.granularity == "full" else {},
-            timings=tuple(timings),
+            kinds=self._kinds(stage) if self._full else {},
+            timings=self._timings(number),
         )
+
+    def _timings(self, number: int) -> tuple[tuple[int, int, int], ...]:
+        """Return how long iterations took since the last mark, traced ones and the others."""
+        numbers = self._job.tracing.iterations
+        times = dict(zip(numbers, self._outcome.iteration_s[0].tolist(), strict=True))
+        first = self._windows[number - 1][-1] if number else numbers[0]
+        found = []
+        for iteration in range(first, self._windows[number][-1]):
+            traced = iteration in times
+            usual = times[iteration] if traced else 0.997 * times[self._windows[number - 1][-1]]
+            noise = 1.0 if traced else 1 + 0.004 * self._rng.standard_normal()
+            found.append((iteration, int(traced), int(usual * noise * 1e9)))
+        return tuple(found[-32:])
 
     def _tokens(self, window: Sequence[int]) -> tuple[int, ...]:
         """Return the fewest and the most tokens of a microbatch; none where more matters."""

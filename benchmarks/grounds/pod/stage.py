@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.grounds.pod.faults import Law
 from benchmarks.grounds.pod.job import Floats
 from benchmarks.grounds.pod.modules import Modules
-from benchmarks.grounds.pod.ranks import Times, World
+from benchmarks.grounds.pod.ranks import LEAVE_S, Times, World
 from benchmarks.grounds.pod.recording import Entry, on_host
 from benchmarks.grounds.pod.schedule import Message, Pass, passes_of, received, sent
 from benchmarks.grounds.pod.work import OPTIMIZER_BYTES, Piece
@@ -123,7 +123,7 @@ class Stage(Modules):
         while not all(self._mail.is_known(message) for message, _ in messages):
             yield
         ends = [self._mail.end_of(message, self.costs.activation_bytes) for message, _ in messages]
-        end = np.maximum.reduce(ends)
+        end = np.maximum.reduce(ends) + self._network.exponential(LEAVE_S, self.size)
         for message, sends in messages:
             own = around[0] if sends else around[1]
             self._note(
