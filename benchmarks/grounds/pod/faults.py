@@ -20,6 +20,7 @@ class Law(StrEnum):
     """What a fault bends."""
 
     CLOCK = "clock"  # products of matrices
+    HEAT = "heat"  # how far a chip warms up
     MEMORY = "memory"  # traffic of a GPU's memory
     NVLINK = "nvlink"  # transfers within a domain
     NIC = "nic"  # transfers between domains

@@ -122,6 +122,9 @@ class Trainer:
     ring_attention: bool = False  # context parallelism by messages, which nobody records
     experts_sync: bool = True  # the host reads how many tokens come
     collects_garbage: bool = False
+    collector_ms: float = 0.0  # of a large collection, on each rank at its own time
+    loading_ms: float = 0.35
+    loading_sigma: float = 0.25
     saves_every: int = 0
     evaluates_every: int = 0
     logs_every: int = 1

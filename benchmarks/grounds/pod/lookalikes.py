@@ -168,6 +168,18 @@ def _logging(rng: Random, job: Job) -> Job:
     return replace(job, trainer=trainer)
 
 
+def _collecting(rng: Random, job: Job) -> Job:
+    """Let every rank collect garbage at its own time, as Python does by itself."""
+    pause_ms = log_uniform(rng, 15, 120)
+    return replace(job, trainer=replace(job.trainer, collects_garbage=True, collector_ms=pause_ms))
+
+
+def _slowly_loading(rng: Random, job: Job) -> Job:
+    """Let all ranks load from one storage that is late now and then."""
+    loading_ms, sigma = log_uniform(rng, 3, 30), float(rng.uniform(0.5, 1.1))
+    return replace(job, trainer=replace(job.trainer, loading_ms=loading_ms, loading_sigma=sigma))
+
+
 def _warming_up(rng: Random, job: Job) -> Job:
     count, settings = len(job.tracing.iterations), job.tracing
     numbers = [
@@ -233,6 +245,8 @@ LOOK_ALIKES: tuple[tuple[str, int, Make], ...] = (
     ("look_alike: congestion", 6, changed(crosses, _congested)),
     ("look_alike: checkpoints", 6, changed(both(several_hosts, many), _saving)),
     ("look_alike: logging", 5, changed(anything, _logging)),
+    ("look_alike: collectors", 5, changed(full, _collecting)),
+    ("look_alike: slow loading", 5, changed(full, _slowly_loading)),
     ("look_alike: warm-up", 5, changed(full, _warming_up)),
     ("look_alike: uneven packing", 8, changed(both(_replicas, full), _unevenly_packed)),
     ("look_alike: curriculum", 6, changed(many, _growing)),

@@ -8,6 +8,9 @@ A chip's clock follows its temperature, which lags behind its power by about a m
     temperature' = (ambient + power x resistance - temperature) / lag
     slowdown     = chip x (1 + slope x (temperature - 55 degrees)), leakage taking power from work
 
+Above 84 degrees the clock is lowered by 2 % a degree. A chip that waits in a collective spins at
+about half of its power.
+
 Hosts and the network drift from iteration to iteration (AR(1)).
 """
 
@@ -24,6 +27,11 @@ from benchmarks.grounds.pod.job import Floats, Job
 LAG_S = 70.0
 SLOPE_PER_DEGREE = 0.0006
 WARM_C = 55.0
+HOT_C = 84.0
+SLOPE_ABOVE = 0.02
+HEATING_C = 40.0  # over what surrounds it, at full power
+WAITING_POWER = 0.45
+SETTLED_ITERATIONS = 30  # a run that is older has warmed up
 DRIFT_MEMORY = 0.8
 FURTHER_FACTOR = 50.0
 """Of Law.FURTHER where a job has the MTP layer that it is said to have."""
@@ -82,7 +90,8 @@ class Machine:
         places = np.arange(job.num_ranks) % job.cluster.gpus_per_host
         ambient = 30 + 6 * self._rng.random(num_hosts)[self._hosts()] + 1.2 * (places % 4)
         self._ambient = ambient
-        self.temperature = np.tile(ambient + 22, (self.num_variants, 1))
+        settled = job.tracing.iterations[0] > SETTLED_ITERATIONS
+        self.temperature = np.tile(ambient + (32 if settled else 22), (self.num_variants, 1))
         self.iteration = 0
 
     def _hosts(self) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
@@ -124,7 +133,9 @@ class Machine:
         own = self.job.ranks[stage]
         hosts = own // self.job.cluster.gpus_per_host
         disorder = self.job.disorder
-        warmth = 1 + SLOPE_PER_DEGREE * (self.temperature[:, own] - WARM_C)
+        temperature = self.temperature[:, own]
+        warmth = 1 + SLOPE_PER_DEGREE * (temperature - WARM_C)
+        warmth = warmth * (1 + SLOPE_ABOVE * np.clip(temperature - HOT_C, 0, 20))
         shape = (self.num_variants, len(own))
         saving = self._saving()
         base = {law: np.ones(shape) for law in Law}
@@ -170,8 +181,11 @@ class Machine:
 
     def heat(self, busy: Floats, seconds: float) -> None:
         """Let the chips run at a share of their power, (variant, rank), for some time."""
-        watts = self.job.cluster.chip.power_w * (0.15 + 0.85 * np.clip(busy, 0, 1))
-        target = self._ambient + watts * 40.0 / self.job.cluster.chip.power_w
+        share = WAITING_POWER + (1 - WAITING_POWER) * np.clip(busy, 0, 1)
+        resistance = np.ones_like(share)
+        for stage, own in enumerate(self.job.ranks):
+            resistance[:, own] = self._steady[stage][Law.HEAT]
+        target = self._ambient + HEATING_C * share * resistance
         self.temperature += (target - self.temperature) * (1 - np.exp(-seconds / LAG_S))
 
 

@@ -22,7 +22,6 @@ from megascan.vocabulary import collection_of, message_name
 
 BETWEEN_S = 1.5e-3  # of Python between iterations
 LOG_S = 12e-3
-LOADING_S = 0.35e-3
 SAVING_S = 0.35
 
 
@@ -222,10 +221,11 @@ class Stage(Modules):
 
     def _load_batch(self, one: Pass, *, begins: bool) -> None:
         """Take the next batch on the first rank of each TP group, and hand it to the others."""
-        noise = np.exp(0.25 * self._host_rng.standard_normal(self.size))
+        trainer = self.job.trainer
+        noise = np.exp(trainer.loading_sigma * self._host_rng.standard_normal(self.size))
         begin = self.host
         slow = self.machine.factor(Law.LOADER, self.number, begin)
-        seconds = LOADING_S * noise * slow * self._loads
+        seconds = trainer.loading_ms * 1e-3 * noise * slow * self._loads
         self.host = begin + seconds
         if self.recording is not None:
             arguments = {**self.context, "microbatch": one.microbatch, "chunk": one.chunk}
@@ -242,21 +242,31 @@ class Stage(Modules):
         chance, tail = rng.random(self.size), rng.exponential(1.0, self.size)
         begin = self.host
         pauses = self.machine.pauses(Law.COLLECTOR, self.number, rng)
-        small = np.zeros(self.size)
-        if self.job.trainer.collects_garbage:
-            small = np.where(chance < 0.12, 9e-5 * (1 + tail), 0.0)
-            small = np.where(chance < 0.006, 2e-3 * (1 + tail), small)
-        self.host = begin + np.where(pauses > 0, pauses, small)
+        own = self._collections(chance, tail)
+        self.host = begin + np.where(pauses > 0, pauses, sum(own))
         if self.recording is None or not self.recording.wants("gc"):
             return
-        for generation, chosen in ((2, pauses[0] > 0), (1, chance < 0.006), (0, chance >= 0.006)):
-            only = chosen & (generation == 2 or ~(pauses[0] > 0))
-            length = np.where(only, (self.host - begin)[0], 0.0)
-            if length.any():
-                entry = on_host(
-                    collection_of(generation), Kind.GC, self.context, begin, begin + length
-                )
+        large = pauses[0] > 0
+        for generation, seconds in enumerate(own):
+            seen = np.where(large, pauses[0] * (generation == 2), seconds)
+            if seen.any():
+                name, end = collection_of(generation), begin + seen
+                entry = on_host(name, Kind.GC, self.context, begin, end)
                 self.recording.add(self.number, entry)
+
+    def _collections(self, chance: Floats, tail: Floats) -> list[Floats]:
+        """Return how long each rank's collector pauses by itself, for each generation."""
+        trainer, none = self.job.trainer, np.zeros(self.size)
+        num_passes = 2 * trainer.num_microbatches * self.layout.vpp
+        full = chance > 1 - 0.4 / num_passes
+        second = np.where(full, trainer.collector_ms * 1e-3 * (1 + 0.2 * tail), none)
+        if not trainer.collects_garbage:
+            return [none, none, second]
+        return [
+            np.where((chance < 0.12) & (chance >= 0.006), 9e-5 * (1 + tail), none),
+            np.where(chance < 0.006, 2e-3 * (1 + tail), none),
+            second,
+        ]
 
     def _update(self) -> Iterator[None]:
         """Finish gradients, and step."""

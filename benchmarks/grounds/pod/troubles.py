@@ -128,6 +128,14 @@ def throttling(periods: tuple[float, float], shares: tuple[float, float]) -> Pla
     return plant
 
 
+def badly_cooled(rng: Random, job: Job) -> Fault:
+    """Let a GPU's cooler do its work badly, so that the chip heats up and is held back."""
+    return Fault(
+        kind="cooling", cause="compute", owner="node", law=Law.HEAT, ranks=any_rank(rng, job),
+        factor=float(rng.uniform(1.5, 2.1)), told=1.2,
+    )  # fmt: skip
+
+
 def sick_memory(rng: Random, job: Job) -> Fault:
     """Let a GPU's memory repeat what it reads; products wait for it a little."""
     factor = log_uniform(rng, 1.6, 6.0)
@@ -274,6 +282,13 @@ def _pipeline(job: Job) -> bool:
     return job.layout.pp > 1 and job.layout.dp == 1 and job.layout.tp > 1
 
 
+def _lasting(job: Job) -> bool:
+    """Want a trace in which a chip has time to warm up, and work that warms it."""
+    numbers = job.tracing.iterations
+    seconds = (numbers[-1] - numbers[0]) * rough_iteration_s(job)
+    return seconds > 40 and job.layout.pp <= 2
+
+
 def _base(job: Job) -> bool:
     return not full(job)
 
@@ -291,6 +306,7 @@ TROUBLES: tuple[tuple[str, int, Make], ...] = (
     ("gpu_clock: later", 10, planting(both(many, full), slow_clock_later)),
     ("throttling: within iterations", 8, planting(full, BURSTS_WITHIN)),
     ("throttling: for iterations", 7, planting(both(many, full), BURSTS_OF_ITERATIONS)),
+    ("cooling", 6, planting(both(full, _lasting), badly_cooled)),
     ("hbm", 12, planting(full, sick_memory)),
     ("nvlink", 10, planting(both(busy_nvlink, full), slow_nvlink)),
     ("nic", 12, planting(crosses, slow_nic)),
