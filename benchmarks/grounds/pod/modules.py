@@ -280,12 +280,14 @@ class Modules(Ranks):
         first = one.microbatch == 0 and self._phase == Phase.FORWARD
         if not (self._sharded or (first and self.job.trainer.overlaps_parameters)):
             return
+        self._layer = layer
         for wanted in (layer, ahead):
             if wanted and wanted not in self._gathered:
                 dense, _ = layer_parameters(self.job, self.costs, wanted)
                 num_bytes = dense * BYTES
                 end = self.overlapped("dp_cp", "all_gather", num_bytes, num_bytes // self.replicas)
                 self._gathered[wanted] = end
+        self._layer = 0
         if layer in self._gathered:
             self.device = np.maximum(self.device, self._gathered.pop(layer))
 

@@ -196,9 +196,9 @@ def busy_host(rng: Random, job: Job) -> Fault:
     return Fault(
         kind="host_cpu", cause="host", owner="node", law=Law.LAUNCH,
         ranks=ranks_of_host(job, host), host=job.cluster.hosts[host],
-        factor=max(launching_ratio(job) * log_uniform(rng, 0.8, 3.0), 1.8),
+        factor=max(launching_ratio(job) * log_uniform(rng, 0.5, 1.6), 1.6),
         also=((Law.STALL, 1.0), (Law.LOADER, 2.0)),
-        pause_ms=log_uniform(rng, 2.0, 15.0), pause_share=float(rng.uniform(0.1, 0.5)),
+        pause_ms=log_uniform(rng, 1.0, 8.0), pause_share=float(rng.uniform(0.05, 0.3)),
     )  # fmt: skip
 
 
@@ -207,8 +207,8 @@ def pinned(rng: Random, job: Job) -> Fault:
     return Fault(
         kind="pinned_process", cause="host", owner="node", law=Law.LAUNCH,
         ranks=any_rank(rng, job), also=((Law.STALL, 1.0),),
-        factor=max(launching_ratio(job) * log_uniform(rng, 0.8, 3.0), 1.8),
-        pause_ms=log_uniform(rng, 3.0, 12.0), pause_share=float(rng.uniform(0.2, 0.8)),
+        factor=max(launching_ratio(job) * log_uniform(rng, 0.5, 1.6), 1.6),
+        pause_ms=log_uniform(rng, 2.0, 10.0), pause_share=float(rng.uniform(0.1, 0.5)),
     )  # fmt: skip
 
 
