@@ -660,7 +660,7 @@ def test_what_the_first_ranks_of_all_groups_lose_is_their_places(job, late, owne
 
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=2, pp=2), Layout(tp=2, dp=2)])
 def test_ranks_that_load_are_judged_without_a_first_rank_of_their_group(job, layout):
-    """Only one rank loads, and it is the second of its TP group (the first one's was not traced)."""
+    """Only one rank loads, the second of its TP group: the first one was not traced."""
     made = job(layout=layout, loading_ms=lambda slot: 6.0 if slot.rank == 1 else 0.0)
     seen = observe(made.timeline())
     loading = np.where(np.arange(layout.world_size)[:, None] == 1, 6e6, np.nan)
