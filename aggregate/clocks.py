@@ -546,8 +546,9 @@ class Alignment:
     notes: tuple[str, ...] = ()
     num_refused: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """(domain,) how many ends of collectives were not believed."""
-    step: ClockStep | None = None
-    """A jump of a clock that no line fits; times are still as recorded (`without_steps`)."""
+    steps: tuple[ClockStep, ...] = ()
+    """Jumps of clocks that no line fits, one a clock, the largest first; times are still as they
+    were recorded (`without_steps`)."""
 
     def error_between(self, one: Integers, other: Integers) -> Floats:
         """Return the error bar, ns, of comparing times between ranks (positions in `ranks`).
@@ -601,11 +602,12 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
     accuracy = assess(ties.anchors, lines, domain, _extents_ns(ties, lines), reference)
     median_ns, p99_ns, num_anchors = _residuals(ties, lines, accuracy)
     refused = _num_refused(ties, lines)
-    step, least_ns = None, np.zeros(ties.num_domains)
+    steps: tuple[ClockStep, ...] = ()
+    least_ns = np.zeros(ties.num_domains)
     if ties.num_domains > 1 and (refused >= _MANY_REFUSED).any():
-        from aggregate.jumps import jump_of  # few clocks jump
+        from aggregate.jumps import jumps_of  # few clocks jump
 
-        step, least_ns = jump_of(ties, lines, refused, spans=spans, matches=matches, ranks=ranks)
+        steps, least_ns = jumps_of(ties, lines, refused, spans=spans, matches=matches, ranks=ranks)
     alignment = Alignment(
         ranks=ranks,
         domain=domain,
@@ -618,7 +620,7 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
         accuracy=accuracy,
         method=fit_method(ties, lines, component),
         num_refused=refused,
-        step=step,
+        steps=steps,
     )
     believed = np.zeros(len(ties.causality.members.event), dtype=np.bool_)
     believed[ties.member_rows] = lines.weights[: ties.num_collective] > 0
@@ -670,25 +672,29 @@ def _residuals(ties: Ties, lines: Lines, accuracy: Accuracy) -> tuple[Floats, Fl
 def without_steps(
     spans: pa.Table, matches: Matches, headers: Mapping[int, RankHeader], clocks: Alignment
 ) -> tuple[tuple[ClockStep, ...], Alignment]:
-    """Return (jumps, alignment without them), as long as taking a jump out improves the fit.
+    """Return (jumps, alignment without them), as long as taking jumps out improves the fit.
 
-    `clocks` is the alignment of the spans as they are. The jumps are to be taken out in turn.
+    `clocks` is the alignment of the spans as they are. The jumps are to be taken out in turn. All
+    clocks that seem to jump are tried together, as those of a host do, then those of them that it
+    mended, then the largest jump alone.
     """
     domain = clocks.domain[np.searchsorted(clocks.ranks, numbers(spans, "rank"))]
-    notes: list[str] = []
-    steps: list[ClockStep] = []
-    for _ in range(_MOST_STEPS):
-        step = clocks.step
-        if step is None:
-            break
-        moved = shifted(spans, -step.excess_ns(domain, numbers(spans, "start_ns")))
-        mended = align_clocks(moved, matches, headers)
-        if not _is_mended(step.domain, clocks.num_refused, mended.num_refused):
-            break
-        spans, clocks = moved, mended
-        steps.append(step)
-        notes.append(step.note(clocks.domain_names[step.domain]))
-    return tuple(steps), replace(clocks, notes=(*notes, *clocks.notes))
+    taken: list[ClockStep] = []
+    tried = clocks.steps
+    while tried and len(taken) < _MOST_STEPS:
+        moved = spans
+        for step in tried:  # one a clock, so none moves the times of another
+            moved = shifted(moved, -step.excess_ns(domain, numbers(moved, "start_ns")))
+        fit = align_clocks(moved, matches, headers)
+        before, after = clocks.num_refused, fit.num_refused
+        mended = tuple(one for one in tried if _is_mended(one.domain, before, after))
+        if mended == tried:
+            spans, clocks, tried = moved, fit, fit.steps
+            taken += mended
+        else:
+            tried = (mended or clocks.steps[:1]) if len(tried) > 1 else ()
+    notes = [one.note(clocks.domain_names[one.domain]) for one in taken]
+    return tuple(taken), replace(clocks, notes=(*notes, *clocks.notes))
 
 
 def _is_mended(domain: int, before: Integers, after: Integers) -> bool:

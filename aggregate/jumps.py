@@ -104,7 +104,7 @@ class Suspect:
         return float(np.median(self.distance_ns - slope * age))
 
 
-def jump_of(
+def jumps_of(
     ties: Ties,
     lines: Lines,
     refused: Integers,
@@ -112,18 +112,22 @@ def jump_of(
     spans: pa.Table,
     matches: Matches,
     ranks: Integers,
-) -> tuple[ClockStep | None, Floats]:
-    """Return the largest jump of a clock, if there is one, and (domain,) the least error bars, ns.
+) -> tuple[tuple[ClockStep, ...], Floats]:
+    """Return the largest jump of each clock that has one, the largest of all first, and (domain,)
+    the least error bars, ns.
 
     `refused` is (domain,), how many ends of collectives were not believed.
     """
     suspects = tuple(_suspects(ties, lines, refused))
     steps = [step for each in suspects for step in _steps(each)]
-    step = max(steps, key=lambda each: abs(each.jump_ns), default=None)
-    if step is not None and ties.num_left_out:
-        members = members_around(step, spans, matches, ranks, ties.domain)
-        step = located(step, members, ties.domain[members.rank], lines)
-    return step, unmended_ns(suspects, ties.num_domains)
+    steps.sort(key=lambda each: -abs(each.jump_ns))
+    if ties.num_left_out:
+        around_each = [members_around(one, spans, matches, ranks, ties.domain) for one in steps]
+        steps = [
+            located(one, members, ties.domain[members.rank], lines)
+            for one, members in zip(steps, around_each, strict=True)
+        ]
+    return tuple(steps), unmended_ns(suspects, ties.num_domains)
 
 
 def unmended_ns(suspects: Sequence[Suspect], num_domains: int) -> Floats:

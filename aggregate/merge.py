@@ -342,7 +342,7 @@ def align(trace: Trace) -> Aligned:
         own = shifted(ends, shift)
     clocks = align_clocks(own, matches, trace.headers)
     steps: tuple[ClockStep, ...] = ()
-    if clocks.step is not None:
+    if clocks.steps:
         steps, clocks = without_steps(own, matches, trace.headers, clocks)
     give_back_memory()
     correction = Correction(clocks.ranks, clocks.domain, clocks.lines, steps, restarted)
