@@ -102,7 +102,13 @@ SPAN_COLUMNS: tuple[Column, ...] = (
         "name", "text", "", "operation: forward, attention, all_reduce, send_forward, …", "name"
     ),
     Column("track", "int8", "", "track in the rank file, one of Track", "tid"),
-    Column("start_ns", "int64", "ns", "start, unix time by the rank's own clock", "ts"),
+    Column(
+        "start_ns",
+        "int64",
+        "ns",
+        "start, unix time by the rank's own clock (`ts` is µs after clock.origin_unix_ns)",
+        "ts",
+    ),
     Column("duration_ns", "int64", "ns", "end minus start", "dur"),
     _argument("iteration", "int32", "", "training iteration, from 1"),
     _argument("microbatch", "int32", "", "microbatch within the iteration, from 0"),
@@ -115,8 +121,19 @@ SPAN_COLUMNS: tuple[Column, ...] = (
     _argument(
         "group", "text", "", "process group id: <axis>@<smallest member>, see RankHeader.groups"
     ),
-    _argument("sequence", "int64", "", "running number within (iteration, group, op), from 0"),
-    _argument("size_bytes", "int64", "byte", "payload handed to the operation by this rank"),
+    _argument(
+        "sequence",
+        "int64",
+        "",
+        "running number in the iteration, from 0: of the group and op, or of messages by peer, "
+        "op and direction",
+    ),
+    _argument(
+        "size_bytes",
+        "int64",
+        "byte",
+        "payload handed to the operation by this rank (all-gather: its own part)",
+    ),
     _argument("peer", "int32", "", "p2p: global rank at the other end"),
     _argument("direction", "text", "", "p2p: forward (activations) or backward (gradients)"),
     _argument(
