@@ -125,8 +125,8 @@ SPAN_COLUMNS: tuple[Column, ...] = (
         "sequence",
         "int64",
         "",
-        "running number in the iteration, from 0: of the group and op, or of messages by peer, "
-        "op and direction",
+        "running number in the iteration, from 0: of the group and op, or of messages by "
+        "sender, receiver and direction",
     ),
     _argument(
         "size_bytes",
