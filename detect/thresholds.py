@@ -1155,13 +1155,6 @@ class _Links:
         0.2, "share of the loss", Origin.BENCHMARK,
         "within which two groups lose the same, so that the less slow one waits for the other",
     )  # fmt: skip
-    many_late_share: float = limit(
-        0.25, "share of a stage", Origin.CONVENTION,
-        "whose ranks leave late by themselves before it is no single connection",
-    )  # fmt: skip
-    late_ratio: float = limit(
-        2.0, "ratio", Origin.BENCHMARK, "by which one late rank exceeds its peers at least"
-    )
     clock_errors: float = limit(
         2.0, "times the clock error", Origin.MATHEMATICS, "one of each end of a transfer"
     )

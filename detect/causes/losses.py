@@ -17,7 +17,6 @@ rank 6 4 ms, of which 3.5 ms arose in messages with rank 2: only rank 2 is named
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +24,6 @@ from scipy import special
 
 from detect.causes.device import UNKNOWN_ROLES, host_advice, mates_of
 from detect.causes.finding import (
-    NO_GAIN,
     OTHERS_WAIT,
     Answer,
     CauseSpec,
@@ -428,6 +426,10 @@ OF_ITS_HOST = (
     "its host stops between launches as well, and what loads in the rank's own process stands "
     "still with it"
 )
+LATE = (
+    "its connection, clocks that are off by as much, more to receive, or a process that is woken "
+    "late would show the same: of twenty ranks that stood out so in made-up jobs none was at fault"
+)
 WAIT_TOO = (
     "other ranks' loaders take as long now and then: storage that all share may be the reason as "
     "well as this one's host"
@@ -479,30 +481,12 @@ def _where_time_is_lost(seen: Observations, row: int, active: Flags) -> str:
 
 
 def _search_late_exits(inquiry: Inquiry) -> Answer:
-    """Compare the ranks of a stage by how late they leave their communications."""
+    """Compare the ranks of a stage by how late they leave their communications; none is blamed."""
     seen, slow, transfers = inquiry.seen, inquiry.slow | inquiry.named, inquiry.seen.transfers
     if transfers is None or Cause.LINK not in seen.lost_ns:
         return Answer()
     step_ns = float(np.median(seen.iteration_ns))
     clock_error_ns = seen.alignment.residual_p99_ns if seen.alignment else 0.0
-    late: list[int] = []  # rows that leave late, and not because of each other
-
-    def without(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
-        kept = _without_victims(seen, transfers, suspects, slow)
-        late.extend(one.row for one in kept)
-        return kept
-
-    def doubt(suspect: Suspect) -> str:
-        if slow.any() and not slow[suspect.row]:
-            return OTHERS_WAIT
-        return (
-            _late_as_all(seen, suspect)
-            or _late_with_many(seen, suspect, late)
-            or _within_clocks(clock_error_ns, suspect.course.effect * step_ns)
-            or _with_one_partner(seen, transfers, suspect.row)
-            or _of_its_experts(seen, suspect)
-            or _woken_late(seen, suspect.row)
-        )
 
     answer = lost_time(
         inquiry,
@@ -512,9 +496,9 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
             groups=stage_peers(seen),
             bursty=seen.members.device_kind == "cpu",
             excuses_slow=True,
-            doubt=doubt,
+            doubt=lambda suspect: OTHERS_WAIT if slow.any() and not slow[suspect.row] else LATE,
             base_ns=lambda row, own, excess: float(np.median(transfers.quick_ns[row])),
-            without=without,
+            without=lambda suspects: _without_victims(seen, transfers, suspects, slow),
             predicate="leaves its communications {time} an iteration later than the other "
             "members do",
             advice=lambda suspect, owner: connection_advice(
@@ -524,9 +508,7 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
     )
     if answer.findings and clock_error_ns >= LINKS.most_clock_share * step_ns:
         return Answer(notes=(_of_clocks_apart(clock_error_ns, step_ns),))
-    findings = tuple(
-        undecided_if_free(_blaming_host(seen, one), NO_GAIN) for one in answer.findings
-    )
+    findings = tuple(_blaming_host(seen, one) for one in answer.findings)
     return replace(answer, findings=findings, least_slowdown=None, least_because="")
 
 
@@ -557,89 +539,6 @@ def _blaming_host(seen: Observations, finding: Finding) -> Finding:
         cause=Cause.HOST,
         evidence=(*finding.evidence, off_core),
         next_steps=host_advice(finding.owner),
-    )
-
-
-def _late_as_all(seen: Observations, suspect: Suspect) -> str:
-    """Say that a suspect's peers are late as well, which no connection of its own explains; empty
-    where they are not.
-    """
-    active = suspect.course.active
-    own = float(np.nanmedian(seen.lost(Cause.LINK)[suspect.row][active]))
-    over = suspect.course.effect * float(np.median(seen.iteration_ns))
-    if own >= LINKS.late_ratio * (own - over):
-        return ""
-    return (
-        "its peers leave theirs late as well, if less: a slow stage that all wait for, or clocks "
-        "that agree badly, may be the reason as well as its connection"
-    )
-
-
-def _late_with_many(seen: Observations, suspect: Suspect, late: Sequence[int]) -> str:
-    """Say that many ranks of a stage leave late, each by itself; empty where few do. `late` are the
-    rows that do.
-
-    Example: three of seven replicas, 55 to 59 ms an iteration, the other four 1.2 ms.
-    """
-    stage = seen.members.stage
-    num_late = int((stage[list(late)] == stage[suspect.row]).sum())
-    num_ranks = int((stage == stage[suspect.row]).sum())
-    if num_late < 2 or num_late < LINKS.many_late_share * num_ranks:
-        return ""
-    return (
-        f"{num_late} of the {num_ranks} ranks of its stage leave theirs late, which no fault of a "
-        "single connection explains: something that they share, or an order of operations that the "
-        "others do not have, may be the reason"
-    )
-
-
-def _within_clocks(error_ns: float, late_ns: float) -> str:
-    """Say that the clocks may be off by as much as a suspect is late; empty where they are not."""
-    if late_ns > LINKS.clock_errors * error_ns:
-        return ""
-    return (
-        f"clocks agree within {milliseconds(error_ns)} only (p99), and one that is off by as much "
-        "makes its rank look late"
-    )
-
-
-def _with_one_partner(seen: Observations, transfers: Transfers, row: int) -> str:
-    """Say that a suspect leaves late mostly what it does with one other rank; empty elsewhere."""
-    own = set(seen.members.workers[row])
-    mine = [one for one in transfers.late_in if one.rank in own]
-    most = max(mine, key=lambda one: one.time_ns, default=None)
-    if most is None or len(most.members) != 2:
-        return ""
-    if not most.time_ns > CONSEQUENCES.victim_share * sum(one.time_ns for one in mine):
-        return ""
-    partner = next(iter(set(most.members) - {most.rank}))
-    return (
-        f"it leaves late mostly what it does with rank {partner}: that rank's connection, or what "
-        "lies between the two, may be slow as well as its own"
-    )
-
-
-def _of_its_experts(seen: Observations, suspect: Suspect) -> str:
-    """Say that a suspect's experts may receive more tokens; empty where the suspect is late by too
-    much for that, or has no experts of its own.
-    """
-    assert seen.transfers is not None
-    quick_ns = float(np.median(seen.transfers.quick_ns[suspect.row]))
-    over_ns = suspect.course.effect * float(np.median(seen.iteration_ns))
-    if seen.members.layout.ep < 2 or over_ns >= (LINKS.named_slowdown - 1.0) * quick_ns:
-        return ""
-    return "experts that are sent more tokens receive for longer, and leave later by as much"
-
-
-def _woken_late(seen: Observations, row: int) -> str:
-    """Return why a late exit need not be the connection's on CPUs of one host; empty elsewhere."""
-    members = seen.members
-    others = {members.hosts[one] for one in members.rows_of_stage(int(members.stage[row]))}
-    if members.device_kind != "cpu" or others != {members.hosts[row]}:
-        return ""
-    return (
-        "all ranks of its stage run on one host, so no network lies between them: a process that "
-        "is woken late from its wait, because its cores are busy, shows the same"
     )
 
 

@@ -77,6 +77,11 @@ class _Shares:
     mean_ns: Floats
     """(iteration,): what all ranks of their stages compute on the mean."""
 
+    @property
+    def factor(self) -> float:
+        """Return how many times as much as the others the rows compute, typically."""
+        return float(robust.median(self.own_ns / self.others_ns))
+
 
 def _search(inquiry: Inquiry) -> Answer:
     """Report ranks that nothing else was found about; on CPUs nobody knows what a rank computes."""
@@ -84,8 +89,10 @@ def _search(inquiry: Inquiry) -> Answer:
     if seen.members.device_kind == "cpu":
         return Answer()
     shares = _shares(seen, inquiry.named | inquiry.slow)
-    shares = None if shares is None else _replayed(seen, shares)
-    if shares is None or float(np.median(shares.ratio)) < SHARES.least_ratio:
+    if shares is None or shares.factor < inquiry.settings.min_slowdown:
+        return Answer()
+    shares = _replayed(seen, shares)
+    if float(np.median(shares.ratio)) < SHARES.least_ratio:
         return Answer()
     if any(one.step_time_cost_ratio >= np.median(shares.ratio) for one in inquiry.found):
         return Answer()
@@ -136,14 +143,18 @@ def _typical_text(time_ns: Floats) -> str:
     return milliseconds(float(robust.median(time_ns)))
 
 
+def _chance(ratio: Floats) -> float:
+    """Return the p-value of a ratio above one in iterations that differ as these do."""
+    gains = np.log(ratio)
+    error = float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else np.inf
+    return t_tail(float(gains.mean()) / max(error, 1e-9), max(len(gains) - 1, 1))
+
+
 def _finding(seen: Observations, shares: _Shares) -> Finding:
     members, rows = seen.members, tuple(shares.rows.tolist())
     ranks = members.ranks_of(list(rows))
-    logs = np.log(shares.own_ns / shares.others_ns)
-    effect = float(robust.median(logs))
+    logs, effect = np.log(shares.own_ns / shares.others_ns), float(np.log(shares.factor))
     error = float(logs.std(ddof=1) / np.sqrt(len(logs))) if len(logs) > 1 else np.inf
-    gains = np.log(shares.ratio)
-    spread = float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else np.inf
     experts = _busy_experts(seen, shares.rows)
     return build_finding(
         seen,
@@ -152,14 +163,14 @@ def _finding(seen: Observations, shares: _Shares) -> Finding:
             rows=rows,
             cause=Cause.SEQUENCE_IMBALANCE if experts else Cause.UNKNOWN,
             owner=Owner.JOB if experts else Owner.UNDECIDED,
-            slowdown=float(np.exp(effect)),
+            slowdown=shares.factor,
             interval=interval_of_ratio(effect, error),
             course=None,
-            q_value=t_tail(float(gains.mean()) / max(spread, 1e-9), max(len(gains) - 1, 1)),
+            q_value=_chance(shares.ratio),
             num_peers=int(np.isin(members.stage, members.stage[shares.rows]).sum()) - len(rows),
             saved_ns=seen.iteration_ns * (1.0 - 1.0 / np.maximum(shares.ratio, 1.0)),
             subject=ranks_text(ranks),
-            predicate=f"always {'has' if len(ranks) == 1 else 'have'} {times(np.exp(effect))} as "
+            predicate=f"always {'has' if len(ranks) == 1 else 'have'} {times(shares.factor)} as "
             "much to compute as others of the stage, who wait",
             evidence=(
                 f"{_typical_text(shares.own_ns)} of an iteration there on the mean, "

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
-from detect.causes.finding import NO_GAIN
+from detect.causes.losses import LATE
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import LateIn
 from detect.observe.spans import SpanIndex
 from detect.observe.transfers import transfers_of
 from megascan.schema import Track
@@ -85,15 +83,9 @@ def _leaving_late(job, others_ms, costs):
     return replace(seen, lost_ns={**seen.lost_ns, Cause.LINK: late_ns}, costs=costs)
 
 
-@pytest.mark.parametrize(("others_ms", "owner"), [(1.0, Owner.NODE), (25.0, Owner.UNDECIDED)])
-def test_a_late_rank_among_late_ones_is_not_named(job, others_ms, owner):
-    seen = _leaving_late(job, others_ms, costs=None)
-    (finding,) = judge(seen, DetectorSettings()).findings
-    assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.LINK, owner)
-
-
-@pytest.mark.parametrize(("late", "owner"), [((1, 2), Owner.UNDECIDED), ((1,), Owner.NODE)])
-def test_many_ranks_of_a_stage_that_leave_late_by_themselves_name_no_connection(job, late, owner):
+@pytest.mark.parametrize("late", [(1,), (1, 2)])
+def test_ranks_that_leave_late_are_pointed_at_and_not_blamed(job, late):
+    """Of those that were named in jobs made for a test, nearly all were sound."""
     seen = observe(job(layout=Layout(dp=8, pp=2), transfer=lambda *_: 1.0).timeline())
     late_ns = np.full((16, len(seen.iterations)), 1e6)
     late_ns[list(late)] = 40e6
@@ -101,17 +93,8 @@ def test_many_ranks_of_a_stage_that_leave_late_by_themselves_name_no_connection(
     told = replace(seen, lost_ns={**seen.lost_ns, Cause.LINK: late_ns}, costs=None)
     findings = judge(told, DetectorSettings()).findings
     assert sorted(one.ranks for one in findings) == [(rank,) for rank in late]
-    assert {one.owner for one in findings} == {owner}
-
-
-@pytest.mark.parametrize(("cost", "owner"), [(1.0, Owner.UNDECIDED), (1.05, Owner.NODE)])
-def test_a_late_exit_that_nobody_waits_for_drains_no_node(job, cost, owner):
-    """By the replay: messages of a host that others share may be late as well."""
-    costs = SimpleNamespace(ratio=lambda *_: cost, ratio_of_transfers=lambda *_: cost)
-    seen = _leaving_late(job, 1.0, costs=costs)
-    (finding,) = judge(seen, DetectorSettings()).findings
-    assert (finding.ranks, finding.owner) == ((1,), owner)
-    assert (NO_GAIN in finding.evidence) == (owner is Owner.UNDECIDED)
+    assert {(one.cause, one.owner) for one in findings} == {(Cause.LINK, Owner.UNDECIDED)}
+    assert all(LATE in one.evidence for one in findings)
 
 
 def _by_such_clocks(job, late_ms, error_ms):
@@ -126,48 +109,10 @@ def _by_such_clocks(job, late_ms, error_ms):
     )
 
 
-@pytest.mark.parametrize(("error_ms", "owner"), [(0.1, Owner.NODE), (20.0, Owner.UNDECIDED)])
-def test_a_rank_that_is_late_by_what_clocks_are_off_is_not_named(job, error_ms, owner):
-    (finding,) = _by_such_clocks(job, 40.0, error_ms).findings
-    assert (finding.ranks, finding.owner) == ((1,), owner)
-
-
 def test_clocks_that_were_not_put_together_accuse_nobody_of_leaving_late(job):
     report = _by_such_clocks(job, 200.0, 60.0)
     assert not report.findings
     assert any("who leaves communication late cannot be told" in note for note in report.notes)
-
-
-@pytest.mark.parametrize(("partners", "owner"), [((0, 1, 2), Owner.NODE), ((5,), Owner.UNDECIDED)])
-def test_a_rank_that_is_late_with_one_other_alone_is_not_told_from_it(job, partners, owner):
-    """What two ranks do with nobody else is late for either of them."""
-    seen = _leaving_late(job, 1.0, costs=None)
-    late_in = tuple(
-        LateIn(rank=1, members=(1, one) if len(partners) == 1 else (0, 1, 2, 3), time_ns=1e6)
-        for one in partners
-    )
-    seen = replace(seen, transfers=replace(seen.transfers, late_in=late_in))
-    (finding,) = judge(seen, DetectorSettings()).findings
-    assert (finding.ranks, finding.owner) == ((1,), owner)
-    assert any("rank 5" in one for one in finding.evidence) == (owner is Owner.UNDECIDED)
-
-
-@pytest.mark.parametrize(
-    ("ep", "late_ms", "owner"),
-    [(1, 12.0, Owner.NODE), (4, 12.0, Owner.UNDECIDED), (4, 80.0, Owner.NODE)],
-)
-def test_experts_that_are_sent_more_leave_later(job, ep, late_ms, owner):
-    """12 ms are a quarter of what the quickest members' transfers take, and 80 ms more than all."""
-    seen = observe(job(layout=Layout(dp=4, ep=ep, pp=2), transfer=lambda *_: 1.0).timeline())
-    quick_ns = np.full((8, len(seen.iterations)), 48e6)
-    late_ns = np.full_like(quick_ns, 0.5e6)
-    late_ns[1] = late_ms * 1e6
-    late_ns *= np.exp(0.01 * np.random.default_rng(1).standard_normal(late_ns.shape))
-    transfers = replace(seen.transfers, quick_ns=quick_ns)
-    lost_ns = {**seen.lost_ns, Cause.LINK: late_ns}
-    seen = replace(seen, lost_ns=lost_ns, transfers=transfers, costs=None)
-    (finding,) = judge(seen, DetectorSettings()).findings
-    assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.LINK, owner)
 
 
 @pytest.mark.parametrize(("hosts", "cause"), [(8, Cause.HOST), (4, Cause.LINK)])
