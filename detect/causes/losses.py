@@ -72,16 +72,13 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     On a GPU a stage's place in the pipeline decides how long its device has to wait, so across
     stages a difference must be larger than what stages differ by anyway.
     """
-    seen = inquiry.seen
-    if Cause.LOADER not in seen.lost_ns:
-        return Answer()
-    members = seen.members
-    on_gpu = members.device_kind == "cuda"
-    loading = seen.lost_ns[Cause.LOADER]
-    usual = np.nan_to_num(robust.median(loading, axis=1))
+    seen, members = inquiry.seen, inquiry.seen.members
+    loading = seen.lost(Cause.LOADER)
     loads: Flags = np.asarray(np.isfinite(loading).any(axis=1))
     if not loads.any():
         return Answer()
+    on_gpu = members.device_kind == "cuda"
+    usual = np.nan_to_num(robust.median(loading, axis=1))
     groups, across = _rows_that_load(members, loads, usual)
     mates = mates_that_load(seen) if len(groups) == 1 and len(groups[0]) < 2 else None
     if mates is not None:
