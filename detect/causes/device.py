@@ -99,7 +99,7 @@ def not_shown(
     the iterations in which the row is slow. `more_tokens` says that its lookups follow
     (`lookups_follow`): then a slow device slows its optimizer by as much as them.
     """
-    effect, no_experts = float(passes.effects[row]), passes.is_beyond_experts(row)
+    no_experts = passes.is_beyond_experts(row)
     has_experts = seen.members.layout.ep > 1 and not no_experts
     # tokens routed to its experts may explain the passes, and an ordinary difference of chips a
     # small share in the optimizer: so a larger share must show
@@ -111,9 +111,8 @@ def not_shown(
     if shows or is_isolated(seen.members, passes, row):
         return None
     level = float(robust.centre(optimizer[row]))
-    alike = np.array([row]) if has_experts else _on_the_same_data(seen.members, row)
-    effects = passes.effects if passes.attention is None else passes.attention
-    if not has_experts and np.mean(effects[alike] >= 0.5 * effect) < DEVICE.alike_share:
+    alike = np.array([row]) if has_experts else _slow_on_the_same_data(seen, passes, row)
+    if not len(alike):
         return None
     words = "its optimizer step, which no data can lengthen, was not recorded"
     if np.isfinite(level):
@@ -416,13 +415,27 @@ def _level_error(residual: Floats, slow: Flags, row: int) -> float:
     return max(error, DEVICE.optimizer_error_log)
 
 
-def _on_the_same_data(members: Members, row: int) -> Integers:
+def _slow_on_the_same_data(seen: Observations, passes: Slowness, row: int) -> Integers:
     """Return rows that long data, or hidden waiting in the TP group, would slow as well as this
-    one.
+    one, if nearly all of them are slow alike; empty otherwise.
+
+    Where nobody recorded what CP ranks send each other, all that are at one CP place wait for the
+    one that is behind elsewhere.
+
+        CP 0   sound  SLOW   sound  sound     wait for the slow one where TP ranks meet: recorded
+        CP 1   slow   slow   slow   slow      wait in attention for keys and values of CP 0
     """
+    members, effect = seen.members, passes.effects[row]
+    effects = passes.effects if passes.attention is None else passes.attention
     of_group = members.tensor_group == members.tensor_group[row]
     of_replica = members.replica == members.replica[row]
-    return np.flatnonzero(of_group if of_group.sum() > 1 else of_replica)
+    places = [of_group if of_group.sum() > 1 else of_replica]
+    if "cp" in seen.hidden_axes:
+        places.append(of_group & (members.place["cp"] == members.place["cp"][row]))
+    for place in places:
+        if np.mean(effects[place] >= 0.5 * effect) >= DEVICE.alike_share:
+            return np.flatnonzero(place)
+    return np.zeros(0, dtype=np.int64)
 
 
 CLOCK_NAME, POWER_NAME = "sm_clock_mhz", "power_w"

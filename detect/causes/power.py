@@ -14,8 +14,8 @@ ranks that were tried are found; a second factor says from where on all of them 
 
 A device that computes slower by a factor takes that much longer in its passes, and a quarter of it
 in the optimizer and in lookups, which are bound by memory (`POWER.optimizer_share`). Where the
-communication of the device's TP or EP group is not in the trace, its mates wait for it inside their
-passes: the mates' passes become longer by as much as it becomes slower than the slowest of them.
+communication of the device's TP, CP or EP group is not in the trace, its mates wait for it inside
+their passes: these become longer by as much as it becomes slower than the slowest of the mates.
 Where the communication of TP groups is in the trace in only one phase, the times themselves tell:
 mates that wait for each other differ by next to nothing.
 
@@ -38,7 +38,7 @@ may differ by as much here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -57,13 +57,9 @@ from detect.report import Owner
 from detect.stats import robust
 from detect.stats.residuals import Residuals, deviations, stage_groups
 from detect.text import counted, ranks_of, times
-from detect.thresholds import COMPUTE, NETWORKS, OCCUPANCY, POWER
+from detect.thresholds import COMPUTE, OCCUPANCY, POWER
 from megascan.arrays import Flags, Floats, Integers
-from megascan.vocabulary import ROOTED_OPS
 
-AXES = "tp", "ep"
-"""Axes whose groups wait for each other inside passes; the kind of a transfer names its axis first:
-"tp all_reduce of 4 MB"."""
 Judged = Callable[[Inquiry, int], Owner | None]
 """Who a row's slowness is blamed on; None where the row is not found."""
 
@@ -220,14 +216,14 @@ class _Together:
 
     @classmethod
     def of(cls, seen: Observations) -> _Together:
-        """Find who waits: TP and EP groups without communication in the trace; otherwise TP groups
+        """Find who waits: groups without communication in the trace; otherwise TP groups
         whose mates differ by far less in one phase than in the other.
         """
         members = seen.members
         nobody = cls((), np.arange(len(members)), np.zeros(len(members)))
         if members.device_kind == "cpu" or not seen.tells_passes:
             return nobody  # a profile's kernels hold no waiting
-        hidden = _hidden_axes(seen)
+        hidden = seen.hidden_axes
         if hidden:
             lead = np.full(len(members), POWER.hidden_lead_log)
             return cls((FORWARD, BACKWARD), _groups_along(members, hidden), lead)
@@ -249,23 +245,7 @@ class _Together:
         return replace(work, log_ns=log_ns)
 
 
-def _hidden_axes(seen: Observations) -> list[str]:
-    """Return the axes along which ranks communicate inside their passes, with none of it traced.
-
-    The batch that a stage's first rank hands to its TP group and a few bytes (of losses, norms) are
-    none of a model's own communication.
-    """
-    shown, transfers = set(), seen.transfers
-    if transfers is not None:
-        for kind, size in zip(transfers.kind.tolist(), transfers.size_bytes.tolist(), strict=True):
-            axis, operation = transfers.kinds[kind].split()[:2]
-            if operation not in ROOTED_OPS and not 0 <= size < NETWORKS.min_bytes:
-                shown.add(axis)
-    layout = seen.members.layout
-    return [axis for axis in AXES if getattr(layout, axis) > 1 and axis not in shown]
-
-
-def _groups_along(members: Members, axes: list[str]) -> Integers:
+def _groups_along(members: Members, axes: Sequence[str]) -> Integers:
     """Number the groups of rows along `axes`, (row,); groups that share a rank are one group."""
     number = np.arange(len(members))
     for axis in axes:

@@ -37,11 +37,12 @@ import numpy as np
 
 from detect.report import Cause, ClockAgreement
 from detect.stats import robust
-from detect.thresholds import WINDOW, DetectorSettings
+from detect.thresholds import NETWORKS, WINDOW, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers, combine
 from megascan.header import Json, RankHeader
 from megascan.timeline import Timeline
 from megascan.topology import Coordinates, Layout
+from megascan.vocabulary import ROOTED_OPS
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -500,6 +501,26 @@ class Observations:
         """
         is_matched = self.transfers is not None and len(self.transfers.members) > 0
         return self.tells_passes or is_matched or not np.any(self.unsplit_ns)
+
+    @cached_property
+    def hidden_axes(self) -> tuple[str, ...]:
+        """Return the axes along which ranks communicate inside their passes, none of it traced.
+
+        The batch that a stage's first rank hands to its TP group and a few bytes (of losses, norms)
+        are none of a model's own communication. What a CP group sends round in a ring are messages.
+        """
+        shown, transfers, layout = set(), self.transfers, self.members.layout
+        if transfers is not None:
+            for unit, ranks in enumerate(transfers.members):
+                axis, operation = transfers.kinds[int(transfers.kind[unit])].split()[:2]
+                is_small = 0 <= int(transfers.size_bytes[unit]) < NETWORKS.min_bytes
+                if axis == "p2p" and layout.cp > 1 and ranks[1] in layout.group(ranks[0], "cp"):
+                    axis = "cp"
+                if operation not in ROOTED_OPS and not is_small:
+                    shown.add(axis)
+        return tuple(
+            one for one in ("tp", "cp", "ep") if getattr(layout, one) > 1 and one not in shown
+        )
 
     def lost(self, cause: Cause) -> Floats:
         """Return the time lost to a cause, (row, iteration); NaN where it was not recorded."""
