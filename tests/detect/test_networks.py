@@ -112,6 +112,19 @@ def test_hosts_that_are_built_alike_are_not_slow(job):
     assert not any(one.owner is Owner.NODE for one in report.findings)
 
 
+@pytest.mark.parametrize(("size", "owner"), [(MEGABYTE, Owner.NODE), (5 * 10**8, Owner.UNDECIDED)])
+def test_what_is_quicker_than_any_nic_is_no_measure_of_one(job, size, owner):
+    """Messages of 500 MB in a millisecond go over NVLink from host to host, inside a rack; those of
+    host 2 take ten times as long, as over a NIC of 50 GB/s.
+    """
+    report = job(
+        layout=Layout(pp=4, dp=4), hosts=4, message_bytes=size, transfer=crossing({2}, 10.0)
+    ).report()
+    (finding,) = report.findings
+    assert (finding.ranks, finding.owner) == ((8, 9, 10, 11), owner)
+    assert ("more than NICs do" in finding.evidence[-1]) == (owner is Owner.UNDECIDED)
+
+
 def test_two_hosts_that_only_talk_to_each_other_stay_undecided(job):
     report = job(
         layout=Layout(pp=2, dp=8), hosts=4, message_bytes=MEGABYTE, transfer=crossing({0, 2}, 2.0)
