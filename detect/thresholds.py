@@ -211,6 +211,10 @@ class _Stalls:
     tolerance_share: float = limit(
         0.1, "share", Origin.BENCHMARK, "by which a pass may exceed what follows from its modules"
     )
+    most_tokens_ratio: float = limit(
+        2.0, "ratio", Origin.CONVENTION,
+        "of the time that experts typically take, up to which more tokens explain it",
+    )  # fmt: skip
     max_rest_ratio: float = limit(
         2.0, "ratio", Origin.PHYSICS,
         "by which ranks of a stage differ in the rest of a pass (the first of a TP group sums the "

@@ -463,6 +463,8 @@ def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owne
             owner, why = Owner.UNDECIDED, [*why, FEW]
         elif owner is Owner.NODE and _may_write(seen, burst):
             owner, why = Owner.UNDECIDED, [*why, WRITES]
+        elif owner is Owner.NODE and _may_be_its_experts(seen, burst):
+            owner, why = Owner.UNDECIDED, [*why, EXPERTS]
         return Cause.HOST, owner, tuple(why)
     doubt = _doubt(seen, burst, cause)
     if doubt:
@@ -487,16 +489,27 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
     if cause == Cause.HOST:
         return _doubt_of_host(seen, burst, is_uneven)
     launches = may_wait_for_launches(seen) or waits_for_launches(seen, burst.row, burst.hits)
-    spares, waits = _spares_lookups(seen, burst), _waits_beside(seen, burst)
+    waits = _waits_beside(seen, burst)
     reasons = {
         FEW_OTHERS: int(burst.others.sum()) < BURSTS.sure_others and not burst.is_one_speed,
         OTHERS_TOO: burst.is_noise,
-        LONGER: is_uneven and not spares and not _others_spare_the_data(seen, burst),
+        LONGER: is_uneven
+        and not _spares_lookups(seen, burst)
+        and not _others_spare_the_data(seen, burst),
         launches: bool(launches),
         waits: bool(waits),
-        EXPERTS: seen.members.layout.ep > 1 and not spares and not _shows_in_attention(seen, burst),
+        EXPERTS: _may_be_its_experts(seen, burst),
     }
     return tuple(reason for reason, holds in reasons.items() if holds)[:1]
+
+
+def _may_be_its_experts(seen: Observations, burst: Burst) -> bool:
+    """Return whether the row's experts may get more tokens in its bursts: nothing that no router
+    lengthens is slow as well.
+    """
+    if seen.members.layout.ep < 2:
+        return False
+    return not _spares_lookups(seen, burst) and not _shows_in_attention(seen, burst)
 
 
 def _waits_beside(seen: Observations, burst: Burst) -> str:

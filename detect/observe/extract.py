@@ -203,6 +203,8 @@ class _Passes:
             own = own_times(passes.entangled, phase, time_ns)
         stage = members.stage[passes.samples.row]
         collecting, still_ns = _standing_still(facts, frame, stage, time_ns, own.unwaited_ns)
+        if frame.is_sampled and members.layout.ep > 1:
+            still_ns = np.zeros_like(still_ns)  # layers in between may have had more tokens
         stalled_ns = np.maximum(still_ns - passes.beside_ns, 0.0)
         if passes.contents is not None:
             late_ns = passes.contents.late_ns

@@ -48,7 +48,7 @@ from megascan.arrays import (
 )
 from megascan.schema import NOT_APPLICABLE, Kind, Track
 from megascan.timeline import codes, equals, numbers
-from megascan.vocabulary import CONTAINERS
+from megascan.vocabulary import CONTAINERS, MOE, backward_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,8 @@ def contents_of(index: SpanIndex, passes: Flags, samples: Samples, modules: Flag
 
     `samples` are those of `passes`. A module's typical time is its median over the rank's passes,
     times the pass's median ratio to these medians (a longer sequence, a slow phase: all modules of
-    the pass alike).
+    the pass alike). Experts take what they take, up to `STALLS.most_tokens_ratio` times what is
+    typical: a router sends them now more and now fewer tokens.
 
     Where modules of only some layers were recorded, in turns, the others take what is typical of
     them on their rank, times the same ratio: each module is recorded in some iteration of the
@@ -97,8 +98,12 @@ def contents_of(index: SpanIndex, passes: Flags, samples: Samples, modules: Flag
         even_ns = module_ns / (pass_ns / median_by(combine(samples.row, role), pass_ns))[owner]
     kind = combine(layer, name)
     typical = median_by(combine(samples.row[owner], kind), even_ns)
-    scale = median_by(owner, module_ns / np.maximum(typical, 1.0))
-    expected = np.bincount(owner, weights=typical * scale, minlength=num_passes).astype(np.float64)
+    routed = index.named((MOE, backward_of(MOE)))[modules][inside]
+    scale = _scales(owner, module_ns / np.maximum(typical, 1.0), routed)
+    usual = typical * scale
+    most = np.maximum(np.minimum(module_ns, STALLS.most_tokens_ratio * usual), usual)
+    usual = np.where(routed, most, usual)
+    expected = np.bincount(owner, weights=usual, minlength=num_passes).astype(np.float64)
     unseen_ns: Floats = np.zeros(num_passes)
     if takes_turns:
         ratio = np.ones(num_passes)
@@ -114,6 +119,20 @@ def contents_of(index: SpanIndex, passes: Flags, samples: Samples, modules: Flag
         unseen_ns=unseen_ns,
         late_ns=np.full(num_passes, np.inf) if late_ns is None else late_ns,
     )
+
+
+def _scales(owner: Integers, ratio: Floats, routed: Flags) -> Floats:
+    """Return for each module the median ratio of its pass, of `routed` ones only in passes that
+    hold no others.
+    """
+    scale = median_by(owner, ratio)
+    if routed.any() and not routed.all():
+        plain = ~routed
+        of_pass = np.full(int(owner.max()) + 1, np.nan)
+        of_pass[owner[plain]] = median_by(owner[plain], ratio[plain])
+        known = np.isfinite(of_pass[owner])
+        scale[known] = of_pass[owner[known]]
+    return scale
 
 
 def stalled_time(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
+from detect.causes import bursts as of_bursts
 from detect.causes.bursts import _bursts_among, _others_pause, bursts, pair_pause
 from detect.causes.hits import Burst
 from detect.causes.launching import WANDERS
@@ -197,6 +198,22 @@ def test_a_device_whose_host_launches_late_now_and_then_names_no_host(job):
     (finding,) = [one for one in judge(told, DetectorSettings()).findings if one.ranks == (5,)]
     assert (finding.cause, finding.owner) == (Cause.HOST, Owner.UNDECIDED)
     assert any(WANDERS in one for one in finding.evidence)
+
+
+@pytest.mark.parametrize(("ep", "owner"), [(1, Owner.NODE), (4, Owner.UNDECIDED)])
+def test_a_late_host_now_and_then_is_not_told_from_busy_experts(job, monkeypatch, ep, owner):
+    """The device is starved in all iterations, and slow in some: by its experts?"""
+    hits = np.zeros(20, dtype=bool)
+    hits[[2, 5, 9, 14, 18]] = True
+    monkeypatch.setattr(of_bursts, "starvation", lambda *_: (Owner.NODE, "launched just in time"))
+
+    def work(slot):
+        return 1.3 if slot.rank == 5 and hits[slot.iteration - 3] else 1.0
+
+    report = job(layout=Layout(dp=8, ep=ep), work=work).report()
+    (finding,) = [one for one in report.findings if one.ranks == (5,)]
+    assert (finding.cause, finding.owner) == (Cause.HOST, owner)
+    assert (of_bursts.EXPERTS in finding.evidence) == (owner is Owner.UNDECIDED)
 
 
 @pytest.mark.parametrize("idle_share", [0.8, 0.2])

@@ -70,6 +70,31 @@ def with_stalls(timeline, name):
     return replace(timeline, spans=spans.cast(timeline.spans.schema)), len(chosen)
 
 
+def with_more_tokens(timeline, factor):
+    """Experts of one rank take longer, and so do its passes, in the second half of the iterations:
+    they are made shorter in the first.
+    """
+    spans = timeline.spans
+    start, length = numbers(spans, "start_ns"), numbers(spans, "duration_ns")
+    early = numbers(spans, "iteration") <= np.median(numbers(spans, "iteration"))
+    work = equals(spans, "kind", "compute") & (numbers(spans, "rank") == SLOW)
+    less = np.zeros(len(start), dtype=np.int64)
+    for row in np.flatnonzero(work & early & equals(spans, "name", "moe", "moe-backward")):
+        around = (start <= start[row]) & (start[row] + length[row] <= start + length)
+        less[work & around] += int((1.0 - 1.0 / factor) * length[row])
+    for column in ("duration_ns", "self_ns"):
+        values = pa.array(numbers(spans, column) - less, spans.schema.field(column).type)
+        spans = spans.set_column(spans.schema.get_field_index(column), column, values)
+    return replace(timeline, spans=spans.cast(timeline.spans.schema))
+
+
+def test_experts_that_get_more_tokens_do_not_stand_still():
+    """Attention and the dense layers run as fast as ever, and the passes take longer."""
+    busier = observe(with_more_tokens(job_of("experts", iterations=12), 1.8))
+    assert busier.stalled_ns.max() == 0
+    assert busier.busy_ns[SLOW, -1] > 1.2 * busier.busy_ns[SLOW, 1]
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_starved_device_is_seen(model):
     starved = observe(job_of(model, fault=f"rank={SLOW},kind=host,factor=1.3")).starved_share
