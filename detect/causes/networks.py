@@ -52,7 +52,7 @@ from detect.causes.finding import (
     undecided_if_little,
 )
 from detect.observe.observations import Observations, Transfers
-from detect.observe.transfers import bus_factor, longest_of_a_rank
+from detect.observe.transfers import longest_of_a_rank
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.host_tests import since_it_began
@@ -81,11 +81,6 @@ RAILS_NOT_TOLD_APART = "what takes one of these rails takes the others, too: eit
 BUILT_OTHERWISE = (
     "several hosts are slow alike: they may be built otherwise than the others; compare "
     "nvidia-smi topo -m of both"
-)
-
-OTHER_WIRES = (
-    "the quick ones carry {rate:.0f} GB/s, more than NICs do, so they go over NVLink from host to "
-    "host: the slow ones may be built to leave their rack by NICs"
 )
 
 SHOWN_BYTES = 100_000_000
@@ -453,11 +448,7 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
     split, slowdown = slow.split, float(np.exp(slow.split.effect))
     rows = seen.members.rows_with(slow.ranks)
     active = active_in(slow.course, len(seen.iterations))
-    doubts = [
-        *(() if is_one else (slow.way.doubt,)),
-        *((ONE_RING,) if is_one_ring else ()),
-        *filter(None, [_of_other_wires(transfers, slow)]),
-    ]
+    doubts = [*(() if is_one else (slow.way.doubt,)), *((ONE_RING,) if is_one_ring else ())]
     finding = build_finding(
         seen,
         Claim(
@@ -483,20 +474,6 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
         ),
     )
     return undecided_if_little(finding, len(seen.iterations))
-
-
-def _of_other_wires(transfers: Transfers, slow: SlowNetwork) -> str:
-    """Say that the quick connections of a split between hosts use no NIC; empty where they may."""
-    if slow.way is Way.INSIDE:
-        return ""
-    rates = []
-    for unit in slow.split.quick.tolist():
-        operation = transfers.kinds[int(transfers.kind[unit])].split()[1]
-        factor = bus_factor(operation, len(transfers.members[unit])) or 1.0
-        typical_ns = float(robust.median(transfers.transfer_ns[unit]))
-        rates.append(factor * float(transfers.size_bytes[unit]) / max(typical_ns, 1.0))
-    rate = float(np.median(rates))
-    return OTHER_WIRES.format(rate=rate) if rate > NETWORKS.most_of_nic else ""
 
 
 def _who(slow: SlowNetwork) -> str:

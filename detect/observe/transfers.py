@@ -15,7 +15,7 @@ import numpy as np
 from detect.observe.observations import LateIn, Transfers, hosts_of
 from detect.observe.spans import SpanIndex, where_text
 from detect.stats import robust
-from detect.thresholds import LINKS
+from detect.thresholds import LINKS, NETWORKS
 from megascan.arrays import (
     Flags,
     Floats,
@@ -61,6 +61,8 @@ class _Labels:
     members: list[tuple[int, ...]]
     kind: Integers
     kinds: tuple[str, ...]
+    crosses: Flags
+    """(member set,): whether the members are on several hosts."""
 
 
 def transfers_of(index: SpanIndex, timeline: Timeline) -> Transfers | None:
@@ -69,8 +71,15 @@ def transfers_of(index: SpanIndex, timeline: Timeline) -> Transfers | None:
     if found is None:
         return None
     unit, members = _units(index, timeline, found)
-    kind, kinds = _kinds(index, timeline, found, members, unit)
-    return _table(index, found, _Labels(unit, members, kind, kinds))
+    hosts = hosts_of(timeline.headers)
+    num_hosts = np.array([len({hosts.get(one, "") for one in ranks}) for ranks in members])
+    width = np.array([len(ranks) for ranks in members])
+    # what is unknown is not equal: without its size, a transfer is like those of its own stage only
+    stages = {rank: header.coordinates.pp for rank, header in timeline.headers.items()}
+    stage = np.array([min((stages.get(one, -1) for one in ranks), default=-1) for ranks in members])
+    alike = combine(width, num_hosts)
+    kind, kinds = _kinds(index, found, alike[unit], stage[unit])
+    return _table(index, found, _Labels(unit, members, kind, kinds, num_hosts > 1))
 
 
 def _operations(index: SpanIndex) -> _Operations | None:
@@ -124,16 +133,13 @@ def _codes_by_name(index: SpanIndex, name: str) -> tuple[Integers, list[str]]:
 
 
 def _kinds(
-    index: SpanIndex,
-    timeline: Timeline,
-    found: _Operations,
-    members: list[tuple[int, ...]],
-    unit: Integers,
+    index: SpanIndex, found: _Operations, alike: Integers, stage: Integers
 ) -> tuple[Integers, tuple[str, ...]]:
-    """Return what makes operations comparable: axis, operation, bytes, members, hosts crossed."""
-    hosts = hosts_of(timeline.headers)
-    crossed = np.array([len({hosts.get(rank, "") for rank in ranks}) for ranks in members])
-    width = np.array([len(ranks) for ranks in members])
+    """Return what makes operations comparable: axis, operation, bytes, members, hosts crossed.
+
+    Groups of as many members on as many hosts are `alike`, (operation,), and so are those of a
+    `stage`, (operation,).
+    """
     group, texts = _codes_by_name(index, "group")
     axis_of = [axis_of_group(text) for text in texts]
     axes = sorted({*axis_of, "p2p"})
@@ -143,11 +149,8 @@ def _kinds(
     op, op_texts = _codes_by_name(index, "op")
     op_code = np.where(is_p2p, -1, op[found.first])
     size = numbers(index.table, "size_bytes")[found.first]
-    # what is unknown is not equal: without its size, a transfer is like those of its own stage only
-    stages = {rank: header.coordinates.pp for rank, header in timeline.headers.items()}
-    stage = np.array([min((stages.get(one, -1) for one in ranks), default=-1) for ranks in members])
-    unsized = np.where(size < 0, stage[unit], -1)
-    together = combine(axis, op_code, size, width[unit], crossed[unit], unsized)
+    unsized = np.where(size < 0, stage, -1)
+    together = combine(axis, op_code, size, alike, unsized)
     _, first, kind = np.unique(together, return_index=True, return_inverse=True)
     what = [
         f"{axes[axis[one]]} {'message' if is_p2p[one] else op_texts[op_code[one]]}"
@@ -226,20 +229,45 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
     size = np.zeros(len(names), dtype=np.int64)
     size[row] = numbers(index.table, "size_bytes")[found.first]
     medians = _medians(cell, found.quickest_ns, len(names) * num_iterations)
-    kind = names % num_kinds
-    keep = _worth_comparing(kind, labels.kinds, sum_ns.sum(axis=1))
+    transfer_ns = medians.reshape(len(names), num_iterations)
+    kind, kinds = _by_wire(names, size, robust.median(transfer_ns, axis=1), labels)
+    keep = _worth_comparing(kind, kinds, sum_ns.sum(axis=1))
     return Transfers(
         members=tuple(labels.members[one // num_kinds] for one in names[keep].tolist()),
-        kinds=labels.kinds,
+        kinds=kinds,
         kind=kind[keep],
         size_bytes=size[keep],
-        transfer_ns=medians.reshape(len(names), num_iterations)[keep],
+        transfer_ns=transfer_ns[keep],
         shortest_ns=_medians(row, found.shortest_ns, len(names))[keep],
         sum_ns=sum_ns[keep],
         late_ns=index.sums(late_rows, late_ns),
         quick_ns=index.sums(found.rows, quickest_ns),
         late_in=_late_in(index, late_rows, unit[is_late], late_ns, labels),
     )
+
+
+def _by_wire(
+    names: Integers, size: Integers, typical_ns: Floats, labels: _Labels
+) -> tuple[Integers, tuple[str, ...]]:
+    """Return the kind of each row, (row,), and all kinds; those between hosts that are quicker than
+    any NIC go over NVLink, inside a rack, and are kinds of their own.
+
+    `names` (row,) is unit · kinds + kind. A unit that is so quick in one kind is so in all.
+
+    Example: messages of 16.8 MB take 41 us between two hosts of a rack, 409 GB/s, and 350 us from
+    there to the next rack: by design, not by a fault.
+    """
+    num_kinds = len(labels.kinds)
+    unit, kind = np.divmod(names, num_kinds)
+    factors = np.array([
+        bus_factor(labels.kinds[own].split()[1], max(len(labels.members[one]), 1)) or 1.0
+        for one, own in zip(unit.tolist(), kind.tolist(), strict=True)
+    ])  # fmt: skip
+    with np.errstate(divide="ignore", invalid="ignore"):
+        is_quick = factors * size / typical_ns > NETWORKS.most_of_nic
+    over_nvlink = np.isin(unit, unit[is_quick & labels.crosses[unit]])
+    moved = [name.replace(" of ", " over NVLink of ", 1) for name in labels.kinds]
+    return kind + num_kinds * over_nvlink, (*labels.kinds, *moved)
 
 
 def _medians(cell: Integers, values: Floats, num_cells: int) -> Floats:

@@ -203,7 +203,7 @@ def test_one_slow_rail_of_two_hosts_names_both_ends(job):
 
 
 @pytest.mark.parametrize(
-    ("size", "owner"), [(8, Owner.UNDECIDED), (9_000_000, Owner.NODE)], ids=["8 bytes", "9 MB"]
+    ("size", "owner"), [(8, Owner.UNDECIDED), (900_000, Owner.NODE)], ids=["8 bytes", "0.9 MB"]
 )
 def test_so_few_bytes_show_launches_that_come_late(job, size, owner):
     """A message takes 75 us on one connection and 15 on the others."""
