@@ -42,6 +42,7 @@ from detect.thresholds import COSTS
 from detect.whatif.graph import NS_PER_S
 from detect.whatif.savings import HOURS_A_DAY, Saving
 from detect.whatif.slowness import WhatIf
+from megascan.arrays import Integers
 from megascan.errors import MissingError, listed
 from megascan.header import Json
 from megascan.timeline import Timeline, codes
@@ -54,8 +55,6 @@ MOST_LETTERS_IN_A_FIGURE = 12
 MOST_RANKS_IN_A_HEADLINE = 2
 MOST_DEVICES = 2
 """Findings of more ranks do not list their devices."""
-IN_ALL = "in all traced iterations"
-"""What a headline says when the finding was there all the time."""
 ENOUGH_ITERATIONS = 10
 """Fewer traced iterations see large figures.slowdowns only."""
 VERDICT_WORDS = {
@@ -331,7 +330,7 @@ def _finding_view(number: int, finding: Finding, examined: Examination, said: _S
         title=title[:1].upper() + title[1:],
         cause=finding.cause.value.replace("_", " "),
         owner=finding.owner.value,
-        facts=tuple(_finding_facts(finding, is_first=number == 1)),
+        facts=tuple(_finding_facts(finding, examined.seen.iterations, is_first=number == 1)),
         evidence=said.new(finding.evidence),
         next_steps=said.new(finding.next_steps),
         has_chart=number <= MOST_CHARTS and figures.series_of(finding, examined) is not None,
@@ -344,16 +343,20 @@ def _who_in_words(ranks: Sequence[int]) -> str:
     return f"ranks {_as_ranges(ranks)}" if len(ranks) > 2 else ranks_text(tuple(ranks))
 
 
-def _finding_facts(finding: Finding, *, is_first: bool) -> list[Fact]:
-    """Return what is not in a finding's headline nor, of the first finding, at the page's top."""
+def _finding_facts(finding: Finding, judged: Integers, *, is_first: bool) -> list[Fact]:
+    """Return what is not in a finding's headline nor, of the first finding, at the page's top.
+
+    Headlines say that a finding was there in all `judged` iterations, and how sure it is unless it
+    is about wrong bits.
+    """
     low, high = finding.slowdown_interval
     facts = [Fact("owner", OWNER_WORDS[finding.owner])]
-    if IN_ALL not in finding.headline:
+    if finding.stretches != ((int(judged[0]), int(judged[-1])),):
         facts.append(Fact("iterations", _iterations(finding)))
     if not is_first:
         interval = f"(95 % interval {low:.3f} to {high:.3f})"
         facts.insert(1, Fact("slowdown", f"{finding.slowdown:.3f} {interval}"))
-    if "confidence" not in finding.headline:
+    if finding.cause is Cause.CORRUPTION:
         facts.append(Fact("confidence", confidence(finding.q_value)))
     if finding.step_time_cost_ratio >= COSTS.next_to_nothing_ratio and not is_first:
         how = "by replay of the step" if finding.cost_is_replayed else "estimate"
