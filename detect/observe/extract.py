@@ -115,12 +115,15 @@ def _observations(
     host_ns = gap_ns + stalled + stolen
     guesses = [GUESSED] * are_guessed(timeline.headers)
     are_alike, tokens = _has_equal_layers(timeline), _tokens(timeline)
+    layers = None
+    if not _stages_have_unlike_layers(timeline):
+        layers = layers_of(facts.layers, members.stage, frame.shape, are_alike=are_alike)
     seen = Observations(
         members=members,
         iterations=frame.iterations,
         iteration_ns=facts.longest_ns if frame.has_iterations else facts.end_ns - facts.begin_ns,
         work=work_of(samples, passes.work_ns, frame.shape, facts.passes.reduces),
-        layers=layers_of(facts.layers, members.stage, frame.shape, are_alike=are_alike),
+        layers=layers,
         busy_ns=samples.sums(passes.busy_ns, frame.shape) + np.nan_to_num(cells.optimizer_ns),
         optimizer_ns=cells.optimizer_ns,
         attention_ns=cells.attention_ns,
@@ -405,10 +408,28 @@ def _has_even_data(timeline: Timeline, tokens: Mapping[int, int]) -> bool:
 
 def _has_equal_layers(timeline: Timeline) -> bool:
     """Return whether all ranks recorded the kinds of their layers, and all are of one kind."""
-    kinds = [{kind for one in timeline.windows.get(rank, ()) for kind in one.kinds}
-             for rank in timeline.headers]  # fmt: skip
-    found = set[str]().union(*kinds)
-    return all(kinds) and len(found) == 1 and "" not in found
+    kinds = _kinds_of_layers(timeline)
+    found = set[str]().union(*kinds.values())
+    return all(kinds.values()) and len(found) == 1 and "" not in found
+
+
+def _stages_have_unlike_layers(timeline: Timeline) -> bool:
+    """Return whether all ranks recorded the kinds of their layers, and a stage has kinds that
+    another one has not, as where the first layers of a model with experts are dense.
+    """
+    kinds, of_stage = _kinds_of_layers(timeline), dict[int, set[str]]()
+    for rank, own in kinds.items():
+        of_stage.setdefault(timeline.headers[rank].coordinates.pp, set()).update(own)
+    found = [*of_stage.values()]
+    return all(kinds.values()) and any(one != found[0] for one in found)
+
+
+def _kinds_of_layers(timeline: Timeline) -> dict[int, set[str]]:
+    """Return the kinds of each rank's layers; empty where they were not recorded."""
+    return {
+        rank: {kind for one in timeline.windows.get(rank, ()) for kind in one.kinds}
+        for rank in timeline.headers
+    }
 
 
 def _alignment(timeline: Timeline) -> ClockAgreement | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from detect import Cause, Owner, Verdict
+from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.compute import EQUAL_LAYERS
+from detect.detector import judge
 from detect.observe.extract import observe
 from megascan.topology import Layout
 
@@ -29,8 +33,31 @@ def test_a_slow_rank_alone_on_its_stage(job, slow, kinds, owner):
     run = job(layout=Layout(pp=4), layers=2, kinds=kinds, work=slow(2, 1.3))
     assert observe(run.timeline()).has_equal_layers == (owner is Owner.NODE)
     report = run.report()
-    assert owners(report) == [((2,), Cause.COMPUTE, owner)]
+    is_known_as_unlike = kinds is not None and kinds(2).keys() != kinds(1).keys()
+    cause = Cause.STAGE_IMBALANCE if is_known_as_unlike else Cause.COMPUTE
+    assert owners(report) == [((2,), cause, owner)]
     assert (EQUAL_LAYERS in report.findings[0].evidence) == (owner is Owner.NODE)
+
+
+def test_layers_of_unlike_kinds_are_not_compared_across_stages(job):
+    """The first stage's layers are dense and take three times as long, as those with experts; its
+    devices wait for their launches.
+    """
+    layout = Layout(pp=4, dp=4, ep=2)
+
+    def longer(slot):
+        return 3.0 if slot.stage == 0 and slot.name != "optimizer" else 1.0
+
+    run = job(
+        layout=layout, layers=2, hosts=4, work=longer,
+        kinds=lambda rank: {"5f1c09ab" if rank < 4 else "": (rank // 4,)},
+    )  # fmt: skip
+    seen = observe(run.timeline())
+    assert seen.layers is None
+    starved = np.full(seen.busy_ns.shape, 0.3)
+    starved[:4] = 0.8
+    report = judge(replace(seen, starved_share=starved), DetectorSettings())
+    assert Owner.NODE not in {one.owner for one in report.findings}
 
 
 def test_of_two_stages_the_slower_one(job, slow):
