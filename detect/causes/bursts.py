@@ -68,6 +68,7 @@ from detect.causes.hits import (
 from detect.causes.launching import (
     launches_as_quickly,
     may_wait_for_launches,
+    may_wait_unseen,
     starvation,
     waits_for_launches,
 )
@@ -612,8 +613,10 @@ def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> tuple[s
     row, step_ns = burst.row, float(np.median(seen.iteration_ns))
     share = float(burst.excess[burst.hits].mean())
     launches = launches_as_quickly(seen, row, burst.hits, share, least_starved=STARVATION.fed_share)
+    unseen = may_wait_unseen(seen, np.array([row]), burst.hits)
     reasons = {
         launches: bool(launches),
+        unseen: bool(unseen),
         OF_PLACE: loses_as_its_place(seen, row, burst.hits, share * step_ns),
         WRITES: _may_write(seen, burst),
         PAUSES_ELSEWHERE: burst.usual_rate >= BURSTS.elsewhere_share * float(burst.hits.mean()),

@@ -46,7 +46,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.causes.device import HOST_ADVICE, UNKNOWN_ROLES, low_clocks, waits_beside
+from detect.causes.device import (
+    HOST_ADVICE,
+    UNKNOWN_ROLES,
+    attention_residuals,
+    low_clocks,
+    waits_beside,
+)
 from detect.causes.finding import (
     OTHERS_WAIT,
     Answer,
@@ -55,7 +61,7 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
 )
-from detect.causes.launching import WANDERS, is_host_bound
+from detect.causes.launching import WANDERS, is_host_bound, may_wait_unseen
 from detect.causes.searches import load_as_long, loading_of
 from detect.observe.observations import BACKWARD, FORWARD, Observations
 from detect.report import Cause, Finding, Owner
@@ -316,7 +322,11 @@ def _doubt(inquiry: Inquiry, sides: Sides, reason: _Reason) -> str:
         return OF_STORAGE
     if reason.cause == Cause.COMPUTE and (waits := _waits_for_others(sides, reason)):
         return waits
-    is_level = reason.course is None
+    is_level, active = reason.course is None, active_in(reason.course, len(sides.seen.iterations))
+    if reason.test is reason.tests.get(Cause.HOST.value):
+        waits = may_wait_unseen(sides.seen, np.flatnonzero(sides.own), active)
+        if waits:
+            return waits
     return NOISIER if is_level and _is_noisier_of_two(sides, reason.tests, reason.test) else ""
 
 
@@ -502,8 +512,27 @@ def _shows_in_devices(sides: Sides, compute: HostTest, optimizer: HostTest | Non
 
 
 def _may_be_its_data(sides: Sides, compute: HostTest) -> bool:
-    """Return whether a replica's data, or a stage's layers, may lengthen the host's passes."""
-    return sides.holds_whole_units() or _share_their_data(sides, compute) or _in_one_pass(sides)
+    """Return whether a replica's data, a stage's layers, or tokens for experts may lengthen the
+    host's passes.
+    """
+    return (
+        sides.holds_whole_units()
+        or _share_their_data(sides, compute)
+        or _in_one_pass(sides)
+        or _may_be_its_experts(sides, compute)
+    )
+
+
+def _may_be_its_experts(sides: Sides, compute: HostTest) -> bool:
+    """Return whether experts on the host may get more tokens than those on others: attention, which
+    no router lengthens, is not slow as well.
+    """
+    seen = sides.seen
+    if seen.members.layout.ep < 2 or not seen.tells_passes:
+        return False
+    over = attention_residuals(seen, sides.own)
+    level = np.nan if over is None else float(np.nanmedian(robust.centre(over)[sides.own]))
+    return not level >= HOSTS.shared_data_share * compute.effect
 
 
 def _heaviest_loss(

@@ -28,7 +28,7 @@ from detect.report import Cause, Owner
 from detect.stats import robust
 from detect.text import milliseconds
 from detect.thresholds import COSTS, PACE, STARVATION
-from megascan.arrays import Flags, Floats
+from megascan.arrays import Flags, Floats, Integers
 
 WANDERS = (
     "it launches slowly in some iterations and hardly slower than others in the rest: load that "
@@ -61,6 +61,23 @@ def launches_slowly(seen: Observations, row: int) -> bool:
     others = np.delete(level, row)
     known = np.isfinite(others)
     return bool(known.any() and level[row] - others[known].max() >= PACE.slow_log)
+
+
+def may_wait_unseen(seen: Observations, rows: Integers, active: Flags) -> str:
+    """Say that devices which stand still in their passes may wait for mates there, in communication
+    that nobody recorded; empty where all of it was, or they stand still elsewhere.
+    """
+    if not seen.hidden_axes:
+        return ""
+    stalled = np.nan_to_num(seen.stalled_ns[rows][:, active]).sum()
+    lost = np.nan_to_num(seen.lost(Cause.HOST)[rows][:, active]).sum()
+    if not stalled > STARVATION.stopped_share * lost:
+        return ""
+    axes = " and ".join(axis.upper() for axis in seen.hidden_axes)
+    return (
+        f"what {axes} ranks send each other was not recorded: waiting for a mate inside its passes "
+        "looks like standing still"
+    )
 
 
 def starvation(

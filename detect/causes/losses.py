@@ -40,6 +40,7 @@ from detect.causes.launching import (
     is_host_bound,
     launches_as_quickly,
     launches_slowly,
+    may_wait_unseen,
     most_cost_of_host,
     stands_still,
 )
@@ -331,8 +332,10 @@ def _doubt_of_host(inquiry: Inquiry, suspect: Suspect) -> str:
         return OF_ITS_REPLICA
     share = suspect.course.effect
     many = LOSSES.many_gaps_share if seen.tells_passes else share / LOSSES.pause_ratio
-    return half_starved(seen, row, active) or launches_as_quickly(
-        seen, row, active, share, least_starved=many
+    return (
+        may_wait_unseen(seen, np.array([row]), active)
+        or half_starved(seen, row, active)
+        or launches_as_quickly(seen, row, active, share, least_starved=many)
     )
 
 

@@ -59,6 +59,7 @@ from detect.causes.hits import (
     lost_share,
     over_own_level,
 )
+from detect.causes.launching import may_wait_unseen
 from detect.causes.searches import ADVICE, LOADING_AXES, load_as_long, loading_of
 from detect.observe.observations import BACKWARD, Members, Observations, Work, cut
 from detect.report import Cause, Finding, Owner
@@ -317,6 +318,7 @@ def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
         doubts.append(OF_ONE)
     if _launches_all_the_time(seen, paused.rows):
         doubts.append(NEARLY_BOUND)
+    doubts += filter(None, [may_wait_unseen(seen, paused.rows, paused.burst.hits)])
     is_end = not paused.in_backward and _holds_an_end_alone(seen.members, paused.rows)
     if is_end and not (_tells_loading(seen) and paused.burst.other_hits == 0):
         doubts.append(ALONE)

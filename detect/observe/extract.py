@@ -115,15 +115,14 @@ def _observations(
     host_ns = gap_ns + stalled + stolen
     guesses = [GUESSED] * are_guessed(timeline.headers)
     are_alike, tokens = _has_equal_layers(timeline), _tokens(timeline)
-    layers = None
-    if not _stages_have_unlike_layers(timeline):
-        layers = layers_of(facts.layers, members.stage, frame.shape, are_alike=are_alike)
     seen = Observations(
         members=members,
         iterations=frame.iterations,
         iteration_ns=facts.longest_ns if frame.has_iterations else facts.end_ns - facts.begin_ns,
         work=work_of(samples, passes.work_ns, frame.shape, facts.passes.reduces),
-        layers=layers,
+        layers=None
+        if _stages_have_unlike_layers(timeline)
+        else layers_of(facts.layers, members.stage, frame.shape, are_alike=are_alike),
         busy_ns=samples.sums(passes.busy_ns, frame.shape) + np.nan_to_num(cells.optimizer_ns),
         optimizer_ns=cells.optimizer_ns,
         attention_ns=cells.attention_ns,

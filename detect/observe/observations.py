@@ -176,6 +176,8 @@ class Members:
     workers: tuple[tuple[int, ...], ...] = field(metadata=along("row"))
     """Global ranks that a row stands for: itself, or its TP group where that cannot be split."""
     device_kind: str = "cpu"
+    own_places: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+    """Host and device number of each rank where rows stand for several."""
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -234,19 +236,13 @@ class Members:
         return tuple(sorted(rank for ranks in self.workers for rank in ranks))
 
     def device_of(self, rank: int) -> tuple[str, int]:
-        """Return host and device number of a rank; -1 where the device is not known.
-
-        Ranks that one row stands for have consecutive device numbers, as launchers give them.
-        """
+        """Return host and device number of a rank; -1 where the device is not known."""
         return self._devices.get(rank, ("", -1))
 
     @cached_property
-    def _devices(self) -> dict[int, tuple[str, int]]:
-        return {
-            rank: (host, number + place if number >= 0 else -1)
-            for ranks, host, number in zip(self.workers, self.hosts, self.device_index, strict=True)
-            for place, rank in enumerate(ranks)
-        }
+    def _devices(self) -> Mapping[int, tuple[str, int]]:
+        rows = zip(self.workers, self.hosts, self.device_index, strict=True)
+        return self.own_places or {ranks[0]: (host, number) for ranks, host, number in rows}
 
     def are_inside_a_host(self, ranks: Iterable[int]) -> bool:
         """Return whether these ranks use GPUs of one host: no network lies between them.
@@ -595,7 +591,7 @@ def one_row_a_worker(seen: Observations) -> Observations:
     """Return one row for each TP (CP, EP) group whose inner communication was not traced.
 
     Inside such a group everybody waits for the slowest within its own passes, so their times are
-    the same and only the group as a whole can be compared.
+    the same and only the group as a whole can be compared. A group on several hosts is on none.
     """
     if seen.splits_tensor_groups:
         return seen
@@ -609,4 +605,12 @@ def one_row_a_worker(seen: Observations) -> Observations:
     )
     kept = cut(seen, "row", rows)
     kept = replace(kept, workers=EachRank(members=members, optimizer_ns=seen.optimizer_ns))
-    return replace(kept, members=replace(kept.members, workers=workers), notes=(*seen.notes, note))
+    places = {rank: members.device_of(rank) for rank in members.recorded}
+    on = [{places[rank][0] for rank in ranks} for ranks in workers]
+    merged = replace(
+        kept.members,
+        workers=workers,
+        hosts=tuple(next(iter(hosts)) if len(hosts) == 1 else "" for hosts in on),
+        own_places=places,
+    )
+    return replace(kept, members=merged, notes=(*seen.notes, note))
