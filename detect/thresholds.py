@@ -836,9 +836,9 @@ class _Networks:
         "that a slow network costs one of its ranks",
     )
     most_of_nic: float = limit(
-        125.0, "GB/s one way", Origin.PHYSICS,
-        "that the NICs of a device carry at most (800 Gbit/s, and a quarter): what is quicker goes "
-        "over NVLink from host to host, and is no equal of what does not",
+        250.0, "GB/s one way", Origin.PHYSICS,
+        "that one connection gets of a host's NICs (eight of 400 Gbit/s carry 400 together): what "
+        "is quicker goes over NVLink from host to host, and is no equal of what does not",
     )  # fmt: skip
     half_speed_ratio: float = limit(
         2.0, "ratio", Origin.PHYSICS,

@@ -39,7 +39,7 @@ def write(case: Case, directory: Path) -> tuple[Planted, ...]:
     variants = [everything, *(everything - {number} for number in range(len(faults)))]
     chips = np.tile(chips_of(job, job.disorder.chip_spread), (len(variants), 1))
     outcome = simulate(job, faults, variants, chips, keeps=True)
-    write_rank_files(job, outcome, directory)
+    write_rank_files(job, outcome, directory, faults)
     times = outcome.iteration_s
     return tuple(
         fault.planted().priced(job.tracing.iterations, times[0], times[1 + number])

@@ -7,13 +7,14 @@ NTP now and then; a rank's device is tied to it anew in every window, within som
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.grounds.kinds import EXPERTS, kinds_of
 from benchmarks.grounds.pod.engine import Outcome
+from benchmarks.grounds.pod.faults import Fault, Law
 from benchmarks.grounds.pod.job import Floats, Ints, Job
 from benchmarks.grounds.pod.modules import recorded_layers
 from benchmarks.grounds.pod.recording import Entry
@@ -28,10 +29,13 @@ TIE_ERROR_US = 6.0
 _VERSIONS = {"python": "3.12.3", "megascan": "0.1.0", "torch": "2.9.1", "megatron-core": "0.16.1"}
 
 
-def write_rank_files(job: Job, outcome: Outcome, directory: Path) -> None:
-    """Write the file of each rank that is not missing."""
+def write_rank_files(
+    job: Job, outcome: Outcome, directory: Path, faults: Sequence[Fault] = ()
+) -> None:
+    """Write the file of each rank that is not missing; of `faults`, longer data show in tokens."""
     directory.mkdir(parents=True, exist_ok=True)
-    writer = _Writer(job, outcome)
+    longer = {r: one.factor for one in faults if one.law is Law.LENGTH for r in one.ranks}
+    writer = _Writer(job, outcome, longer)
     for stage in range(job.layout.pp):
         writer.write_stage(stage, directory)
 
@@ -65,9 +69,9 @@ class _Clocks:
 class _Writer:
     """Write the files of one job's ranks."""
 
-    def __init__(self, job: Job, outcome: Outcome) -> None:
+    def __init__(self, job: Job, outcome: Outcome, longer: Mapping[int, float]) -> None:
         assert outcome.recording is not None
-        self._job, self._outcome = job, outcome
+        self._job, self._outcome, self._longer = job, outcome, longer
         self._entries = outcome.recording.entries
         self._windows = windows_of(job.tracing.iterations, job.tracing.interval)
         self._full = job.tracing.granularity == Granularity.FULL
@@ -188,7 +192,7 @@ class _Writer:
             counters=self._counters(rank, place) if tracing.reads_device else {},
             tie_width_ns=int(self._rng.uniform(18_000, 42_000)),
             drift_ppm=0.0,
-            tokens=self._tokens(window),
+            tokens=self._tokens(rank, window),
             layers=tuple(layers),
             kinds=self._kinds(stage) if self._full else {},
             timings=self._timings(number),
@@ -207,7 +211,7 @@ class _Writer:
             found.append((iteration, int(traced), int(usual * noise * 1e9)))
         return tuple(found[-32:])
 
-    def _tokens(self, window: Sequence[int]) -> tuple[int, ...]:
+    def _tokens(self, rank: int, window: Sequence[int]) -> tuple[int, ...]:
         """Return the fewest and the most tokens of a microbatch; none where more matters."""
         job, numbers = self._job, self._job.tracing.iterations
         if job.data.packed or job.model.num_experts or self._outcome.recording is None:
@@ -215,7 +219,8 @@ class _Writer:
         part = [
             (one - numbers[0]) / max(numbers[-1] - numbers[0], 1) for one in (window[0], window[-1])
         ]
-        counts = [int(job.tokens * (1 + (job.data.curriculum_ratio - 1) * each)) for each in part]
+        most = job.tokens * self._longer.get(rank, 1.0)
+        counts = [int(most * (1 + (job.data.curriculum_ratio - 1) * each)) for each in part]
         return min(counts), max(counts)
 
     def _kinds(self, stage: int) -> dict[str, tuple[int, ...]]:
