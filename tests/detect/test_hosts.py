@@ -10,7 +10,7 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.finding import OTHERS_WAIT
-from detect.causes.hosts import _doubt_of_level, _share_their_data
+from detect.causes.hosts import _doubt_of_level, _may_be_its_experts, _share_their_data
 from detect.causes.paused_hosts import _pausing_host
 from detect.causes.together import gathered
 from detect.detector import judge
@@ -145,6 +145,23 @@ def test_ranks_that_wait_for_mates_in_one_kind_of_pass_make_no_slow_host(job, wa
 
     report = job(layout=Layout(tp=2, dp=8), hosts=4, work=work).report()
     assert sorted(one.ranks for one in report.findings if one.owner is Owner.NODE) == names
+
+
+@pytest.mark.parametrize(
+    ("ep", "slow", "factor", "may_be"),
+    [(4, 4, 1.0, True), (4, 4, 1.3, False), (4, 1, 1.5, True), (1, 4, 1.0, False)],
+)
+def test_a_host_whose_experts_are_busy_need_not_be_hot(job, ep, slow, factor, may_be):
+    """Passes of ranks 4 to 7 take 1.3 times as long. Attention, which no router lengthens, tells:
+    that of all of them, not of one.
+    """
+    seen = observe(job(layout=Layout(dp=16, ep=ep), hosts=4).timeline())
+    attention_ns = np.full_like(seen.busy_ns, 1e8)
+    attention_ns[4 : 4 + slow] *= factor
+    own = np.isin(np.arange(16), range(4, 8))
+    sides = SimpleNamespace(seen=replace(seen, attention_ns=attention_ns), own=own)
+    compute = HostTest(effect=float(np.log(1.3)), error=0.01, p_value=1e-9)
+    assert _may_be_its_experts(sides, compute) == may_be
 
 
 @pytest.mark.parametrize(

@@ -658,6 +658,35 @@ def test_what_the_first_ranks_of_all_groups_lose_is_their_places(job, late, owne
     assert (OF_PLACE in " ".join(report.findings[0].evidence)) == (owner is Owner.UNDECIDED)
 
 
+@pytest.mark.parametrize(
+    ("stalled_share", "recorded", "owner"),
+    [(1.0, False, Owner.UNDECIDED), (1.0, True, Owner.NODE), (0.2, False, Owner.NODE)],
+)
+def test_a_device_that_stands_still_may_wait_for_mates_unseen(
+    job, exchanging, stalled_share, recorded, owner
+):
+    """It stands still in its passes, or between them; CP ranks exchange keys and values."""
+    layout = Layout(dp=4, cp=2)
+    groups = [(layout.group(rank, "cp"), 10**7, 1.0) for rank in range(0, 8, 2)]
+    seen = exchanging(job(layout=layout).timeline(), groups)
+    kinds = tuple(one.replace("dp", "cp", 1) for one in seen.transfers.kinds)
+    transfers = replace(seen.transfers, kinds=kinds) if recorded else None
+    lost_ns = np.full(seen.busy_ns.shape, 1e6)
+    lost_ns[3] = 60e6
+    told = replace(
+        seen,
+        transfers=transfers,
+        lost_ns={Cause.HOST: lost_ns},
+        stalled_ns=stalled_share * lost_ns,
+        host_gap_ns=(1.0 - stalled_share) * lost_ns,
+    )
+    assert told.hidden_axes == (() if recorded else ("cp",))
+    (finding,) = judge(told, DetectorSettings()).findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((3,), Cause.HOST, owner)
+    unseen = any("CP ranks send each other was not recorded" in one for one in finding.evidence)
+    assert unseen == (owner is Owner.UNDECIDED)
+
+
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=2, pp=2), Layout(tp=2, dp=2)])
 def test_ranks_that_load_are_judged_without_a_first_rank_of_their_group(job, layout):
     """Only one rank loads, the second of its TP group: the first one was not traced."""

@@ -12,7 +12,7 @@ import pytest
 from detect import Cause, DetectorSettings, Owner, Verdict, render_text
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import Transfers, steady
+from detect.observe.observations import Transfers, one_row_a_worker, steady
 from detect.observe.transfers import bus_factor
 from megascan.topology import Layout
 
@@ -473,3 +473,17 @@ def test_what_a_quicker_network_saves_by_replay_counts(job, exchanging):
         )
         seen = exchanging(timeline, ring, costs=costs)
         assert judge(seen, DetectorSettings()).verdict is verdict, (share, saved)
+
+
+def test_a_group_on_several_hosts_is_on_none_and_its_ranks_are_where_they_are(job):
+    """Groups of four ranks, of whose waiting for each other nothing was recorded, on hosts of two:
+    the second half of a group is not on the host of the first.
+    """
+    seen = observe(job(layout=Layout(tp=4, dp=2), hosts=2).timeline())
+    merged = one_row_a_worker(replace(seen, splits_tensor_groups=False)).members
+    assert merged.workers == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert merged.hosts == ("", "")
+    assert [merged.device_of(rank)[0] for rank in range(4)] == ["n00", "n00", "n01", "n01"]
+    alone = observe(job(layout=Layout(tp=2, dp=4), hosts=2).timeline())
+    together = one_row_a_worker(replace(alone, splits_tensor_groups=False)).members
+    assert together.hosts == ("n00", "n01", "n02", "n03")
