@@ -18,6 +18,8 @@ What all other searches ask here:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from detect.causes.device import draws_more, mates_of
@@ -27,9 +29,13 @@ from detect.observe.observations import Observations
 from detect.report import Cause, Owner
 from detect.stats import robust
 from detect.text import milliseconds
-from detect.thresholds import COSTS, PACE, STARVATION
+from detect.thresholds import COSTS, LINKS, PACE, STARVATION
 from megascan.arrays import Flags, Floats, Integers
 
+IN_DOUBT_LAUNCH = (
+    "an end's device waits for its host, and what is lost is so little, or compared with so few "
+    "connections, that launches which come a little late explain it"
+)
 WANDERS = (
     "it launches slowly in some iterations and hardly slower than others in the rest: load that "
     "comes and goes, on any host, looks like this in a short window"
@@ -61,6 +67,18 @@ def launches_slowly(seen: Observations, row: int) -> bool:
     others = np.delete(level, row)
     known = np.isfinite(others)
     return bool(known.any() and level[row] - others[known].max() >= PACE.slow_log)
+
+
+def launches_explain(
+    seen: Observations, rows: Sequence[int], lost_ns: float, least: float = STARVATION.starved_share
+) -> bool:
+    """Return whether the device of one of these rows waits for its host in the `least` share of its
+    operations and more, and a transfer loses no more than late launches take.
+    """
+    if seen.starved_share is None or not lost_ns < LINKS.late_launch_ns:
+        return False
+    starved = robust.median(seen.starved_share[list(rows)], axis=1)
+    return bool(np.nan_to_num(starved).max(initial=0.0) >= least)
 
 
 def may_wait_unseen(seen: Observations, rows: Integers, active: Flags) -> str:

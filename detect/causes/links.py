@@ -27,6 +27,7 @@ from detect.causes.finding import (
     undecided_if_little,
 )
 from detect.causes.hits import FEW
+from detect.causes.launching import IN_DOUBT_LAUNCH, launches_explain
 from detect.observe.observations import Members, Observations, Transfers
 from detect.observe.transfers import bus_factor, log_residuals, usual_total
 from detect.report import Cause, ClockAgreement, Finding, Owner
@@ -34,7 +35,7 @@ from detect.stats import robust
 from detect.stats.residuals import Usual
 from detect.stats.search import Course, SearchTask, Suspect, interval_of_ratio, search
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import LINKS, NETWORKS, ORDINARY, STARVATION
+from detect.thresholds import LINKS, NETWORKS, ORDINARY
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.errors import listed
 
@@ -52,10 +53,6 @@ IN_DOUBT_PLACE = (
 IN_DOUBT_INSIDE = (
     "all that carries as much inside this host is slow: it may be built so (no NVLink between its "
     "GPUs), or what they share is at fault; compare nvidia-smi topo -m with that of another host"
-)
-IN_DOUBT_LAUNCH = (
-    "an end's device waits for its host, and what is lost is so little, or compared with so few "
-    "connections, that launches which come a little late explain it"
 )
 IN_DOUBT_TINY = (
     "so few bytes show how late the operation was launched, not how much the connection carries"
@@ -390,12 +387,9 @@ def _is_launched_late(seen: Observations, link: _SlowLink) -> bool:
     Example: of two pairs of replicas in a job bound by its hosts the pair with the last host takes
     199 us, the other one 79.
     """
-    is_short = link.actual_ns - link.normal_ns < LINKS.late_launch_ns or link.num_peers < 2
-    if seen.starved_share is None or not is_short:
-        return False
     rows = seen.members.rows_with(rank for ranks in link.units for rank in ranks)
-    starved = robust.median(seen.starved_share[list(rows)], axis=1)
-    return bool(np.nan_to_num(starved).max(initial=0.0) >= STARVATION.starved_share)
+    lost_ns = link.actual_ns - link.normal_ns if link.num_peers > 1 else 0.0
+    return launches_explain(seen, rows, lost_ns)
 
 
 def _share_as_long(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> float:

@@ -51,6 +51,7 @@ from detect.causes.finding import (
     ratio_without,
     undecided_if_little,
 )
+from detect.causes.launching import IN_DOUBT_LAUNCH, launches_explain
 from detect.observe.observations import Observations, Transfers
 from detect.observe.transfers import longest_of_a_rank
 from detect.report import Cause, Finding, Owner
@@ -62,6 +63,7 @@ from detect.thresholds import (
     LINKS,
     NETWORKS,
     POWER,
+    STARVATION,
     DetectorSettings,
 )
 from megascan.arrays import Flags, Floats, Integers
@@ -448,7 +450,11 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
     split, slowdown = slow.split, float(np.exp(slow.split.effect))
     rows = seen.members.rows_with(slow.ranks)
     active = active_in(slow.course, len(seen.iterations))
-    doubts = [*(() if is_one else (slow.way.doubt,)), *((ONE_RING,) if is_one_ring else ())]
+    slow_ns, quick_ns = _typical_ns(transfers, split, active)
+    lost_ns, least = slow_ns - quick_ns, STARVATION.fed_share
+    is_late = slow.way is Way.INSIDE and launches_explain(seen, rows, lost_ns, least)
+    known = {slow.way.doubt: not is_one, ONE_RING: is_one_ring, IN_DOUBT_LAUNCH: is_late}
+    doubts = [doubt for doubt, holds in known.items() if holds]
     finding = build_finding(
         seen,
         Claim(
