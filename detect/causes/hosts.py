@@ -531,7 +531,7 @@ def _may_be_its_experts(sides: Sides, compute: HostTest) -> bool:
     if seen.members.layout.ep < 2 or not seen.tells_passes:
         return False
     over = attention_residuals(seen, sides.own)
-    level = np.nan if over is None else float(np.nanmedian(robust.centre(over)[sides.own]))
+    level = np.nan if over is None else float(robust.median(robust.centre(over)[sides.own]))
     return not level >= HOSTS.shared_data_share * compute.effect
 
 
