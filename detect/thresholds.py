@@ -534,6 +534,10 @@ class _Ordinary:
     min_peers: int = limit(
         3, "ranks", Origin.CONVENTION, "of which a small slowdown is told from ordinary ones"
     )
+    min_ranks: int = limit(
+        8, "ranks", Origin.CONVENTION,
+        "of all stages, whose median distance from their peers says how sound ones differ",
+    )  # fmt: skip
     min_pairs: int = limit(
         8, "pairs", Origin.CONVENTION, "of ranks of one stage before their spread is known"
     )

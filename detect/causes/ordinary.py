@@ -270,7 +270,10 @@ def _spread_of_devices(seen: Observations, found: ComputeSearch, row: int) -> fl
         for rows in groups
     ]
     own = gaps[next(place for place, rows in enumerate(groups) if row in rows)]
-    sigma = max(_sigma_of_pairs(np.concatenate(gaps)), _sigma_of_pairs(own))
+    pairs, known = np.concatenate(gaps), level[np.isfinite(level)]
+    sigma = max(_sigma_of_pairs(pairs), _sigma_of_pairs(own))
+    if len(known) >= ORDINARY.min_ranks and len(pairs) < ORDINARY.few_pairs:
+        sigma = min(sigma, float(robust.spread(known)))  # of two stages of four, three may be slow
     return sigma * _lasting(found, sigma**2)
 
 
