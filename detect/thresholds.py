@@ -1021,6 +1021,10 @@ class _Losses:
         "launched only just in time, from which on a host's lost time is its pace, and no few "
         "pauses",
     )  # fmt: skip
+    most_of_cores_ratio: float = limit(
+        10.0, "ratio", Origin.PHYSICS,
+        "that sharing its cores with others makes a process's loading longer, at most",
+    )  # fmt: skip
     pause_ratio: float = limit(
         5.0, "ratio", Origin.BENCHMARK,
         "of the share of the time in gaps to the share of a profile's kernels launched only just "

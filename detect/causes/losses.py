@@ -130,7 +130,7 @@ def _shared_loading(seen: Observations, suspect: Suspect, others: Integers) -> s
     if load_as_long(own, loading[on_other_hosts(seen.members, suspect.row, others)]):
         return WAIT_TOO
     on_gpu = seen.members.device_kind == "cuda"
-    if not on_gpu and len(others) == 1:
+    if not on_gpu and len(others) == 1 and own < LOSSES.most_of_cores_ratio * (own - over):
         return OF_TWO
     return WAIT_TOO if on_gpu and others_load_as_long(seen, suspect.row, others, active) else ""
 

@@ -18,6 +18,7 @@ from detect.causes.launching import (
     stands_still,
     starvation,
 )
+from detect.causes.losses import OF_TWO
 from detect.causes.searches import OF_PLACE, Loss, _Lost, _without_overlap, load_as_long
 from detect.detector import judge
 from detect.observe.extract import observe
@@ -656,6 +657,19 @@ def test_what_the_first_ranks_of_all_groups_lose_is_their_places(job, late, owne
     found = {one.ranks: one.owner for one in report.findings if one.cause == Cause.HOST}
     assert found[4,] == owner
     assert (OF_PLACE in " ".join(report.findings[0].evidence)) == (owner is Owner.UNDECIDED)
+
+
+@pytest.mark.parametrize(("own_ms", "owner"), [(40.0, Owner.UNDECIDED), (150.0, Owner.NODE)])
+def test_shared_cores_make_loading_no_ten_times_longer(job, own_ms, owner):
+    """Two processes load, on CPUs that they share with others; one takes 4 or 15 times as long."""
+    report = job(
+        layout=Layout(tp=2, dp=2),
+        device="cpu",
+        loading_ms=lambda slot: {0: 10.0, 2: own_ms}.get(slot.rank, 0.0),
+    ).report()
+    (finding,) = [one for one in report.findings if one.cause == Cause.LOADER]
+    assert (finding.ranks, finding.owner) == ((2,), owner)
+    assert (OF_TWO in finding.evidence) == (owner is Owner.UNDECIDED)
 
 
 @pytest.mark.parametrize(
