@@ -382,7 +382,7 @@ def _uneven_finding(seen: Observations, ratio: Floats, words: _Words) -> Finding
     slow.
     """
     typical, logs = float(np.median(ratio)), np.log(ratio)
-    error = float(logs.std(ddof=1) / np.sqrt(len(logs))) if len(logs) > 1 else np.inf
+    error = robust.standard_error(logs)
     least = np.log(EVERYWHERE.uneven_ratio) * EVERYWHERE.proven_share
     return build_finding(
         seen,

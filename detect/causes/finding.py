@@ -39,7 +39,7 @@ from detect.stats.residuals import Noise
 from detect.stats.robust import ordinary
 from detect.stats.search import Course, least_beyond_bursts
 from detect.text import HIDES, NOT_SHOWN, confidence, percent
-from detect.thresholds import COSTS, LINKS, ORDINARY, PAIRS, POWER, DetectorSettings
+from detect.thresholds import COSTS, LINKS, NETWORKS, ORDINARY, PAIRS, POWER, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 
@@ -317,6 +317,25 @@ def cost_ratio(seen: Observations, saved_ns: Floats, within: tuple[int, int]) ->
 def ratio_without(share: float) -> float:
     """Return an iteration's time over its time without a share of it: 0.2 gives 1.25."""
     return 1.0 / (1.0 - min(share, COSTS.max_saved_share))
+
+
+def ratio_of_half_speed(share: float) -> float:
+    """Return the iteration time over what it would be, if connections in which so large a share of
+    it goes ran at half their speed.
+    """
+    return ratio_without(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio))
+
+
+def replayed_half_speed(
+    seen: Observations, ranks: tuple[int, ...], *, inside: bool = False
+) -> float | None:
+    """Return the same ratio by a replay with twice as quick transfers of `ranks` (`inside` their
+    hosts); None where nothing can be replayed, or the trace hides who waits.
+    """
+    if seen.costs is None or seen.hides_waiting:
+        return None
+    window = int(seen.iterations[0]), int(seen.iterations[-1])
+    return seen.costs.ratio_of_transfers(ranks, NETWORKS.half_speed_ratio, window, inside=inside)
 
 
 def is_costly(share: float) -> bool:

@@ -48,7 +48,9 @@ from detect.causes.finding import (
     build_finding,
     connection_advice,
     is_costly,
+    ratio_of_half_speed,
     ratio_without,
+    replayed_half_speed,
     undecided_if_little,
 )
 from detect.causes.launching import IN_DOUBT_LAUNCH, launches_explain
@@ -362,11 +364,11 @@ def _kinds(crossings: _Crossings, use: Flags, floor: float) -> list[_Kind]:
     more, put together.
     """
     transfers, level = crossings.transfers, crossings.level
-    use = use & np.isfinite(level)
+    use, is_large = use & np.isfinite(level), transfers.is_large
     found = []
     for kind in np.unique(transfers.kind[use]).tolist():
         units = np.flatnonzero(use & (transfers.kind == kind))
-        if not 0 <= int(transfers.size_bytes[units[0]]) < NETWORKS.min_bytes:
+        if is_large[units[0]]:
             found.append(_Kind(name=transfers.kinds[kind], units=units, level=level, floor=floor))
     return [*found, *_by_the_byte(crossings, use, floor)]
 
@@ -445,8 +447,7 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
     is_one, transfers = len(slow.names) == 1, seen.transfers
     assert transfers is not None
     shared = set.intersection(*(set(transfers.members[one]) for one in slow.split.all_slow))
-    is_rail = slow.way is Way.RAIL
-    is_one_ring = is_rail and len(shared) > 2  # what joins two hosts is their link
+    is_one_ring = slow.way is Way.RAIL and len(shared) > 2  # what joins two hosts is their link
     split, slowdown = slow.split, float(np.exp(slow.split.effect))
     rows = seen.members.rows_with(slow.ranks)
     active = active_in(slow.course, len(seen.iterations))
@@ -471,7 +472,7 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
             subject=f"{_who(slow)} (ranks {listed(slow.ranks)})",
             predicate=f"transfers {times(slowdown)} slower than {slow.way.value}",
             evidence=(
-                _evidence(transfers, split, slow.way.value, active),
+                _evidence(split, slow.way.value, slow_ns, quick_ns),
                 *doubts,
             ),
             advice=connection_advice(seen, slow.ranks),
@@ -495,8 +496,7 @@ def _who(slow: SlowNetwork) -> str:
     return f"host {slow.names[0]}'s network" if is_one else f"the network of {listed(slow.names)}"
 
 
-def _evidence(transfers: Transfers, split: _Split, others: str, active: Flags) -> str:
-    slow_ns, quick_ns = _typical_ns(transfers, split, active)
+def _evidence(split: _Split, others: str, slow_ns: float, quick_ns: float) -> str:
     return (
         f"one {split.kind} takes {milliseconds(slow_ns)} on "
         f"{counted(len(split.slow), 'connection')} of it against {milliseconds(quick_ns)} on "
@@ -612,21 +612,18 @@ def _unseen_network(seen: Observations, hidden: list[str]) -> _Unseen:
     if not hidden or transfers is None or members.device_kind == "cpu":
         return _Unseen()
     crossings = _crossings(seen, transfers)
-    large = (transfers.size_bytes < 0) | (transfers.size_bytes >= NETWORKS.min_bytes)
     touched = crossings.touches(*hidden)
-    blind_ns = longest_of_a_rank(transfers, large & crossings.crosses & touched)
+    blind_ns = longest_of_a_rank(transfers, transfers.is_large & crossings.crosses & touched)
     share = blind_ns / float(np.median(seen.iteration_ns))
-    cost = ratio_without(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio))
+    cost = ratio_of_half_speed(share)
     if cost < POWER.caveat_ratio:  # a replay makes it smaller, and takes time
         return _Unseen()
-    if seen.costs is not None and not seen.hides_waiting:
-        ranks = members.ranks_of([row for row, one in enumerate(members.hosts) if one == hidden[0]])
-        window = int(seen.iterations[0]), int(seen.iterations[-1])
-        replayed = seen.costs.ratio_of_transfers(ranks, NETWORKS.half_speed_ratio, window)
-        # passes beside which transfers last for most of the iteration wait for them, and are
-        # replayed as long as they were
-        is_hidden = share >= NETWORKS.most_share and (replayed or 1.0) < POWER.caveat_ratio
-        cost = cost if replayed is None or is_hidden else min(cost, replayed)
+    ranks = members.ranks_of([row for row, one in enumerate(members.hosts) if one == hidden[0]])
+    replayed = replayed_half_speed(seen, ranks)
+    # passes beside which transfers last for most of the iteration wait for them, and are replayed
+    # as long as they were
+    is_hidden = share >= NETWORKS.most_share and (replayed or 1.0) < POWER.caveat_ratio
+    cost = cost if replayed is None or is_hidden else min(cost, replayed)
     if cost >= POWER.healthy_ratio:
         return _Unseen(
             hides=f"transfers between hosts last {share:.0%} of the iteration and have no equals: "

@@ -31,7 +31,8 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
-    ratio_without,
+    ratio_of_half_speed,
+    replayed_half_speed,
 )
 from detect.observe.observations import Observations, Transfers
 from detect.observe.transfers import bus_factor, longest_of_a_rank
@@ -128,9 +129,8 @@ def _pace_of(seen: Observations, transfers: Transfers, unit: int) -> _Pace | Non
     )
 
 
-def _pcie_finding(seen: Observations, slow: _Pace) -> Finding:
-    transfers, members = seen.transfers, seen.members
-    assert transfers is not None
+def _pcie_finding(seen: Observations, transfers: Transfers, slow: _Pace) -> Finding:
+    members = seen.members
     ranks = transfers.members[slow.unit]
     rows = members.rows_with(ranks)
     return build_finding(
@@ -177,7 +177,8 @@ def _search(inquiry: Inquiry) -> Answer:
     ]
     if not found:
         return Answer(caveat=_unequalled(seen, transfers))
-    return Answer(findings=(_pcie_finding(seen, max(found, key=lambda one: one.ratio)),))
+    slowest = max(found, key=lambda one: one.ratio)
+    return Answer(findings=(_pcie_finding(seen, transfers, slowest),))
 
 
 def _unequalled(seen: Observations, transfers: Transfers) -> str:
@@ -186,27 +187,22 @@ def _unequalled(seen: Observations, transfers: Transfers) -> str:
 
     Example: eight GPUs, one TP group, 28 % of an iteration in its collectives: 1.16 times.
     """
+    is_large = transfers.is_large
     num_alike = np.bincount(transfers.kind)[transfers.kind]
     blind = np.array([
         num_alike[unit] < NETWORKS.min_connections
         and seen.members.are_inside_a_host(ranks)
-        and not 0 <= int(transfers.size_bytes[unit]) < NETWORKS.min_bytes
+        and is_large[unit]
         and not _is_surely_full(seen, transfers, unit)
         for unit, ranks in enumerate(transfers.members)
     ], dtype=bool)  # fmt: skip
     share = longest_of_a_rank(transfers, blind) / float(np.median(seen.iteration_ns))
-    cost = ratio_without(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio))
+    cost = ratio_of_half_speed(share)
     if cost < POWER.caveat_ratio:  # a replay makes it smaller, and takes time
         return ""
-    if seen.costs is not None and not seen.hides_waiting:
-        ranks = tuple(
-            sorted({one for unit in np.flatnonzero(blind) for one in transfers.members[unit]})
-        )
-        window = int(seen.iterations[0]), int(seen.iterations[-1])
-        replayed = seen.costs.ratio_of_transfers(
-            ranks, NETWORKS.half_speed_ratio, window, inside=True
-        )
-        cost = cost if replayed is None else min(cost, replayed)
+    ranks = {one for unit in np.flatnonzero(blind) for one in transfers.members[unit]}
+    replayed = replayed_half_speed(seen, tuple(sorted(ranks)), inside=True)
+    cost = cost if replayed is None else min(cost, replayed)
     if cost < POWER.caveat_ratio:
         return ""
     return (

@@ -35,7 +35,7 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
 )
-from detect.observe.observations import Observations
+from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups, t_tail
@@ -113,16 +113,18 @@ def _shares(seen: Observations, known: Flags) -> _Shares | None:
     rows = np.flatnonzero(is_more.mean(axis=1) >= SHARES.mostly_share)
     if not len(rows) or not np.isfinite(saved_ns).all():
         return None
-    beside = np.isin(seen.members.stage, seen.members.stage[rows]) & ~mask_of(
-        rows.tolist(), len(busy_ns)
-    )
     return _Shares(
         rows=rows,
         ratio=seen.iteration_ns / np.maximum(seen.iteration_ns - saved_ns, 1.0),
         own_ns=robust.mean(busy_ns[rows], axis=0),
-        others_ns=robust.mean(busy_ns[beside], axis=0),
+        others_ns=robust.mean(busy_ns[_others(seen.members, rows)], axis=0),
         mean_ns=robust.mean(mean_ns[rows], axis=0),
     )
+
+
+def _others(members: Members, rows: Integers) -> Flags:
+    """Flag the other ranks of the stages of `rows`, (row,)."""
+    return np.isin(members.stage, members.stage[rows]) & ~mask_of(rows.tolist(), len(members))
 
 
 def _replayed(seen: Observations, shares: _Shares) -> _Shares:
@@ -146,15 +148,14 @@ def _typical_text(time_ns: Floats) -> str:
 def _chance(ratio: Floats) -> float:
     """Return the p-value of a ratio above one in iterations that differ as these do."""
     gains = np.log(ratio)
-    error = float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else np.inf
-    return t_tail(float(gains.mean()) / max(error, 1e-9), max(len(gains) - 1, 1))
+    error = max(robust.standard_error(gains), 1e-9)
+    return t_tail(float(gains.mean()) / error, max(len(gains) - 1, 1))
 
 
 def _finding(seen: Observations, shares: _Shares) -> Finding:
     members, rows = seen.members, tuple(shares.rows.tolist())
     ranks = members.ranks_of(list(rows))
     logs, effect = np.log(shares.own_ns / shares.others_ns), float(np.log(shares.factor))
-    error = float(logs.std(ddof=1) / np.sqrt(len(logs))) if len(logs) > 1 else np.inf
     experts = _busy_experts(seen, shares.rows)
     return build_finding(
         seen,
@@ -164,10 +165,10 @@ def _finding(seen: Observations, shares: _Shares) -> Finding:
             cause=Cause.SEQUENCE_IMBALANCE if experts else Cause.UNKNOWN,
             owner=Owner.JOB if experts else Owner.UNDECIDED,
             slowdown=shares.factor,
-            interval=interval_of_ratio(effect, error),
+            interval=interval_of_ratio(effect, robust.standard_error(logs)),
             course=None,
             q_value=_chance(shares.ratio),
-            num_peers=int(np.isin(members.stage, members.stage[shares.rows]).sum()) - len(rows),
+            num_peers=int(_others(members, shares.rows).sum()),
             saved_ns=seen.iteration_ns * (1.0 - 1.0 / np.maximum(shares.ratio, 1.0)),
             subject=ranks_text(ranks),
             predicate=f"always {'has' if len(ranks) == 1 else 'have'} {times(shares.factor)} as "
@@ -188,9 +189,10 @@ def _busy_experts(seen: Observations, rows: Integers) -> str:
     members = seen.members
     if members.layout.ep < 2 or not seen.tells_passes:
         return ""
-    others = np.isin(members.stage, members.stage[rows]) & ~mask_of(rows.tolist(), len(members))
     if seen.attention_ns is not None:
-        own, theirs = (robust.median(seen.attention_ns[one]) for one in (rows, others))
+        own, theirs = (
+            robust.median(seen.attention_ns[one]) for one in (rows, _others(members, rows))
+        )
         if np.isfinite(own / theirs):
             return OF_EXPERTS if own <= SHARES.alike_ratio * theirs else ""
     is_one_place = len(np.unique(members.place["ep"][rows])) == 1

@@ -357,6 +357,13 @@ class Transfers:
         """Return the mean over iterations of the sum of the transfers, (unit,)."""
         return np.asarray(self.sum_ns.mean(axis=1))
 
+    @property
+    def is_large(self) -> Flags:
+        """Flag the units, (unit,), whose time tells of a connection more than of latency, and those
+        whose bytes nobody knows.
+        """
+        return (self.size_bytes < 0) | (self.size_bytes >= NETWORKS.min_bytes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EachRank:
@@ -507,12 +514,12 @@ class Observations:
         """
         shown, transfers, layout = set(), self.transfers, self.members.layout
         if transfers is not None:
+            is_large = transfers.is_large
             for unit, ranks in enumerate(transfers.members):
                 axis, operation = transfers.kinds[int(transfers.kind[unit])].split()[:2]
-                is_small = 0 <= int(transfers.size_bytes[unit]) < NETWORKS.min_bytes
                 if axis == "p2p" and layout.cp > 1 and ranks[1] in layout.group(ranks[0], "cp"):
                     axis = "cp"
-                if operation not in ROOTED_OPS and not is_small:
+                if operation not in ROOTED_OPS and is_large[unit]:
                     shown.add(axis)
         return tuple(
             one for one in ("tp", "cp", "ep") if getattr(layout, one) > 1 and one not in shown

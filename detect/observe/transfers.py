@@ -302,10 +302,11 @@ def usual_total(kind: Integers, num_kinds: int, total: Floats) -> Floats:
 
 def longest_of_a_rank(transfers: Transfers, which: Flags) -> float:
     """Return the transfer time per iteration of the rank that spends most in units of `which`."""
+    total_ns = transfers.total_ns
     by_rank: dict[int, float] = defaultdict(float)
     for unit in np.flatnonzero(which).tolist():
         for rank in transfers.members[unit]:
-            by_rank[rank] += float(transfers.total_ns[unit])
+            by_rank[rank] += float(total_ns[unit])
     return max(by_rank.values(), default=0.0)
 
 

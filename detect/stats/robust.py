@@ -44,6 +44,13 @@ def mean(values: Floats, axis: int | None = None) -> Floats:
         return np.asarray(given.sum(axis=axis) / (~missing).sum(axis=axis))
 
 
+def standard_error(series: Floats) -> float:
+    """Return the standard error of the mean of (iteration,); infinite of a single value."""
+    if len(series) < 2:
+        return np.inf
+    return float(series.std(ddof=1) / np.sqrt(len(series)))
+
+
 def log_of(values: Floats) -> Floats:
     """Return the logarithms; NaN where a value is not above 0."""
     with np.errstate(divide="ignore", invalid="ignore"):

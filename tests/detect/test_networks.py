@@ -469,7 +469,8 @@ def test_what_a_quicker_network_saves_by_replay_counts(job, exchanging):
     ):
         ring = [(tuple(range(8)), 100 * MEGABYTE, share * step_ms)]
         costs = SimpleNamespace(
-            ratio_of_transfers=lambda *_, saved=saved: saved, unevenness=lambda within: None
+            ratio_of_transfers=lambda *_, inside=False, saved=saved: saved,
+            unevenness=lambda within: None,
         )
         seen = exchanging(timeline, ring, costs=costs)
         assert judge(seen, DetectorSettings()).verdict is verdict, (share, saved)
