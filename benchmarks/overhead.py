@@ -2,13 +2,16 @@
 
     python -m benchmarks.overhead [--device cpu|gpu] [--layouts TP2,DP2] [--cycles N] [-o RESULT.md]
     python -m benchmarks.overhead --device gpu --only "12 x" --modes full,full/4
+    python -m benchmarks.overhead --device gpu --modes default --block 11
 
 For each layout one process group trains several models, GPU-bound and host-bound. Tracing is
 installed and removed again between blocks of iterations: off, base, off, full, off, … A mode is
-a granularity, `full/4` modules of one layer in 4 only (`--trace-layer-stride`). Every traced
-iteration ends a window, which is the dearest setting. The first iteration of a block, in which the
-mode is switched, is not counted; all others are compared with the untraced blocks right before and
-after theirs, so that drift of the machine cancels. Prints a result page.
+a granularity, `full/4` modules of one layer in 4 only (`--trace-layer-stride`). Every iteration of
+such a block is traced and ends a window, which is the dearest setting; `default` is what the flags
+do where nothing is said, two traced iterations of five, so its blocks count five iterations or a
+multiple, and only the ratio of means says what a run pays. The first iteration of a block, in which
+the mode is switched, is not counted; all others are compared with the untraced blocks right before
+and after theirs, so that drift of the machine cancels. Prints a result page.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.jobs import DATA, DEVICES, environment_line, model, publish, run_ranks
-from benchmarks.overhead_ranks import Plan, level_of
+from benchmarks.overhead_ranks import DEFAULT, Plan, tracing_in
 from benchmarks.paired import OFF, Cost, blocks_of, cost_of
 from megascan.schema import Granularity
 
@@ -76,7 +79,7 @@ def measure(layout: str, arguments: argparse.Namespace) -> dict[str, list[Cost]]
             models={name: [*MODELS[device][name], *common] for name in models},
             modes=modes_of(arguments.cycles, traced),
             num_warmup=NUM_WARMUP,
-            block_length=BLOCK_LENGTH,
+            block_length=arguments.block,
             window=arguments.window,
             folder=folder,
         )
@@ -84,7 +87,9 @@ def measure(layout: str, arguments: argparse.Namespace) -> dict[str, list[Cost]]
         run_ranks(num_ranks, ["benchmarks.overhead_ranks", str(Path(folder) / "plan.json")])
         times = json.loads((Path(folder) / "times.json").read_text(encoding="utf-8"))
     return {
-        name: [cost_of(mode, blocks_of(plan.modes, times[name], BLOCK_LENGTH)) for mode in traced]
+        name: [
+            cost_of(mode, blocks_of(plan.modes, times[name], arguments.block)) for mode in traced
+        ]
         for name in plan.models
     }
 
@@ -94,7 +99,7 @@ def row(name: str, layout: str, cost: Cost) -> str:
     return (
         f"| {name} | {LAYOUTS[layout][0]} ({layout}) | {cost.mode} | {cost.untraced_ms:.1f} "
         f"| {cost.median:.4f} | {cost.low:.4f} to {cost.high:.4f} | {cost.mean:.4f} "
-        f"| {cost.num_iterations} |"
+        f"| {cost.mean_low:.4f} to {cost.mean_high:.4f} | {cost.num_iterations} |"
     )
 
 
@@ -108,11 +113,11 @@ def render(rows: Sequence[str], device: str, window: int, command: str) -> str:
             f"`{command}` on {environment_line(device)}.",
             "",
             f"Models: {sizes}, 4 microbatches an iteration. All iterations of a traced block are "
-            f"traced, in windows of {window}.",
+            f"traced, in windows of {window}; two of five in `{DEFAULT}`.",
             "",
             "| model | GPUs | mode | untraced, ms | traced ÷ untraced, median "
-            "| 95 % interval | by means | iterations |",
-            "|---|---|---|---|---|---|---|---|",
+            "| 95 % interval | by means | 95 % interval | iterations |",
+            "|---|---|---|---|---|---|---|---|---|",
             *rows,
             "",
             "Below one means noise, not a gain.",
@@ -128,7 +133,17 @@ def main() -> int:
     parser.add_argument("--layouts", metavar="NAME,NAME", help=f"of {', '.join(LAYOUTS)}")
     parser.add_argument("--cycles", type=int, default=8, help="blocks of each mode (8)")
     parser.add_argument(
-        "--modes", default=",".join(MODES), metavar="LIST", help="of base, full, full/4 (base,full)"
+        "--modes",
+        default=",".join(MODES),
+        metavar="LIST",
+        help="of base, full, full/4, default (base,full)",
+    )
+    parser.add_argument(
+        "--block",
+        type=int,
+        default=BLOCK_LENGTH,
+        metavar="N",
+        help=f"iterations of a block, of which the first is not counted ({BLOCK_LENGTH})",
     )
     parser.add_argument("--window", type=int, default=1, help="iterations in a window (1)")
     parser.add_argument(
@@ -141,9 +156,13 @@ def main() -> int:
     arguments = parser.parse_args()
     if not chosen_models(arguments.device, arguments.only):
         parser.error(f"--only {arguments.only}: no model's name holds that")
+    if arguments.block < 2:
+        parser.error(
+            f"--block {arguments.block}: its first iteration is not counted; want 2 or more"
+        )
     for mode in arguments.modes.split(","):
         try:
-            level_of(mode)
+            tracing_in(mode, arguments.window, Path())
         except ValueError as error:
             parser.error(f"--modes {arguments.modes}: {error}")
     words = arguments.layouts or DEFAULT_LAYOUTS[arguments.device]
@@ -158,6 +177,7 @@ def main() -> int:
     command = f"python -m benchmarks.overhead --device {arguments.device} --layouts {words}"
     command += f" --cycles {arguments.cycles} --window {arguments.window}"
     command += f" --modes {arguments.modes}"
+    command += f" --block {arguments.block}" if arguments.block != BLOCK_LENGTH else ""
     command += f" --only '{arguments.only}'" if arguments.only else ""
     page = render(rows, arguments.device, arguments.window, command)
     publish(page, arguments.output)

@@ -57,10 +57,26 @@ class Plan:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def level_of(mode: str) -> tuple[Granularity, int]:
-    """Return granularity and layer stride of a mode like `base` or `full/4`; ValueError if none."""
+DEFAULT = "default"
+
+
+def tracing_in(mode: str, window: int, directory: Path) -> TraceConfig:
+    """Return the settings of a traced mode; ValueError if it is none.
+
+    `base` and `full/4` are a granularity and a layer stride, with windows that follow on one
+    another; `default` is what the flags do where nothing is said.
+    """
+    if mode == DEFAULT:
+        return TraceConfig(enabled=True, directory=directory)
     granularity, _, stride = mode.partition("/")
-    return Granularity(granularity), int(stride or 1)
+    return TraceConfig(
+        enabled=True,
+        directory=directory,
+        interval=window,
+        window=window,
+        granularity=Granularity(granularity),
+        layer_stride=int(stride or 1),
+    )
 
 
 class _Clock(Protocol):
@@ -145,18 +161,8 @@ class Alternation(Callback):
         if mode == OFF:
             self._tracer = Tracer()
         else:
-            self._tracer = self._start(self._config(block, mode))
-
-    def _config(self, block: int, mode: str) -> TraceConfig:
-        granularity, layer_stride = level_of(mode)
-        return TraceConfig(
-            enabled=True,
-            directory=self._folder / f"block-{block}",
-            interval=self._plan.window,
-            window=self._plan.window,
-            granularity=granularity,
-            layer_stride=layer_stride,
-        )
+            directory = self._folder / f"block-{block}"
+            self._tracer = self._start(tracing_in(mode, self._plan.window, directory))
 
     def times_ms(self) -> list[float]:
         """Of every iteration after the warm-up."""

@@ -28,7 +28,7 @@ class Cost:
 
     `median` is that of all traced iterations over the median of their neighbouring untraced ones;
     `low` and `high` are its 95 % interval; `mean` is the same with means, so that a rare long
-    iteration counts in full.
+    iteration counts in full, `mean_low` and `mean_high` its interval.
     """
 
     mode: str
@@ -36,6 +36,8 @@ class Cost:
     low: float
     high: float
     mean: float
+    mean_low: float
+    mean_high: float
     num_iterations: int
     untraced_ms: float
 
@@ -63,13 +65,17 @@ def cost_of(mode: str, blocks: Sequence[Block], seed: int = 0) -> Cost:
     drawn = np.random.default_rng(seed).integers(len(ratios), size=(NUM_RESAMPLES, len(ratios)))
     medians = np.median(ratios[drawn].reshape(NUM_RESAMPLES, -1), axis=1)
     low, high = np.percentile(medians, [2.5, 97.5])
+    means = np.array([traced.mean() / untraced.mean() for traced, untraced in pairs])
+    mean_low, mean_high = np.percentile(means[drawn].mean(axis=1), [2.5, 97.5])
     untraced = np.concatenate([untraced for _, untraced in pairs])
     return Cost(
         mode=mode,
         median=float(np.median(ratios)),
         low=float(low),
         high=float(high),
-        mean=float(np.mean([traced.mean() / untraced.mean() for traced, untraced in pairs])),
+        mean=float(means.mean()),
+        mean_low=float(mean_low),
+        mean_high=float(mean_high),
         num_iterations=ratios.size,
         untraced_ms=float(np.median(untraced)),
     )

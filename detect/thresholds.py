@@ -447,6 +447,17 @@ class _Optimizer:
     least_share: float = limit(
         0.01, "share of an iteration", Origin.CONVENTION, "that the excess takes at least"
     )
+    confirmed_floor_log: float = limit(
+        math.log(1.05), "log", Origin.BENCHMARK,
+        "effect floor where the rank's passes are slow as well, more than those of all its peers",
+    )  # fmt: skip
+    least_passes_log: float = limit(
+        math.log(1.02), "log", Origin.BENCHMARK, "by which these passes are slower at least"
+    )
+    confirmed_sigmas: float = limit(
+        10.0, "sigma of the peers", Origin.BENCHMARK,
+        "by which such a step stands out: chips differ in passes and steps alike",
+    )  # fmt: skip
     awaited_share: float = limit(
         0.5, "share of the excess", Origin.CONVENTION,
         "by which the other ranks wait longer than the slow one: one for whom nobody waits may "
@@ -1167,6 +1178,16 @@ class _Links:
     fine_share: float = limit(
         0.3, "share of the effect", Origin.BENCHMARK,
         "that a connection may be slower by and still be a witness for its ends",
+    )  # fmt: skip
+    witness_rate_ratio: float = limit(
+        1.2, "times the slow one's bytes a second", Origin.BENCHMARK,
+        "that a connection must carry to be a witness for its ends: what carries no more than the "
+        "slow one may be held up by the same port",
+    )  # fmt: skip
+    bandwidth_share: float = limit(
+        0.5, "share of the best kind's", Origin.BENCHMARK,
+        "bytes a second below which a kind of transfer usually shows something else than the "
+        "bandwidth of a connection that carries more in another kind",
     )  # fmt: skip
     same_loss_share: float = limit(
         0.2, "share of the loss", Origin.BENCHMARK,

@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +41,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if terminal is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(NamedFailures(terminal))
     send_at_once(config)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have all that processes of tests leave behind, as torchrun does its logs, in pytest's folder,
+    which is cleared.
+    """
+    os.environ["TMPDIR"] = tempfile.tempdir = str(tmp_path_factory.mktemp("tmp"))
 
 
 def send_at_once(config: pytest.Config) -> None:

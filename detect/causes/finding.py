@@ -552,20 +552,22 @@ def _is_in_doubt(seen: Observations, finding: Finding, findings: Sequence[Findin
 
 def undecided_if_no_gain(finding: Finding) -> Finding:
     """Return the finding, undecided where one rank loses time to its host, or a network is slow,
-    and the replay says that mending it gains next to nothing.
+    and mending it gains next to nothing.
 
     Ranks of a host-bound job differ by a little, and next to a slow network the messages of other
     hosts are late as well. A finding that gains nothing is worth a look, but not worth draining a
     node. Example: a rank loses 20 % of its passes to its host; the step would be 0.8 % shorter.
-    An estimate says the same of a host, if it is half of a per cent at most.
+    An estimate says the same, if it is half of a per cent at most; beside one peer, which is always
+    the quicker or the slower of two, as much as a replay.
     """
     if finding.owner is not Owner.NODE:
         return finding
     cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
     is_lone_host = finding.cause is Cause.HOST and len(finding.ranks) == 1
     if not finding.cost_is_replayed:
-        is_free = is_lone_host and cost < COSTS.least_estimated_ratio
-        return undecided(finding, NO_GAIN) if is_free else finding
+        of_two = finding.num_peers == 1
+        least = COSTS.least_of_host_ratio if of_two else COSTS.least_estimated_ratio
+        return undecided(finding, NO_GAIN) if is_lone_host and cost < least else finding
     is_network = finding.cause is Cause.LINK and len(finding.ranks) != 2  # no pair told by others
     gains_nothing = (is_lone_host and cost < COSTS.least_of_host_ratio) or (
         is_network and cost < COSTS.least_of_network_ratio

@@ -438,7 +438,8 @@ def _may_be_of_its_stage(sides: Sides, cause: Cause, test: HostTest) -> bool:
 
     Where all devices wait for their hosts, gaps show what a stage has to launch. Elsewhere every
     stage has gaps of its own, some more than others, but no stage has many where the others have
-    next to none. Loading is different: a stage that computes little may be the only one to wait for
+    next to none: the first and the last one, which also embed and compute the loss, may both have
+    many. Loading is different: a stage that computes little may be the only one to wait for
     its data, and the first stage may wait for any time, since others load while they wait for it.
     """
     if not sides.lacks_peers(sides.own):
@@ -450,9 +451,10 @@ def _may_be_of_its_stage(sides: Sides, cause: Cause, test: HostTest) -> bool:
     if cause == Cause.LOADER:
         holds_first = bool((sides.seen.members.stage[sides.own] == 0).any())
         return holds_first or test.effect < HOSTS.unlike_share
-    lost = robust.mean(sides.seen.lost(cause), axis=1)
-    largest = float(np.nan_to_num(lost[sides.control]).max())
-    own = float(np.nan_to_num(lost[sides.own]).mean())
+    lost = np.nan_to_num(robust.mean(sides.seen.lost(cause), axis=1))
+    own, largest = float(lost[sides.own].mean()), float(lost[sides.control].max())
+    if PAIRS.agrees_share * own < float(lost[~sides.own].max()):
+        return True
     return test.effect < HOSTS.unlike_share and own < HOSTS.unlike_ratio * largest
 
 

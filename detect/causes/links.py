@@ -36,7 +36,7 @@ from detect.stats.residuals import Usual
 from detect.stats.search import Course, SearchTask, Suspect, interval_of_ratio, search
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds import LINKS, NETWORKS, ORDINARY
-from megascan.arrays import Flags, Floats, Integers, mask_of
+from megascan.arrays import Flags, Floats, Integers, lower_medians, mask_of
 from megascan.errors import listed
 
 IN_DOUBT_ENDS = (
@@ -117,6 +117,19 @@ class _Units:
         return [unit for unit in self.of_rank(rank, like) if self.way[unit] == self.way[like]]
 
     @cached_property
+    def _row_rates(self) -> Floats:
+        """Return the bytes per ns that each row's links carry, (row,); NaN of unknown sizes."""
+        transfers = self.transfers
+        factors = [
+            bus_factor(transfers.kinds[int(kind)].split()[1], max(len(ranks), 1)) or 1.0
+            for kind, ranks in zip(transfers.kind, transfers.members, strict=True)
+        ]
+        sizes = np.where(transfers.size_bytes > 0, transfers.size_bytes, np.nan)
+        typical_ns = robust.median(transfers.transfer_ns, axis=1)
+        known_ns = np.where(typical_ns > 0, typical_ns, np.nan)  # clock errors may leave nothing
+        return np.asarray(np.array(factors) * sizes / known_ns, dtype=np.float64)
+
+    @cached_property
     def rates(self) -> Floats:
         """Return the most bytes per ns that each unit's links carry, (unit,); NaN where no size is
         known.
@@ -125,17 +138,30 @@ class _Units:
         reduce-scatter of 1.8 GB in a slow pair takes 46 ms, 20 bytes per ns; messages of 0.2 GB
         that copies limit to 19 bytes per ns say nothing about either end.
         """
-        transfers = self.transfers
-        factors = [
-            bus_factor(transfers.kinds[int(kind)].split()[1], len(ranks)) or 1.0
-            for kind, ranks in zip(transfers.kind, transfers.members, strict=True)
-        ]
-        sizes = np.where(transfers.size_bytes > 0, transfers.size_bytes, np.nan)
-        typical_ns = robust.median(transfers.transfer_ns, axis=1)
-        known_ns = np.where(typical_ns > 0, typical_ns, np.nan)  # clock errors may leave nothing
-        rates = np.array(factors) * sizes / known_ns
-        return np.array([np.fmax.reduce(rates[self.unit == one], initial=np.nan)
-                         for one in range(len(self.members))])  # fmt: skip
+        return _most_by(self.unit, self._row_rates, len(self.members))
+
+    @cached_property
+    def _shows_bandwidth(self) -> Flags:
+        """Flag the rows whose kind usually carries about what the unit's best kind does, (row,).
+
+        Example: messages between stages take 67 us, 125 bytes per ns, and 226 us at a slow NVLink;
+        the embedding's reduction between the same ranks takes 6.7 ms, 39 bytes per ns, everywhere.
+        """
+        kind, rates = self.transfers.kind, self._row_rates
+        typical = np.full(len(self.transfers.kinds), np.nan)
+        kinds, medians = lower_medians(kind, rates)
+        typical[kinds] = medians
+        best = _most_by(self.unit, typical[kind], len(self.members))[self.unit]
+        return ~np.asarray(typical[kind] < LINKS.bandwidth_share * best)
+
+    def least_of_witness(self, slow: int) -> float:
+        """Return how many bytes per ns a unit must carry to show that its ends are not what makes
+        the `slow` one slow; NaN where the slow one's size is not known.
+
+        Example: a NIC that carries 6.6 bytes per ns instead of 21 holds its messages, which others
+        send at 9, at 6.9: they are hardly slower, and acquit it of nothing.
+        """
+        return LINKS.witness_rate_ratio * float(self.rates[slow])
 
     @cached_property
     def carry_little(self) -> Flags:
@@ -154,6 +180,7 @@ class _Units:
         """
         residual = log_residuals(self.transfers, excluded[self.unit])
         weight = np.where(np.isfinite(residual), self._weights[:, None], 0.0)
+        weight *= self._shows_bandwidth[:, None]
         sums = np.zeros((2, len(self.members), residual.shape[1]))
         np.add.at(sums[0], self.unit, weight * np.nan_to_num(residual))
         np.add.at(sums[1], self.unit, weight)
@@ -168,6 +195,13 @@ class _Units:
         kind, total = self.transfers.kind, self.transfers.total_ns
         usual = usual_total(kind, len(self.transfers.kinds), total)[kind]
         return np.maximum(usual, 1.0)
+
+
+def _most_by(unit: Integers, values: Floats, num_units: int) -> Floats:
+    """Return the largest value of each unit's rows, (unit,); NaN where none is known."""
+    most = np.full(num_units, np.nan)
+    np.fmax.at(most, unit, values)
+    return most
 
 
 def _units(transfers: Transfers, members: Members) -> _Units:
@@ -291,7 +325,7 @@ def _is_isolated(
     """Return whether the connection of these ranks alone is to blame; `fine` units are not slow.
 
     A single rank's connection is. A pair's is if each end has another connection of the same way as
-    the `worst` unit that is fine and carries as much, or if the pair joins the same device of two
+    the `worst` unit that is fine and carries more, or if the pair joins the same device of two
     hosts. A larger group's never is, inside a host as on a rail: nobody can tell which member is
     slow.
     """
@@ -302,7 +336,7 @@ def _is_isolated(
     hosts, devices = zip(*(seen.members.device_of(rank) for rank in ranks), strict=True)
     if all(hosts) and hosts[0] != hosts[1] and devices[0] == devices[1] >= 0:
         return True
-    clear = fine & (units.rates >= units.rates[worst])
+    clear = fine & (units.rates >= units.least_of_witness(worst))
     return all(clear[units.witnesses(rank, worst)].any() for rank in ranks)
 
 
@@ -521,19 +555,21 @@ def _guilty_end(
     """Return the one end of a pair that is to blame, or both ends where that is not shown.
 
     An end is to blame if the other end has another connection of the same way that is fine, while
-    its own other connections are all slower, though too little to be suspects. Between hosts it
+    its own others are slower, though too little to be suspects, or carry no more. Between hosts it
     need not have others: all connections of the fine end run through the one port that it has.
     Connections that carry a few bytes say nothing (all-reduces of 8 bytes are as quick over a slow
     NIC). `over` is the log residual of each unit, NaN where nothing is comparable.
     """
     least = LINKS.fine_share * worst.course.effect
     tells = np.isfinite(over) & ~units.carry_little
+    carries_no_more = units.rates < units.least_of_witness(worst.row)
+    acquits = tells & (over < least) & ~carries_no_more
     others = [
         [unit for unit in units.of_rank(rank, worst.row)
          if not set(ranks) <= set(units.members[unit]) and tells[unit]]
         for rank in ranks
     ]  # fmt: skip
-    is_fine = [bool((over[mine] < least).any()) for mine in others]
+    is_fine = [bool(acquits[mine].any()) for mine in others]
     if is_fine[0] != is_fine[1] and (others[is_fine.index(False)] or units.crosses[worst.row]):
         return (ranks[is_fine.index(False)],)
     return ranks

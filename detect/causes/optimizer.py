@@ -9,12 +9,14 @@ the time of the step, communication taken out, is compared among them; the searc
 compute. What speaks against other reasons:
 
 * the passes are slower by less than half of what the step is: else the device as a whole is slow,
-  which the search for slow computing judges;
+  which the search for slow computing judges, unless the data vary so much that it sees nothing;
 * the rank's host does not stop between launches (`stands_still`), which lengthens whatever is
   launched then: the search for hosts judges that;
 * the others wait for the rank: nobody waits for a rank that itself waits inside its step, in
   communication that the trace does not show. Or the rank's passes are slow as well, as slow memory
   makes them, and no TP mate's are: a rank that waits in its step computes as quickly as others.
+
+Where its passes are slower than those of all its peers, a step need not be as slow to tell.
 
 Example: rank 0 takes 1,473 ms for its step and its three peers 191 ms, in iterations of 1,829 ms,
 of which the peers wait 1,099 ms: 7.7 times.
@@ -48,8 +50,8 @@ from detect.stats import robust
 from detect.stats.residuals import Usual, compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import COMPUTE, OCCUPANCY, OPTIMIZER
-from megascan.arrays import Floats, Integers, mask_of
+from detect.thresholds import COMPUTE, DEVICE, OCCUPANCY, OPTIMIZER
+from megascan.arrays import Flags, Floats, Integers, mask_of
 
 ADVICE = (
     "read that GPU's PCIe link, memory errors and remapped rows, beside a peer's: nvidia-smi -i "
@@ -80,6 +82,10 @@ class _SlowStep:
     """Median time of the step in the iterations in which it is slow."""
     passes: float
     """Log slowdown of the row's passes; NaN where passes were not compared."""
+    passes_ns: float
+    """What its passes take longer in an iteration than those of its peers; 0 where they do not."""
+    is_confirmed: bool
+    """Whether slow passes say that the device is slow, and no step that waits."""
 
     @property
     def excess_ns(self) -> float:
@@ -98,25 +104,63 @@ def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
     if not suspects:
         return []
     passes = compare_within(seen.work, seen.members, stage_groups(seen.members), inquiry.slow).value
+    nobody = np.zeros(len(members), dtype=bool)
     step_ns = float(np.median(seen.iteration_ns))
     found = []
     for one in suspects:
         rank, active = int(members.ranks[one.row]), one.course.active
         (row,) = seen.members.rows_with((rank,))
+        group = next(rows for rows in groups if one.row in rows)
+        level = robust.median(passes[:, active], axis=1)
         slow = _SlowStep(
             rank=rank,
             row=row,
             suspect=one,
-            num_peers=len(next(rows for rows in groups if one.row in rows)) - 1,
+            num_peers=len(group) - 1,
             own_ns=float(np.nanmedian(time_ns[one.row][active])),
-            passes=float(robust.median(passes[row][active])),
+            passes=float(level[row]),
+            passes_ns=_excess_of_passes(seen, row, active, float(level[row])),
+            is_confirmed=_is_slowest_in_passes(inquiry, row, level)
+            and _stands_out(over_others(time_ns, groups, nobody)[:, active], one, group),
         )
         is_device = slow.passes >= OPTIMIZER.most_passes_share * one.course.effect
-        if is_device or stands_still(seen, row, active):
+        is_judged = is_device and (inquiry.slow[row] or not slow.is_confirmed)
+        if is_judged or stands_still(seen, row, active):
             continue
-        if slow.excess_ns >= OPTIMIZER.least_share * step_ns:
+        least_ns = OPTIMIZER.least_share * step_ns
+        is_large = one.course.effect >= OPTIMIZER.floor_log and slow.excess_ns >= least_ns
+        if is_large or (slow.is_confirmed and slow.excess_ns + slow.passes_ns >= least_ns):
             found.append(slow)
     return found
+
+
+def _excess_of_passes(seen: Observations, row: int, active: Flags, slowdown: float) -> float:
+    passes_ns = seen.busy_ns[row] - np.nan_to_num(seen.optimizer_ns[row])
+    excess_ns = float(robust.median(passes_ns[active])) * -float(np.expm1(-slowdown))
+    return max(excess_ns, 0.0) if np.isfinite(excess_ns) else 0.0
+
+
+def _is_slowest_in_passes(inquiry: Inquiry, row: int, level: Floats) -> bool:
+    """Return whether no peer's passes are as slow as the row's, which are noticeably slow; `level`
+    (row,) is what passes take over those of peers, log.
+    """
+    members = inquiry.seen.members
+    peers = members.rows_of_stage(int(members.stage[row]))
+    peers = peers[peers != row]
+    is_slow = level[row] >= OPTIMIZER.least_passes_log
+    return bool(len(peers) > 1 and is_slow and level[row] > np.nan_to_num(level[peers]).max())
+
+
+def _stands_out(over: Floats, suspect: Suspect, group: Integers) -> bool:
+    """Return whether a step is longer than those of its peers by far more than these differ, but
+    not by so much that it must wait inside; `over` (row, iteration) is the time of steps over those
+    of peers, log.
+    """
+    level = robust.median(over, axis=1)
+    peers = level[group[group != suspect.row]]
+    spread = float(np.sqrt(np.nanmean(peers**2))) if np.isfinite(peers).any() else np.inf
+    least = OPTIMIZER.confirmed_sigmas * max(spread, OPTIMIZER.noise_log / 2)
+    return least <= float(level[suspect.row]) <= DEVICE.most_optimizer_log
 
 
 def _rows_by_place(members: Members) -> list[Integers]:
@@ -135,7 +179,7 @@ def _suspects(
         compare=lambda excluded: over_others(time_ns, groups, excluded),
         num_rows=len(members),
         num_tests=inquiry.num_tests,
-        floor=OPTIMIZER.floor_log,
+        floor=OPTIMIZER.confirmed_floor_log,
         usual=Usual(
             floor=OPTIMIZER.noise_log,
             spread=COMPUTE.gpu_spread_log,
@@ -160,7 +204,8 @@ def _doubt(inquiry: Inquiry, slow: _SlowStep) -> str:
     # waiting for parameters that arrive beside passes is never waiting alone: so try both
     waits = seen.waiting_ns, seen.split_wait_ns
     is_awaited = any(_is_awaited(slow, one) for one in waits if one is not None)
-    return "" if is_awaited or _computes_slowly(inquiry, slow) else NOBODY_WAITS
+    is_device = slow.is_confirmed or _computes_slowly(inquiry, slow)
+    return "" if is_awaited or is_device else NOBODY_WAITS
 
 
 def _computes_slowly(inquiry: Inquiry, slow: _SlowStep) -> bool:
@@ -200,11 +245,13 @@ def _is_awaited(slow: _SlowStep, waiting_ns: Floats) -> bool:
 def _finding(inquiry: Inquiry, slow: _SlowStep) -> Finding:
     seen, course, members = inquiry.seen, slow.suspect.course, inquiry.seen.members
     factor, peers = float(np.exp(course.effect)), counted(slow.num_peers, "peer")
-    lost = np.where(course.active, slow.excess_ns, 0.0)
+    lost = np.where(course.active, slow.excess_ns + slow.passes_ns, 0.0)
     doubt = _doubt(inquiry, slow)
     undecided = ", undecided whose fault that is" if doubt else ""
-    passes = ""
-    if np.isfinite(slow.passes):
+    also, passes = "", ""
+    if slow.is_confirmed:
+        also = f" and for its passes {times(float(np.exp(slow.passes)))}"
+    elif np.isfinite(slow.passes):
         passes = f"; its passes take {times(float(np.exp(slow.passes)))} those of its peers"
     return build_finding(
         seen,
@@ -221,7 +268,7 @@ def _finding(inquiry: Inquiry, slow: _SlowStep) -> Finding:
             saved_ns=saved_by_compute(seen, slow.row, lost),
             subject=f"rank {slow.rank} ({place(members, slow.row)})",
             predicate=f"takes {times(factor)} the time of its {peers} for its optimizer step"
-            f"{undecided}",
+            f"{also}{undecided}",
             evidence=(
                 f"optimizer step: {milliseconds(slow.own_ns)} an iteration against "
                 f"{milliseconds(slow.own_ns - slow.excess_ns)} of its {peers}, communication taken "

@@ -11,7 +11,7 @@ kernels of a profile         all of the above that passes would tell (detect.obs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,6 +26,7 @@ from detect.observe.observations import (
     Transfers,
     Work,
     are_guessed,
+    hidden_axes,
     hosts_of,
     place_of,
     typical_readings,
@@ -42,8 +43,10 @@ from detect.observe.transfers import transfers_of
 from detect.observe.work import (
     OwnTimes,
     Samples,
+    as_whole_passes,
     hide_waiting,
     layers_of,
+    outside_waits,
     own_times,
     pass_times,
     stretches_of,
@@ -55,7 +58,7 @@ from detect.thresholds import PASSES
 from detect.whatif.marks import replayed_spans
 from detect.whatif.savings import ReplayedCosts
 from detect.whatif.traced import replay_of_timeline
-from megascan.arrays import Floats, Integers
+from megascan.arrays import Floats, Integers, combine
 from megascan.schema import Granularity
 from megascan.timeline import ShardedTimeline, Timeline
 
@@ -108,7 +111,7 @@ def _observations(
 ) -> Observations:
     """Compare what is known of each rank; of `timeline` no spans are needed."""
     members = _members(timeline, frame.ranks)
-    passes = _Passes.of(facts, frame, members)
+    passes = _Passes.of(facts, frame, members, hidden_axes(members.layout, transfers))
     samples, cells = passes.samples, facts.cells
     stalled, stolen = samples.sums(passes.stalled_ns, frame.shape), _stolen(facts, frame, passes)
     gap_ns = cells.gap_ns + _own_ending(cells.ending_ns, members)
@@ -121,7 +124,7 @@ def _observations(
         iteration_ns=facts.longest_ns if frame.has_iterations else facts.end_ns - facts.begin_ns,
         work=work_of(samples, passes.work_ns, frame.shape, facts.passes.reduces),
         layers=None
-        if _stages_have_unlike_layers(timeline)
+        if passes.wait_inside or _stages_have_unlike_layers(timeline)
         else layers_of(facts.layers, members.stage, frame.shape, are_alike=are_alike),
         busy_ns=samples.sums(passes.busy_ns, frame.shape) + np.nan_to_num(cells.optimizer_ns),
         optimizer_ns=cells.optimizer_ns,
@@ -146,7 +149,7 @@ def _observations(
         alignment=_alignment(timeline),
         completeness=timeline.completeness.to_json(),
         notes=(*timeline.completeness.notes, *guesses),
-        costs=costs,
+        costs=None if passes.hide_marks else costs,
     )
     return _with_what_some_tell(seen, frame, facts)
 
@@ -193,11 +196,17 @@ class _Passes:
     """What neither collections nor communication beside the pass explain: a late host does."""
     entangled_phases: tuple[int, ...]
     hide_waiting: bool
+    wait_inside: bool
+    """Whether passes wait inside their layers for ranks along an axis that nobody recorded."""
+    hide_marks: bool
+    """Whether passes wait inside their modules, unseen, or between layers of which only some were
+    recorded: a replay of the spans takes such waiting for work."""
     collecting_ns: Floats
     """(rank, iteration): time lost to garbage collection."""
 
     @classmethod
-    def of(cls, facts: Facts, frame: Frame, members: Members) -> _Passes:
+    def of(cls, facts: Facts, frame: Frame, members: Members, hidden: Collection[str]) -> _Passes:
+        """Tell work from waiting; along the `hidden` axes nobody recorded who waits for whom."""
         passes, phase = facts.passes, facts.passes.samples.phase
         time_ns, is_sharded = pass_times(passes.time_ns, phase, passes.gathers)
         own = OwnTimes((), time_ns, time_ns)
@@ -214,13 +223,23 @@ class _Passes:
             stalled_ns = np.where(is_sharded, late_ns, stalled_ns)
         inside_ns = np.where(is_sharded, 0.0, still_ns)  # only layers count in sharded passes
         is_paused = collecting.inside_ns > PASSES.max_pause_share * time_ns
+        busy_ns, work_ns = time_ns - inside_ns, own.time_ns - inside_ns
+        is_told = np.zeros(len(time_ns), dtype=bool)
+        if hidden and passes.parts is not None and not frame.uses_cpu_time:
+            outside_ns = outside_waits(passes.parts, passes.entangled, phase, hidden)
+            row = passes.samples.row
+            alone_ns = as_whole_passes(outside_ns, time_ns, row, combine(stage, phase))
+            is_told = np.isfinite(alone_ns)
+            busy_ns, work_ns = (np.where(is_told, alone_ns, one) for one in (busy_ns, work_ns))
         return cls(
             samples=passes.samples,
-            busy_ns=time_ns - inside_ns,
-            work_ns=np.where(is_paused, np.nan, own.time_ns - inside_ns),
+            busy_ns=busy_ns,
+            work_ns=np.where(is_paused, np.nan, work_ns),
             stalled_ns=stalled_ns,
             entangled_phases=own.phases,
             hide_waiting=not frame.uses_cpu_time and hide_waiting(phase, passes.gathers),
+            wait_inside=bool(is_told.any()),
+            hide_marks=bool(is_told.any() or (frame.is_sampled and is_sharded.any())),
             collecting_ns=sums_by_cell(
                 collecting.row, collecting.slot, collecting.lost_ns, frame.shape
             ),

@@ -33,7 +33,7 @@ from detect.observe.spans import (
     waiting_time,
 )
 from detect.observe.stalls import Collections, Contents, Launches
-from detect.observe.work import Entangled, Gathers, Layers, Samples
+from detect.observe.work import Entangled, Gathers, Layers, Parts, Samples
 from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import numbers
@@ -69,6 +69,8 @@ class Passes:
     reduces: Flags
     """Whether gradients are reduced over the replicas beside the pass; on CPUs not looked for."""
     gathers: Gathers
+    parts: Parts | None
+    """None where ranks share neither attention (CP) nor experts (EP)."""
     entangled: Entangled
     contents: Contents | None
     """None on the CPU, where nothing stands still."""
@@ -217,7 +219,8 @@ def _passes(
         wall_ns=wall_ns,
         beside_ns=_communicating_beside(index, rows),
         reduces=work.reduces_beside(index, rows),
-        gathers=work.gathers_of(index, rows),
+        gathers=work.gathers_of(index, rows, samples.phase),
+        parts=work.parts_of(index, rows) if index.frame.shares_parts else None,
         entangled=work.entangled_in(index, rows, modules | index.named(work.HEADS)),
         contents=None if index.is_cpu else stalls.contents_of(index, rows, samples, modules),
     )

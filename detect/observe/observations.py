@@ -512,23 +512,26 @@ class Observations:
         The batch that a stage's first rank hands to its TP group and a few bytes (of losses, norms)
         are none of a model's own communication. What a CP group sends round in a ring are messages.
         """
-        shown, transfers, layout = set(), self.transfers, self.members.layout
-        if transfers is not None:
-            is_large = transfers.is_large
-            for unit, ranks in enumerate(transfers.members):
-                axis, operation = transfers.kinds[int(transfers.kind[unit])].split()[:2]
-                if axis == "p2p" and layout.cp > 1 and ranks[1] in layout.group(ranks[0], "cp"):
-                    axis = "cp"
-                if operation not in ROOTED_OPS and is_large[unit]:
-                    shown.add(axis)
-        return tuple(
-            one for one in ("tp", "cp", "ep") if getattr(layout, one) > 1 and one not in shown
-        )
+        return hidden_axes(self.members.layout, self.transfers)
 
     def lost(self, cause: Cause) -> Floats:
         """Return the time lost to a cause, (row, iteration); NaN where it was not recorded."""
         found = self.lost_ns.get(cause)
         return np.full_like(self.busy_ns, np.nan) if found is None else found
+
+
+def hidden_axes(layout: Layout, transfers: Transfers | None) -> tuple[str, ...]:
+    """Return the axes of a layout for `Observations.hidden_axes`."""
+    shown = set()
+    if transfers is not None:
+        is_large = transfers.is_large
+        for unit, ranks in enumerate(transfers.members):
+            axis, operation = transfers.kinds[int(transfers.kind[unit])].split()[:2]
+            if axis == "p2p" and layout.cp > 1 and ranks[1] in layout.group(ranks[0], "cp"):
+                axis = "cp"
+            if operation not in ROOTED_OPS and is_large[unit]:
+                shown.add(axis)
+    return tuple(one for one in ("tp", "cp", "ep") if getattr(layout, one) > 1 and one not in shown)
 
 
 def steady(observations: Observations, settings: DetectorSettings) -> Observations:

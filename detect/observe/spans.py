@@ -97,6 +97,8 @@ class Frame(_Contained):
     """Whether modules of some layers only were recorded, of other layers in each iteration."""
     uses_cpu_time: bool
     has_passes: bool
+    shares_parts: bool
+    """Whether ranks share attention (CP) or experts (EP)."""
 
     @classmethod
     def of(cls, timeline: Timeline, glances: Sequence[Glance]) -> Frame:
@@ -113,6 +115,7 @@ class Frame(_Contained):
             is_sampled=is_sampled(timeline),
             uses_cpu_time=is_cpu and on_cpu > WINDOW.cpu_time_share * num_passes,
             has_passes=num_passes > 0,
+            shares_parts=timeline.layout.cp * timeline.layout.ep > 1,
             **contained,
         )
 

@@ -10,6 +10,7 @@ Idea: modules and the collectives in them, both recorded, tell what a rank did b
 
     Samples, work_of             passes as (rank, iteration, operation)
     gathers_of, pass_times       passes that wait for sharded parameters
+    parts_of, outside_waits      passes that wait in attention or experts, where nobody recorded it
     entangled_in, own_times      passes that wait inside their modules
     Layers, layers_of            layers as (rank, iteration, operation)
     stretches_of                 where no passes are marked: work between communications
@@ -17,6 +18,7 @@ Idea: modules and the collectives in them, both recorded, tell what a rank did b
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,6 +47,7 @@ from megascan.arrays import (
 from megascan.schema import Kind, Phase, Track
 from megascan.timeline import codes, equals, numbers
 from megascan.vocabulary import (
+    ATTENTION,
     MODEL_AXES,
     MOE,
     OUTPUT_LAYER,
@@ -54,6 +57,7 @@ from megascan.vocabulary import (
     backward_of,
     is_data_parallel,
     names_of,
+    recompute_of,
 )
 
 LAYER_NAMES = {
@@ -63,6 +67,12 @@ LAYER_NAMES = {
 }
 HEADS = (OUTPUT_LAYER, backward_of(OUTPUT_LAYER))
 """No modules of layers, but they may overlap a model-parallel collective as well."""
+REPEATED_MODULES = names_of(CountsAs.MODULE, phases=[Phase.RECOMPUTE])
+ATTENTION_NAMES, EXPERTS_NAMES = (
+    (name, backward_of(name), recompute_of(name)) for name in (ATTENTION, MOE)
+)
+_WAIT_INSIDE = {"cp": ATTENTION_NAMES, "ep": EXPERTS_NAMES}
+"""Modules in which ranks wait for others of an axis."""
 _NEVER = np.iinfo(np.int64).max
 _RANKS_THAT_TELL = 32
 """Ranks whose layers are compared, of all stages together: which layers a rank has is decided by
@@ -74,19 +84,24 @@ def layer_spans(index: SpanIndex) -> Flags:
     return index.named(MEGATRON_LAYERS if index.frame.has_layers else LAYER_NAMES)
 
 
-def layer_modules(index: SpanIndex) -> Flags:
-    """Return which spans are the modules of layers: none lies in another.
+def layer_modules(index: SpanIndex, *, with_repeated: bool = False) -> Flags:
+    """Return which spans are the modules of layers, `with_repeated` forwards (recomputation) if
+    asked: none lies in another.
 
     Of `mlp` inside `moe` the outer one counts. Where no modules were traced, as in models of plain
     PyTorch, the layers stand for them.
     """
     if not index.frame.has_modules:
         return layer_spans(index)
-    modules = index.named(MODULES)
-    outer = index.named((MOE, backward_of(MOE)))
+    modules = index.named((*MODULES, *(REPEATED_MODULES if with_repeated else ())))
+    outer = index.named((MOE, backward_of(MOE), recompute_of(MOE)))
     if outer.any():
-        inner = np.flatnonzero(modules & ~outer)
-        modules[inner[enclosing(index, outer, modules & ~outer) >= 0]] = False
+        inner = modules & ~outer
+        owner = enclosing(index, outer, inner)
+        start, end = index.axis
+        # where one module ends and the next begins, digits that were cut off may let them overlap
+        lies_in = (owner >= 0) & ((start[inner] + end[inner]) // 2 < end[outer][owner])
+        modules[np.flatnonzero(inner)[lies_in]] = False
     return modules
 
 
@@ -132,20 +147,84 @@ class Gathers:
     """Whether parameters are gathered beside the pass."""
 
 
-def gathers_of(index: SpanIndex, passes: Flags) -> Gathers:
-    """Return what passes hold that wait for sharded parameters: nothing where parameters are not
-    gathered for each layer (megatron.core, of whose models the loss is recorded, gathers all at
-    once).
+def gathers_of(index: SpanIndex, passes: Flags, phase: Integers) -> Gathers:
+    """Return what passes of these phases hold that wait for sharded parameters.
+
+    A model of Megatron-Core, whose loss is recorded, gathers its parameters once an iteration,
+    beside the first forward passes, unless they are sharded as well (FSDP): then its backward
+    passes gather them again, and its modules tell what the rank did by itself.
     """
     layers = index.named((PLAIN_LAYER, backward_of(PLAIN_LAYER)))
-    gathers = _over_replicas(index, "all_gather")
-    if not gathers.any() or (index.frame.has_loss and not layers.any()):
+    holds = _hold(index, passes, _over_replicas(index, "all_gather"))
+    is_megatron = index.frame.has_loss and not layers.any()
+    parts = layers
+    if is_megatron:
+        layers, parts = layer_spans(index), layer_modules(index, with_repeated=True)
+        holds &= BACKWARD in _phases_that_hold(holds, phase)
+    if not holds.any():
+        return Gathers(layers_ns=np.zeros(len(holds)), holds=holds)
+    layers_ns = _time_in(index, passes, layers, parts)
+    if is_megatron and parts.any():
+        layers_ns += _self_time_in(index, passes, index.named(HEADS))
+    return Gathers(layers_ns=layers_ns, holds=holds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What each pass computes in its modules, (pass,) ns each; 0 where none were recorded."""
+
+    attention_ns: Floats
+    experts_ns: Floats
+    others_ns: Floats
+    """MLPs and the output layer."""
+
+    def outside(self, hidden: Collection[str]) -> Floats:
+        """Return what is computed outside of the parts in which a rank waits for the others of an
+        axis, `hidden` as nobody recorded it, (pass,) ns; 0 where no part is known to be its own.
+
+        CP groups send keys and values round in a ring, inside attention; EP groups send tokens to
+        their experts and back. Along TP ranks wait in all parts.
+
+            slow rank    |── attention ────────|── mlp ────|── output layer ──|
+            its mate     |── attention ─ waits ┈┈┈|── mlp ─|── output layer ─|
+        """
+        if "tp" in hidden or ("ep" in hidden and not self.experts_ns.any()):
+            return np.zeros(len(self.others_ns))
+        outside_ns = self.others_ns.copy()
+        if "cp" not in hidden:
+            outside_ns += self.attention_ns
+        if "ep" not in hidden:
+            outside_ns += self.experts_ns
+        return outside_ns
+
+
+def parts_of(index: SpanIndex, passes: Flags) -> Parts:
+    """Return what each pass computes, part by part."""
+    if not index.frame.has_modules:
         nothing = np.zeros(int(passes.sum()))
-        return Gathers(layers_ns=nothing, holds=nothing > 0)
-    layers_ns = enclosed_time(index, passes, layers, index.self_time(layers))
+        return Parts(attention_ns=nothing, experts_ns=nothing, others_ns=nothing)
+    modules, layers = layer_modules(index, with_repeated=True), layer_spans(index)
+    attention, experts = (index.named(names) for names in (ATTENTION_NAMES, EXPERTS_NAMES))
+    others_ns = _time_in(index, passes, layers, modules & ~attention & ~experts)
+    return Parts(
+        attention_ns=_time_in(index, passes, layers, modules & attention),
+        experts_ns=_time_in(index, passes, layers, modules & experts),
+        others_ns=others_ns + _self_time_in(index, passes, index.named(HEADS)),
+    )
+
+
+def _time_in(index: SpanIndex, passes: Flags, layers: Flags, parts: Flags) -> Floats:
+    """Return the time of the `parts` of layers in each pass, (pass,) ns; where some `layers` only
+    were recorded, each stands for several.
+    """
+    time_ns = _self_time_in(index, passes, parts)
     if index.is_sampled and layers.any():
-        layers_ns *= _layers_a_recorded_one(index, passes, layers)
-    return Gathers(layers_ns=layers_ns, holds=_hold(index, passes, gathers))
+        time_ns *= _layers_a_recorded_one(index, passes, layers)
+    return time_ns
+
+
+def _self_time_in(index: SpanIndex, passes: Flags, parts: Flags) -> Floats:
+    return enclosed_time(index, passes, parts, index.self_time(parts))
 
 
 def _over_replicas(index: SpanIndex, *operations: str) -> Flags:
@@ -204,6 +283,42 @@ def pass_times(time_ns: Floats, phase: Integers, gathers: Gathers) -> tuple[Floa
     waits = np.isin(phase, _phases_that_hold(gathers.holds, phase))
     is_sharded = waits & (gathers.layers_ns > 0)
     return np.maximum(np.where(is_sharded, gathers.layers_ns, time_ns), 1.0), is_sharded
+
+
+def outside_waits(
+    parts: Parts, entangled: Entangled, phase: Integers, hidden: Collection[str]
+) -> Floats:
+    """Return what passes compute outside of the modules in which they wait for others of the
+    `hidden` axes (`Parts.outside`), less what they wait for in TP groups there, (pass,) ns; NaN
+    where no part is known to be a rank's own.
+    """
+    outside_ns = parts.outside(hidden)
+    names = [name for axis in hidden for name in _WAIT_INSIDE.get(axis, ())]
+    others = cut(entangled, "module", ~np.isin(entangled.kinds, names)[entangled.kind])
+    own_ns = own_times(others, phase, np.maximum(outside_ns, 1.0)).time_ns
+    own_ns[outside_ns <= 0] = np.nan
+    return own_ns
+
+
+def as_whole_passes(outside_ns: Floats, time_ns: Floats, row: Integers, alike: Integers) -> Floats:
+    """Return what passes take by themselves, (pass,) ns, of whose work only a part is known without
+    waiting; NaN where it is not known.
+
+    `time_ns` is that of whole passes with waiting; those of equal numbers in `alike` (stage, phase)
+    hold the same parts. The slowest rank waits for nobody, so the least ratio of a whole pass to
+    what lies outside of its waiting says what the rest adds:
+
+        rank      whole pass   outside   ratio   by itself
+        slow       12.0 ms      6.0 ms    2.00    12.0 ms
+        its mate   12.0 ms      5.0 ms    2.40    10.0 ms
+    """
+    whole_ns = outside_ns.copy()
+    known = np.isfinite(outside_ns)
+    for one in np.unique(alike[known]).tolist():
+        rows = known & (alike == one)
+        _, ratios = lower_medians(row[rows], time_ns[rows] / outside_ns[rows])
+        whole_ns[rows] *= ratios.min()
+    return whole_ns
 
 
 def _layers_a_recorded_one(index: SpanIndex, passes: Flags, layers: Flags) -> Floats:

@@ -68,6 +68,7 @@ class CostModel:
     activation_bytes: int = 0
     gradient_bytes: int = 0
     parameter_bytes: int = 0
+    """What each rank has to give where parameters are gathered: its own part."""
     embedding_bytes: int = 0
     batch_bytes: int = 0
 
@@ -154,7 +155,7 @@ def derive_costs(layout: Layout, model: ModelSize, machine: Machine) -> CostMode
         norm_sync_ns=3 * latency,
         activation_bytes=int(activation),
         gradient_bytes=int(weights * 4),
-        parameter_bytes=int(weights * element),
+        parameter_bytes=int(weights * element / replicas),
         embedding_bytes=int(table * 4),
         batch_bytes=int(tokens * 8 * 3),
     )

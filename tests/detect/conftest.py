@@ -128,6 +128,7 @@ def _index_of(rows: list[dict[str, object]], *, is_sampled: bool = False) -> Spa
         ranks=np.unique([row["rank"] for row in whole]), iterations=np.array([1]), is_cpu=False,
         is_sampled=is_sampled, uses_cpu_time=False, has_passes=True, has_layers=False,
         has_modules=True, has_iterations=False, has_parts=True, has_loss=False,
+        shares_parts=False,
     )  # fmt: skip
     return SpanIndex(table, frame)
 

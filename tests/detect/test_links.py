@@ -129,29 +129,65 @@ def test_losses_below_the_clocks_error_are_not_links(job):
     assert report.verdict == Verdict.HEALTHY
 
 
-def test_one_end_of_a_pair_is_told_by_what_its_other_connections_do():
-    """The pair 0-4 takes twice as long; of 4's other group a little more, of 0's not."""
+def _pair_of_two_groups(other_ms, size=9_000_000):
+    """Return the pair 0-4, which takes twice as long, with a group of rank 0 and one of rank 4."""
     members = ((0, 1, 2, 3), (0, 4), (4, 5, 6, 7))
     transfers = Transfers(
         members=members, kinds=("ep all_to_all of 9 MB", "dp all_reduce of 9 MB"),
-        kind=np.array([0, 1, 0]), size_bytes=np.full(3, 9_000_000),
-        transfer_ns=np.ones((3, 4)), sum_ns=np.ones((3, 4)), late_ns=np.zeros((8, 4)),
-        quick_ns=np.zeros((8, 4)),
+        kind=np.array([0, 1, 0]), size_bytes=np.array([size, 9_000_000, 9_000_000]),
+        transfer_ns=np.array([[1.0], [2.0], [other_ms]]) * np.ones(4), sum_ns=np.ones((3, 4)),
+        late_ns=np.zeros((8, 4)), quick_ns=np.zeros((8, 4)),
     )  # fmt: skip
     nowhere = np.zeros(3, bool)
-    units = _Units(
+    return _Units(
         members=members, unit=np.arange(3), transfers=transfers, crosses=nowhere,
         way=nowhere.astype(np.int64),
     )  # fmt: skip
+
+
+def test_one_end_of_a_pair_is_told_by_what_its_other_connections_do():
+    """Of 4's other group a little more than usual, of 0's not."""
     course = Course(np.ones(4, bool), float(np.log(2.0)), 0.01, 1.0, ((0, 3),))
     worst = Suspect(row=1, course=course, q_value=1e-6)
+    units, fine = _pair_of_two_groups(1.3), _pair_of_two_groups(1.0)
     assert _guilty_end(units, np.array([0.0, 0.7, 0.3]), (0, 4), worst) == (4,)
-    assert _guilty_end(units, np.array([0.0, 0.7, 0.0]), (0, 4), worst) == (0, 4)
-    assert _guilty_end(units, np.array([0.0, 0.7, np.nan]), (0, 4), worst) == (0, 4)
+    assert _guilty_end(fine, np.array([0.0, 0.7, 0.0]), (0, 4), worst) == (0, 4)
+    assert _guilty_end(fine, np.array([0.0, 0.7, np.nan]), (0, 4), worst) == (0, 4)
     # what carries less than the slow pair is as quick whatever its end can do
-    few_bytes = replace(transfers, size_bytes=np.array([8, 9_000_000, 9_000_000]))
-    units = replace(units, transfers=few_bytes)
-    assert _guilty_end(units, np.array([0.0, 0.7, 0.3]), (0, 4), worst) == (0, 4)
+    few_bytes = _pair_of_two_groups(1.3, size=8)
+    assert _guilty_end(few_bytes, np.array([0.0, 0.7, 0.3]), (0, 4), worst) == (0, 4)
+
+
+def test_what_carries_no_more_than_a_slow_port_acquits_it_of_nothing():
+    """Messages that others send at 9 bytes a ns: a port of 6.6 holds them at 6.9, 1.3 times as
+    long, while its ring takes three times as long.
+    """
+    over = np.array([0.0, 1.1, 0.26])
+    course = Course(np.ones(4, bool), 1.1, 0.01, 1.0, ((0, 3),))
+    worst = Suspect(row=1, course=course, q_value=1e-6)
+    quick, held = _pair_of_two_groups(1.0), _pair_of_two_groups(1.45)
+    assert _guilty_end(quick, over, (0, 4), worst) == (0, 4)
+    assert _guilty_end(held, over, (0, 4), worst) == (4,)
+
+
+def test_a_kind_that_is_slow_everywhere_does_not_hide_a_slow_connection():
+    """A reduction between the ranks of an edge waits for all others: 39 bytes a ns wherever it is,
+    and messages of 125, at the slow edge 39, take a fifth of its time.
+    """
+    members = ((0, 4), (1, 5), (2, 6))
+    transfers = Transfers(
+        members=(*members, *members), kinds=("p2p message of 8 MB", "embd all_reduce of 262 MB"),
+        kind=np.repeat([0, 1], 3), size_bytes=np.repeat([8_000_000, 262_000_000], 3),
+        transfer_ns=np.array([67e3, 226e3, 67e3, 6.7e6, 6.7e6, 6.7e6])[:, None] * np.ones(4),
+        sum_ns=np.array([1e6, 3.4e6, 1e6, 6.7e6, 6.7e6, 6.7e6])[:, None] * np.ones(4),
+        late_ns=np.zeros((7, 4)), quick_ns=np.zeros((7, 4)),
+    )  # fmt: skip
+    nowhere = np.zeros(3, bool)
+    units = _Units(
+        members=members, unit=np.tile(np.arange(3), 2), transfers=transfers, crosses=nowhere,
+        way=nowhere.astype(np.int64),
+    )  # fmt: skip
+    assert units.values(nowhere)[1] == pytest.approx(np.log(226 / 67))
 
 
 def test_an_end_without_other_connections_between_hosts_is_to_blame_beside_a_fine_one():
@@ -159,7 +195,8 @@ def test_an_end_without_other_connections_between_hosts_is_to_blame_beside_a_fin
     members = ((0, 4), (4, 8), (1, 5), (5, 9))
     transfers = Transfers(
         members=members, kinds=("p2p message of 9 MB",), kind=np.zeros(4, dtype=np.int64),
-        size_bytes=np.full(4, 9_000_000), transfer_ns=np.ones((4, 4)), sum_ns=np.ones((4, 4)),
+        size_bytes=np.full(4, 9_000_000), sum_ns=np.ones((4, 4)),
+        transfer_ns=np.array([1.0, 4.0, 1.0, 1.0])[:, None] * np.ones(4),
         late_ns=np.zeros((10, 4)), quick_ns=np.zeros((10, 4)),
     )  # fmt: skip
     units = _Units(

@@ -143,3 +143,50 @@ def test_one_rank_of_a_group_whose_communication_is_hidden_is_told(job):
     made = job(layout=Layout(tp=2, dp=4), work=slow_step(5, 3.0))
     report = report_of(made, [9.0] * 4 + [0.0, 0.0] + [9.0] * 2, splits_tensor_groups=False)
     assert named(report) == [((5,), Cause.COMPUTE, Owner.NODE)]
+
+
+def slow_at_both(step, passes, slow=2, mate=1.0):
+    """Return the effect of a rank that is slower in its step and in its passes; `mate` of rank 3's
+    passes.
+    """
+
+    def effect(slot):
+        if slot.rank == 3 and slot.name != "optimizer":
+            return mate
+        if slot.rank != slow:
+            return 1.0
+        return step if slot.name == "optimizer" else passes
+
+    return effect
+
+
+@pytest.mark.parametrize(
+    ("step", "passes", "mate", "is_named"),
+    [
+        (1.3, 1.04, 1.0, True),
+        (1.3, 1.04, 1.05, False),  # another rank's passes are slower still
+        (1.04, 1.025, 1.0, False),  # hosts launch at speeds that differ by as much
+    ],
+)
+def test_slow_memory_is_told_by_a_step_beside_passes_that_are_slower_than_all(
+    job, step, passes, mate, is_named
+):
+    """A fifth of a pass moves memory: steps of 1.3 times the time go with passes of 1.04."""
+    made = job(layout=Layout(dp=6), work=slow_at_both(step, passes, mate=mate))
+    steps = [one for one in made.report().findings if "optimizer step" in one.headline]
+    assert [(one.ranks, one.owner) for one in steps] == [((2,), Owner.NODE)] * is_named
+
+
+def test_a_step_tells_a_slow_device_where_uneven_data_hide_its_passes(job):
+    """Documents differ by a quarter from one iteration to the next, steps by nothing."""
+    data = np.random.default_rng(5).lognormal(0.0, 0.25, size=(8, 400))
+
+    def effect(slot):
+        own = slow_at_both(1.12, 1.3)(slot)
+        return own if slot.name == "optimizer" else own * data[slot.rank, slot.iteration]
+
+    (finding,) = [one for one in job(layout=Layout(dp=8), work=effect).report().findings
+                  if one.owner is Owner.NODE]  # fmt: skip
+    assert finding.ranks == (2,)
+    assert "and for its passes 1." in finding.headline
+    assert finding.step_time_cost_ratio > 1.05
