@@ -30,9 +30,10 @@ slow loaders, or slow storage of its own, if that costs a twentieth of the step.
 takes others as long now and then: storage that all share is slow for all. Example: 8 loaders of one
 host take 100 to 1,300 ms an iteration, 8 of the other one 1 ms; the slowest costs 17 % of the step.
 
-Limits: the first stage alone loads, the last one computes the loss. A host that holds one is named
-for pauses in backward passes, in which neither happens; for others where loading was recorded and
-is no pause, no router sends tokens to experts, and no other host pauses as long.
+Limits: pauses inside passes of ranks with experts may be tokens that a router sends them: the host
+is undecided then. The first stage alone loads, the last one computes the loss. A host that holds
+one is named for pauses in backward passes, in which neither happens; for others where loading was
+recorded and is no pause, no router sends tokens to experts, and no other host pauses as long.
 """
 
 from __future__ import annotations
@@ -78,6 +79,10 @@ NEARLY_BOUND = (
     "launching takes its ranks most of an iteration, so their devices run out of work whenever a "
     "host is a little late: gaps of one host rather than another need no reason of its own"
 )
+ROUTED = (
+    "a router sends its ranks more tokens in some passes than in others: their experts would show "
+    "the same"
+)
 OF_ONE = (
     "without one of its ranks the others pause no more often than those elsewhere: that rank's own "
     "work may be the reason as well"
@@ -96,6 +101,8 @@ class PausedHost:
     """(rank of the host, iteration): time lost in pauses beyond the others; 0 elsewhere."""
     is_of_one: bool
     """Whether the host would not stand out without one of its ranks."""
+    in_passes: bool = False
+    """Whether the pauses lie inside passes."""
     in_backward: bool = False
     """Whether backward passes alone show the host: in them nobody loads, embeds or computes a
     loss."""
@@ -127,7 +134,8 @@ def _paused_host(seen: Observations, known: Flags, rate: float) -> PausedHost | 
         return None
     backward = cut(seen.work, "operation", seen.work.phase == BACKWARD)
     again = _pausing_inside(seen, backward, names, host, rate)
-    return replace(paused, in_backward=again is not None and again.name == paused.name)
+    in_backward = again is not None and again.name == paused.name
+    return replace(paused, in_passes=True, in_backward=in_backward)
 
 
 def _pausing_inside(
@@ -318,6 +326,8 @@ def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
         doubts.append(OF_ONE)
     if _launches_all_the_time(seen, paused.rows):
         doubts.append(NEARLY_BOUND)
+    if paused.in_passes and seen.members.layout.ep > 1:
+        doubts.append(ROUTED)
     doubts += filter(None, [may_wait_unseen(seen, paused.rows, paused.burst.hits)])
     is_end = not paused.in_backward and _holds_an_end_alone(seen.members, paused.rows)
     if is_end and not (_tells_loading(seen) and paused.burst.other_hits == 0):
@@ -413,7 +423,7 @@ def _finding_of_loading(seen: Observations, slow: _LoadingHost) -> Finding:
     members, loading = seen.members, loading_of(seen)
     ranks, share = members.ranks_of(slow.rows), float(slow.lost.mean())
     own_ns, others_ns = (float(np.nanmedian(loading[rows])) for rows in (slow.loaders, slow.others))
-    error = float(np.std(slow.lost, ddof=1)) / float(np.sqrt(len(slow.lost)))
+    error = robust.standard_error(slow.lost)
     reach = SEARCH.interval_sigmas * error
     return build_finding(
         seen,

@@ -352,7 +352,7 @@ class Transfers:
     shortest_ns: Floats | None = field(default=None, metadata=along("unit"))
     """Span of the member that is in an operation for the shortest time, by that member's clock."""
 
-    @property
+    @cached_property
     def total_ns(self) -> Floats:
         """Return the mean over iterations of the sum of the transfers, (unit,)."""
         return np.asarray(self.sum_ns.mean(axis=1))

@@ -292,7 +292,7 @@ def _test_of_few(sides: Sides, name: str, over: Over) -> HostTest | None:
         return None
     hits = own.min(axis=0) > others.max(axis=0)
     chance = 1.0 / float(special.comb(len(own) + len(others), len(own)))
-    error = float(np.std(own.mean(axis=0), ddof=1)) / float(np.sqrt(len(hits)))
+    error = robust.standard_error(own.mean(axis=0))
     return HostTest(effect, error, float(special.bdtrc(int(hits.sum()) - 1, len(hits), chance)))
 
 

@@ -12,7 +12,7 @@ from detect.causes import bursts as of_bursts
 from detect.causes.bursts import _bursts_among, _others_pause, bursts, pair_pause
 from detect.causes.hits import Burst
 from detect.causes.launching import WANDERS
-from detect.causes.paused_hosts import _pausing_host, in_turn
+from detect.causes.paused_hosts import ROUTED, _pausing_host, in_turn
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.thresholds import BURSTS
@@ -329,6 +329,12 @@ def test_devices_whose_hosts_launch_all_the_time_run_out_of_work_by_themselves(
     told = replace(seen, launching_ns=share * np.ones((8, 1)) * seen.iteration_ns)
     (finding,) = judge(told, DetectorSettings()).findings
     assert (finding.owner, finding.ranks) == (owner, (4, 5, 6, 7))
+
+
+def test_pauses_inside_passes_of_ranks_with_experts_may_be_their_tokens(paused_passes):
+    (finding,) = paused_passes(layout=Layout(dp=8, ep=4)).report().findings
+    assert (finding.cause, finding.owner) == (Cause.HOST, Owner.UNDECIDED)
+    assert ROUTED in finding.evidence
 
 
 def test_mates_that_wait_inside_their_passes_for_one_are_no_paused_host(paused_passes):
