@@ -24,6 +24,7 @@ of which the peers wait 1,099 ms: 7.7 times.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,7 +51,7 @@ from detect.stats import robust
 from detect.stats.residuals import Usual, compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import COMPUTE, DEVICE, OCCUPANCY, OPTIMIZER
+from detect.thresholds import COMPUTE, DEVICE, OCCUPANCY, OPTIMIZER, PAIRS
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 ADVICE = (
@@ -66,6 +67,12 @@ NOBODY_WAITS = (
 ONE_PEER = (
     "it has one peer only, and steps of sound devices whose hosts launch at different speeds "
     "differ by as much: a second replica, or a trace with the two exchanged, decides"
+)
+
+
+NOT_ALONE = (
+    "it has one peer only, and another rank's step is as slow: both may wait for others in it, in "
+    "communication that the trace does not show"
 )
 
 
@@ -193,14 +200,24 @@ def _suspects(
     return search(task, inquiry.settings).suspects
 
 
-def _doubt(inquiry: Inquiry, slow: _SlowStep) -> str:
-    """Return why no node is at fault for sure, as a sentence; empty where one is."""
+def _doubt(inquiry: Inquiry, slow: _SlowStep, steps: Sequence[_SlowStep]) -> str:
+    """Return why no node is at fault for sure, as a sentence; empty where one is. `steps` are all
+    slow ones.
+
+    Example: of two pairs of replicas one step each takes 1.59 and 1.62 times the other's. Beside
+    them the NVLink of a pair is slow, through which they reduce a norm.
+    """
     seen = inquiry.seen
     launches = waits_for_launches(seen, slow.row, slow.suspect.course.active)
     if launches:
         return launches
     if slow.num_peers == 1 and slow.suspect.course.effect < OPTIMIZER.pair_floor_log:
         return ONE_PEER
+    least = PAIRS.agrees_share * slow.suspect.course.effect
+    if slow.num_peers == 1 and any(
+        one.suspect.course.effect >= least for one in steps if one is not slow
+    ):
+        return NOT_ALONE
     # waiting for parameters that arrive beside passes is never waiting alone: so try both
     waits = seen.waiting_ns, seen.split_wait_ns
     is_awaited = any(_is_awaited(slow, one) for one in waits if one is not None)
@@ -242,11 +259,11 @@ def _is_awaited(slow: _SlowStep, waiting_ns: Floats) -> bool:
     return float(np.mean(hits)) >= OCCUPANCY.mostly_share
 
 
-def _finding(inquiry: Inquiry, slow: _SlowStep) -> Finding:
+def _finding(inquiry: Inquiry, slow: _SlowStep, steps: Sequence[_SlowStep]) -> Finding:
     seen, course, members = inquiry.seen, slow.suspect.course, inquiry.seen.members
     factor, peers = float(np.exp(course.effect)), counted(slow.num_peers, "peer")
     lost = np.where(course.active, slow.excess_ns + slow.passes_ns, 0.0)
-    doubt = _doubt(inquiry, slow)
+    doubt = _doubt(inquiry, slow, steps)
     undecided = ", undecided whose fault that is" if doubt else ""
     also, passes = "", ""
     if slow.is_confirmed:
@@ -289,9 +306,8 @@ def _search(inquiry: Inquiry) -> Answer:
     seen = inquiry.seen
     if not _is_compared(seen):
         return Answer()
-    found = tuple(
-        undecided_if_free(_finding(inquiry, one), NOBODY_WAITS) for one in slow_steps(inquiry)
-    )
+    steps = slow_steps(inquiry)
+    found = tuple(undecided_if_free(_finding(inquiry, one, steps), NOBODY_WAITS) for one in steps)
 
     def explains(finding: Finding) -> bool:
         """Return whether a finding is about slow passes of a rank whose step is slow."""

@@ -10,7 +10,7 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.device import GPU_ADVICE, HOST_ADVICE
-from detect.causes.optimizer import ADVICE, NOBODY_WAITS, ONE_PEER
+from detect.causes.optimizer import ADVICE, NOBODY_WAITS, NOT_ALONE, ONE_PEER
 from detect.detector import judge
 from detect.observe.extract import observe
 from megascan.topology import Layout
@@ -143,6 +143,23 @@ def test_one_rank_of_a_group_whose_communication_is_hidden_is_told(job):
     made = job(layout=Layout(tp=2, dp=4), work=slow_step(5, 3.0))
     report = report_of(made, [9.0] * 4 + [0.0, 0.0] + [9.0] * 2, splits_tensor_groups=False)
     assert named(report) == [((5,), Cause.COMPUTE, Owner.NODE)]
+
+
+def test_steps_of_two_pairs_that_are_slow_alike_may_wait(job):
+    """Beside one peer each; a single one of them is the node's."""
+
+    def both(slot):
+        return slow_step(1, 2.0)(slot) * slow_step(5, 2.2)(slot)
+
+    layout = Layout(tp=2, pp=2, dp=2)
+    waits = [9.0, 0.0, 9.0, 9.0, 9.0, 0.0, 9.0, 9.0]
+    alone = report_of(job(layout=layout, work=slow_step(5, 2.2)), waits)
+    assert [(one.ranks, one.owner) for one in alone.findings] == [((5,), Owner.NODE)]
+    two = report_of(job(layout=layout, work=both), waits).findings
+    assert {(one.ranks, one.owner) for one in two} == {
+        ((1,), Owner.UNDECIDED), ((5,), Owner.UNDECIDED)
+    }  # fmt: skip
+    assert all(NOT_ALONE in one.evidence for one in two)
 
 
 def slow_at_both(step, passes, slow=2, mate=1.0):
