@@ -572,9 +572,7 @@ def undecided_if_no_gain(finding: Finding) -> Finding:
     gains_nothing = (is_lone_host and cost < COSTS.least_of_host_ratio) or (
         is_network and cost < COSTS.least_of_network_ratio
     )
-    if not gains_nothing:
-        return finding
-    return undecided(finding, NO_GAIN)
+    return undecided(finding, NO_GAIN) if gains_nothing else finding
 
 
 def undecided_if_little(finding: Finding, num_iterations: int) -> Finding:

@@ -111,14 +111,14 @@ def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
     if not suspects:
         return []
     passes = compare_within(seen.work, seen.members, stage_groups(seen.members), inquiry.slow).value
-    nobody = np.zeros(len(members), dtype=bool)
-    step_ns = float(np.median(seen.iteration_ns))
+    over = over_others(time_ns, groups, np.zeros(len(members), dtype=bool))
     found = []
     for one in suspects:
         rank, active = int(members.ranks[one.row]), one.course.active
         (row,) = seen.members.rows_with((rank,))
         group = next(rows for rows in groups if one.row in rows)
         level = robust.median(passes[:, active], axis=1)
+        is_slowest = _is_slowest_in_passes(seen.members, row, level)
         slow = _SlowStep(
             rank=rank,
             row=row,
@@ -127,31 +127,38 @@ def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
             own_ns=float(np.nanmedian(time_ns[one.row][active])),
             passes=float(level[row]),
             passes_ns=_excess_of_passes(seen, row, active, float(level[row])),
-            is_confirmed=_is_slowest_in_passes(inquiry, row, level)
-            and _stands_out(over_others(time_ns, groups, nobody)[:, active], one, group),
+            is_confirmed=is_slowest and _stands_out(over[:, active], one, group),
         )
-        is_device = slow.passes >= OPTIMIZER.most_passes_share * one.course.effect
-        is_judged = is_device and (inquiry.slow[row] or not slow.is_confirmed)
-        if is_judged or stands_still(seen, row, active):
-            continue
-        least_ns = OPTIMIZER.least_share * step_ns
-        is_large = one.course.effect >= OPTIMIZER.floor_log and slow.excess_ns >= least_ns
-        if is_large or (slow.is_confirmed and slow.excess_ns + slow.passes_ns >= least_ns):
+        if _is_worth_saying(inquiry, slow):
             found.append(slow)
     return found
 
 
+def _is_worth_saying(inquiry: Inquiry, slow: _SlowStep) -> bool:
+    """Return whether a step is slow enough, by itself or with its passes, and no other search
+    judges why.
+    """
+    seen, course = inquiry.seen, slow.suspect.course
+    is_device = slow.passes >= OPTIMIZER.most_passes_share * course.effect
+    is_judged = is_device and (inquiry.slow[slow.row] or not slow.is_confirmed)
+    if is_judged or stands_still(seen, slow.row, course.active):
+        return False
+    least_ns = OPTIMIZER.least_share * float(np.median(seen.iteration_ns))
+    is_large = course.effect >= OPTIMIZER.floor_log and slow.excess_ns >= least_ns
+    return is_large or (slow.is_confirmed and slow.excess_ns + slow.passes_ns >= least_ns)
+
+
 def _excess_of_passes(seen: Observations, row: int, active: Flags, slowdown: float) -> float:
+    """Return what a row's passes take longer in an iteration by this slowdown, log; at least 0."""
     passes_ns = seen.busy_ns[row] - np.nan_to_num(seen.optimizer_ns[row])
     excess_ns = float(robust.median(passes_ns[active])) * -float(np.expm1(-slowdown))
     return max(excess_ns, 0.0) if np.isfinite(excess_ns) else 0.0
 
 
-def _is_slowest_in_passes(inquiry: Inquiry, row: int, level: Floats) -> bool:
+def _is_slowest_in_passes(members: Members, row: int, level: Floats) -> bool:
     """Return whether no peer's passes are as slow as the row's, which are noticeably slow; `level`
     (row,) is what passes take over those of peers, log.
     """
-    members = inquiry.seen.members
     peers = members.rows_of_stage(int(members.stage[row]))
     peers = peers[peers != row]
     is_slow = level[row] >= OPTIMIZER.least_passes_log

@@ -210,6 +210,20 @@ def test_slowness_that_replicas_show_on_other_hosts_is_their_datas(job, slow_hos
     assert _share_their_data(sides, dict(channel_tests(sides))["compute"]) == is_data
 
 
+@pytest.mark.parametrize(("other_ms", "owner"), [(1.0, Owner.NODE), (38.0, Owner.UNDECIDED)])
+def test_a_host_that_is_a_stage_is_not_blamed_where_another_stage_loses_as_much(
+    job, other_ms, owner
+):
+    """The first stage embeds, the last one computes the loss: both may have many gaps."""
+    gaps_ms = {0: 40.0, 3: other_ms}
+    made = job(
+        layout=Layout(dp=4, pp=4), hosts=4, gap_ms=lambda slot: gaps_ms.get(slot.rank // 4, 1.0)
+    )
+    found = {one.ranks: one.owner for one in made.report().findings if one.cause == Cause.HOST}
+    assert found[0, 1, 2, 3] == owner
+    assert Owner.NODE not in {one for ranks, one in found.items() if ranks != (0, 1, 2, 3)}
+
+
 def test_host_that_is_a_stage_may_have_gaps_of_its_own(job):
     """Gaps of 8 % where others have 3 % are a stage's; where others have none, a host's."""
 

@@ -192,12 +192,15 @@ def test_a_host_or_a_network_that_costs_next_to_nothing_has_no_name(job):
     cheap = replace(finding, cost_is_replayed=True, step_time_cost_ratio=1.0015)
     assert cheap.cause == Cause.HOST and cheap.owner == Owner.NODE
     network = replace(cheap, cause=Cause.LINK, ranks=(0, 1, 2, 3))
-    for one in (cheap, network, replace(cheap, cost_is_replayed=False)):
+    estimated = replace(cheap, cost_is_replayed=False)
+    of_two = replace(estimated, num_peers=1, step_time_cost_ratio=1.015)  # one is always slower
+    for one in (cheap, network, estimated, of_two):
         assert undecided_if_no_gain(one).owner == Owner.UNDECIDED
     for other in (
         replace(cheap, step_time_cost_ratio=1.03),
         replace(cheap, joint_cost_ratio=1.03),  # it hides behind others that lose as much
-        replace(cheap, cost_is_replayed=False, step_time_cost_ratio=1.01),
+        replace(estimated, step_time_cost_ratio=1.01),
+        replace(of_two, step_time_cost_ratio=1.03),
         replace(network, cost_is_replayed=False),
         replace(cheap, ranks=(2, 3)),  # a host of two, which both lose it
         replace(cheap, cause=Cause.LOADER),
