@@ -29,7 +29,7 @@ from detect.causes.finding import (
 from detect.causes.hits import FEW
 from detect.causes.launching import IN_DOUBT_LAUNCH, launches_explain
 from detect.observe.observations import Members, Observations, Transfers
-from detect.observe.transfers import bus_factor, log_residuals, usual_total
+from detect.observe.transfers import bus_factors, log_residuals, usual_total
 from detect.report import Cause, ClockAgreement, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import Usual
@@ -120,14 +120,11 @@ class _Units:
     def _row_rates(self) -> Floats:
         """Return the bytes per ns that each row's links carry, (row,); NaN of unknown sizes."""
         transfers = self.transfers
-        factors = [
-            bus_factor(transfers.kinds[int(kind)].split()[1], max(len(ranks), 1)) or 1.0
-            for kind, ranks in zip(transfers.kind, transfers.members, strict=True)
-        ]
+        factors = bus_factors(transfers.kinds, transfers.kind, transfers.members)
         sizes = np.where(transfers.size_bytes > 0, transfers.size_bytes, np.nan)
         typical_ns = robust.median(transfers.transfer_ns, axis=1)
         known_ns = np.where(typical_ns > 0, typical_ns, np.nan)  # clock errors may leave nothing
-        return np.asarray(np.array(factors) * sizes / known_ns, dtype=np.float64)
+        return np.asarray(factors * sizes / known_ns, dtype=np.float64)
 
     @cached_property
     def rates(self) -> Floats:

@@ -11,7 +11,7 @@ kernels of a profile         all of the above that passes would tell (detect.obs
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -111,7 +111,7 @@ def _observations(
 ) -> Observations:
     """Compare what is known of each rank; of `timeline` no spans are needed."""
     members = _members(timeline, frame.ranks)
-    passes = _Passes.of(facts, frame, members, hidden_axes(members.layout, transfers))
+    passes = _Passes.of(facts, frame, members, transfers)
     samples, cells = passes.samples, facts.cells
     stalled, stolen = samples.sums(passes.stalled_ns, frame.shape), _stolen(facts, frame, passes)
     gap_ns = cells.gap_ns + _own_ending(cells.ending_ns, members)
@@ -205,8 +205,10 @@ class _Passes:
     """(rank, iteration): time lost to garbage collection."""
 
     @classmethod
-    def of(cls, facts: Facts, frame: Frame, members: Members, hidden: Collection[str]) -> _Passes:
-        """Tell work from waiting; along the `hidden` axes nobody recorded who waits for whom."""
+    def of(
+        cls, facts: Facts, frame: Frame, members: Members, transfers: Transfers | None
+    ) -> _Passes:
+        """Tell work from waiting."""
         passes, phase = facts.passes, facts.passes.samples.phase
         time_ns, is_sharded = pass_times(passes.time_ns, phase, passes.gathers)
         own = OwnTimes((), time_ns, time_ns)
@@ -223,14 +225,10 @@ class _Passes:
             stalled_ns = np.where(is_sharded, late_ns, stalled_ns)
         inside_ns = np.where(is_sharded, 0.0, still_ns)  # only layers count in sharded passes
         is_paused = collecting.inside_ns > PASSES.max_pause_share * time_ns
-        busy_ns, work_ns = time_ns - inside_ns, own.time_ns - inside_ns
-        is_told = np.zeros(len(time_ns), dtype=bool)
-        if hidden and passes.parts is not None and not frame.uses_cpu_time:
-            outside_ns = outside_waits(passes.parts, passes.entangled, phase, hidden)
-            row = passes.samples.row
-            alone_ns = as_whole_passes(outside_ns, time_ns, row, combine(stage, phase))
-            is_told = np.isfinite(alone_ns)
-            busy_ns, work_ns = (np.where(is_told, alone_ns, one) for one in (busy_ns, work_ns))
+        alone_ns = _alone(facts, frame, members, transfers, time_ns)
+        is_told = np.isfinite(alone_ns)
+        busy_ns = np.where(is_told, alone_ns, time_ns - inside_ns)
+        work_ns = np.where(is_told, alone_ns, own.time_ns - inside_ns)
         return cls(
             samples=passes.samples,
             busy_ns=busy_ns,
@@ -244,6 +242,23 @@ class _Passes:
                 collecting.row, collecting.slot, collecting.lost_ns, frame.shape
             ),
         )
+
+
+def _alone(
+    facts: Facts, frame: Frame, members: Members, transfers: Transfers | None, time_ns: Floats
+) -> Floats:
+    """Return what passes take by themselves that wait inside for ranks along an axis of which
+    nobody recorded it, (pass,) ns; NaN of other passes. `time_ns` is theirs with waiting.
+    """
+    passes, row, phase = facts.passes, facts.passes.samples.row, facts.passes.samples.phase
+    nothing = np.full(len(time_ns), np.nan)
+    if passes.parts is None or frame.uses_cpu_time:
+        return nothing
+    hidden = hidden_axes(members.layout, transfers)
+    if not hidden:
+        return nothing
+    outside_ns = outside_waits(passes.parts, passes.entangled, phase, hidden)
+    return as_whole_passes(outside_ns, time_ns, row, combine(members.stage[row], phase))
 
 
 def _standing_still(

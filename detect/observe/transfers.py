@@ -259,10 +259,7 @@ def _by_wire(
     """
     num_kinds = len(labels.kinds)
     unit, kind = np.divmod(names, num_kinds)
-    factors = np.array([
-        bus_factor(labels.kinds[own].split()[1], max(len(labels.members[one]), 1)) or 1.0
-        for one, own in zip(unit.tolist(), kind.tolist(), strict=True)
-    ])  # fmt: skip
+    factors = bus_factors(labels.kinds, kind, [labels.members[one] for one in unit.tolist()])
     with np.errstate(divide="ignore", invalid="ignore"):
         is_quick = factors * size / typical_ns > NETWORKS.most_of_nic
     over_nvlink = np.isin(unit, unit[is_quick & labels.crosses[unit]])
@@ -318,6 +315,16 @@ def bus_factor(operation: str, size: int) -> float | None:
         "all_to_all": (size - 1) / size,
         "all_gather": float(size - 1),
     }.get(operation)
+
+
+def bus_factors(kinds: Sequence[str], kind: Integers, members: Sequence[tuple[int, ...]]) -> Floats:
+    """Return the bus factor of each row's `kind`, by number in `kinds`, among its members, (row,);
+    1 where none is defined.
+    """
+    return np.array([
+        bus_factor(kinds[one].split()[1], max(len(ranks), 1)) or 1.0
+        for one, ranks in zip(kind.tolist(), members, strict=True)
+    ])  # fmt: skip
 
 
 def log_residuals(transfers: Transfers, excluded: Flags) -> Floats:

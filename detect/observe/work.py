@@ -94,7 +94,7 @@ def layer_modules(index: SpanIndex, *, with_repeated: bool = False) -> Flags:
     if not index.frame.has_modules:
         return layer_spans(index)
     modules = index.named((*MODULES, *(REPEATED_MODULES if with_repeated else ())))
-    outer = index.named((MOE, backward_of(MOE), recompute_of(MOE)))
+    outer = index.named(EXPERTS_NAMES)
     if outer.any():
         inner = modules & ~outer
         owner = enclosing(index, outer, inner)
@@ -157,14 +157,17 @@ def gathers_of(index: SpanIndex, passes: Flags, phase: Integers) -> Gathers:
     layers = index.named((PLAIN_LAYER, backward_of(PLAIN_LAYER)))
     holds = _hold(index, passes, _over_replicas(index, "all_gather"))
     is_megatron = index.frame.has_loss and not layers.any()
-    parts = layers
     if is_megatron:
-        layers, parts = layer_spans(index), layer_modules(index, with_repeated=True)
         holds &= BACKWARD in _phases_that_hold(holds, phase)
     if not holds.any():
         return Gathers(layers_ns=np.zeros(len(holds)), holds=holds)
-    layers_ns = _time_in(index, passes, layers, parts)
-    if is_megatron and parts.any():
+    if not is_megatron:
+        stands_for = _layers_a_recorded_one(index, passes, layers)
+        return Gathers(layers_ns=stands_for * _self_time_in(index, passes, layers), holds=holds)
+    parts = layer_modules(index, with_repeated=True)
+    stands_for = _layers_a_recorded_one(index, passes, layer_spans(index))
+    layers_ns = stands_for * _self_time_in(index, passes, parts)
+    if parts.any():
         layers_ns += _self_time_in(index, passes, index.named(HEADS))
     return Gathers(layers_ns=layers_ns, holds=holds)
 
@@ -203,27 +206,19 @@ def parts_of(index: SpanIndex, passes: Flags) -> Parts:
     if not index.frame.has_modules:
         nothing = np.zeros(int(passes.sum()))
         return Parts(attention_ns=nothing, experts_ns=nothing, others_ns=nothing)
-    modules, layers = layer_modules(index, with_repeated=True), layer_spans(index)
+    modules = layer_modules(index, with_repeated=True)
+    stands_for = _layers_a_recorded_one(index, passes, layer_spans(index))
     attention, experts = (index.named(names) for names in (ATTENTION_NAMES, EXPERTS_NAMES))
-    others_ns = _time_in(index, passes, layers, modules & ~attention & ~experts)
+    others_ns = stands_for * _self_time_in(index, passes, modules & ~attention & ~experts)
     return Parts(
-        attention_ns=_time_in(index, passes, layers, modules & attention),
-        experts_ns=_time_in(index, passes, layers, modules & experts),
+        attention_ns=stands_for * _self_time_in(index, passes, modules & attention),
+        experts_ns=stands_for * _self_time_in(index, passes, modules & experts),
         others_ns=others_ns + _self_time_in(index, passes, index.named(HEADS)),
     )
 
 
-def _time_in(index: SpanIndex, passes: Flags, layers: Flags, parts: Flags) -> Floats:
-    """Return the time of the `parts` of layers in each pass, (pass,) ns; where some `layers` only
-    were recorded, each stands for several.
-    """
-    time_ns = _self_time_in(index, passes, parts)
-    if index.is_sampled and layers.any():
-        time_ns *= _layers_a_recorded_one(index, passes, layers)
-    return time_ns
-
-
 def _self_time_in(index: SpanIndex, passes: Flags, parts: Flags) -> Floats:
+    """Return the summed self time of the `parts` that start in each pass, (pass,) ns."""
     return enclosed_time(index, passes, parts, index.self_time(parts))
 
 
@@ -322,7 +317,11 @@ def as_whole_passes(outside_ns: Floats, time_ns: Floats, row: Integers, alike: I
 
 
 def _layers_a_recorded_one(index: SpanIndex, passes: Flags, layers: Flags) -> Floats:
-    """Return for how many layers each recorded layer of a pass stands, (pass,)."""
+    """Return for how many layers each recorded layer of a pass stands, (pass,): 1 where all were
+    recorded, or none.
+    """
+    if not index.is_sampled or not layers.any():
+        return np.ones(int(passes.sum()))
     chunk = np.maximum(numbers(index.table, "chunk"), 0)
     place = index.row * (int(chunk.max(initial=0)) + 1) + chunk
     found = np.unique(np.stack([place[layers], numbers(index.table, "layer")[layers]]), axis=1)
