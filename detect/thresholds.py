@@ -444,6 +444,10 @@ class _Optimizer:
         0.5, "share of the effect", Origin.CONVENTION,
         "that its passes may be slower by: more, and it is the device as a whole",
     )  # fmt: skip
+    least_gain_ratio: float = limit(
+        1.02, "ratio", Origin.BENCHMARK,
+        "of the step to that without a slow optimizer step, from which on somebody waits for it",
+    )  # fmt: skip
     least_share: float = limit(
         0.01, "share of an iteration", Origin.CONVENTION, "that the excess takes at least"
     )
@@ -734,6 +738,10 @@ class _Hosts:
         0.1, "share of the effect", Origin.BENCHMARK,
         "that the optimizer shows where data, or the partition, may make all passes longer",
     )  # fmt: skip
+    least_unconfirmed_log: float = limit(
+        math.log(1.08), "log", Origin.BENCHMARK,
+        "by which a host's ranks compute slower where neither optimizer nor clocks confirm it",
+    )  # fmt: skip
     shared_data_share: float = limit(
         0.5, "share of the effect", Origin.CONVENTION,
         "that ranks of the same replicas show on other hosts where the replicas' data explain it",
@@ -896,6 +904,11 @@ class _Bursts:
         "at most, in which heavy pauses are worth a word that are too few for a proof",
     )  # fmt: skip
     min_rows: int = limit(3, "rows", Origin.MATHEMATICS, "of which the odd one out can be told")
+    certain_q: float = limit(
+        1e-3, "q value", Origin.CONVENTION,
+        "below which bursts of one of two or three ranks, of which the others have none, are no "
+        "noise of its own",
+    )  # fmt: skip
     sure_others: int = limit(
         3, "rows", Origin.BENCHMARK,
         "beside the one with slow bursts for it to be named; of three one may be noisier",
@@ -970,6 +983,10 @@ class _Bursts:
         1.0 / 3.0, "share of the rate", Origin.CONVENTION,
         "of a row's hits that the others may have for the pauses to be the row's alone",
     )  # fmt: skip
+    other_end_share: float = limit(
+        0.2, "share of the iterations with pauses", Origin.BENCHMARK,
+        "in which other hosts pause, too, for a host that holds an end of the pipeline to be alone",
+    )  # fmt: skip
     quiet_share: float = limit(
         0.25, "share of the iterations", Origin.CONVENTION,
         "at whose upper end a row's quiet level is read: three quarters may be bursts",
@@ -1027,6 +1044,10 @@ class _Losses:
     loader_ratio: float = limit(
         2.0, "ratio", Origin.BENCHMARK, "by which loading on sound hosts differs with the documents"
     )
+    least_load_ns: float = limit(
+        500e3, "ns an iteration", Origin.CONVENTION,
+        "that fetching batches takes at least: less is what ranks get that do not load themselves",
+    )  # fmt: skip
     many_gaps_share: float = limit(
         0.1, "share of the operations", Origin.BENCHMARK,
         "launched only just in time, from which on a host's lost time is its pace, and no few "

@@ -492,7 +492,7 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
     launches = may_wait_for_launches(seen) or waits_for_launches(seen, burst.row, burst.hits)
     waits = _waits_beside(seen, burst)
     reasons = {
-        FEW_OTHERS: int(burst.others.sum()) < BURSTS.sure_others and not burst.is_one_speed,
+        FEW_OTHERS: _may_be_noisier(burst),
         OTHERS_TOO: burst.is_noise,
         LONGER: is_uneven
         and not _spares_lookups(seen, burst)
@@ -556,6 +556,15 @@ def _stands_idle(seen: Observations, burst: Burst) -> bool:
     longer_ns = np.nan_to_num(seen.busy_ns[burst.row]) * burst.excess / (1.0 + burst.excess)
     idle = np.nan_to_num(lost[burst.row])[burst.hits] / np.maximum(longer_ns[burst.hits], 1.0)
     return float(np.median(idle)) >= BURSTS.idle_share
+
+
+def _may_be_noisier(burst: Burst) -> bool:
+    """Return whether so few ranks are compared that one of them may only be the noisiest: unless it
+    always slows to one speed, or none of the others ever does and chance hardly explains that.
+    """
+    is_sure = burst.other_hits == 0 and burst.q_value <= BURSTS.certain_q
+    is_few = int(burst.others.sum()) < BURSTS.sure_others
+    return is_few and not burst.is_one_speed and not is_sure
 
 
 def _doubt_of_loader(seen: Observations, burst: Burst) -> tuple[str, ...]:

@@ -107,6 +107,10 @@ OF_STORAGE = (
     "loading takes ranks of other hosts as long now and then: storage that all share may be the "
     "reason as well as this host"
 )
+CHIPS_DIFFER = (
+    "neither its optimizer steps nor clocks confirm it: the chips of one host may differ from those "
+    "of others by as much"
+)
 NOISIER = (
     "there is one other host only, which loses a little less: of two hosts one is always the "
     "noisier one"
@@ -320,8 +324,8 @@ def _doubt(inquiry: Inquiry, sides: Sides, reason: _Reason) -> str:
         return UNKNOWN_ROLES
     if reason.cause == Cause.LOADER and _others_load_as_long(sides):
         return OF_STORAGE
-    if reason.cause == Cause.COMPUTE and (waits := _waits_for_others(sides, reason)):
-        return waits
+    if reason.cause == Cause.COMPUTE and (doubt := _doubt_of_devices(sides, reason)):
+        return doubt
     is_level, active = reason.course is None, active_in(reason.course, len(sides.seen.iterations))
     if reason.test is reason.tests.get(Cause.HOST.value):
         waits = may_wait_unseen(sides.seen, np.flatnonzero(sides.own), active)
@@ -330,12 +334,14 @@ def _doubt(inquiry: Inquiry, sides: Sides, reason: _Reason) -> str:
     return NOISIER if is_level and _is_noisier_of_two(sides, reason.tests, reason.test) else ""
 
 
-def _waits_for_others(sides: Sides, reason: _Reason) -> str:
-    """Say that collectives beside the host's passes wait for longer than these are slow; empty
-    where its devices show that they are.
+def _doubt_of_devices(sides: Sides, reason: _Reason) -> str:
+    """Say that collectives beside the host's passes wait for longer than these are slow, or that
+    sound devices may differ by as much; empty where its devices show that they are slow.
     """
     if _shows_in_devices(sides, reason.test, reason.tests.get(OPTIMIZER)):
         return ""
+    if not reason.is_by_change and reason.test.effect < HOSTS.least_unconfirmed_log:
+        return CHIPS_DIFFER
     active = active_in(reason.course, len(sides.seen.iterations))
     return waits_beside(sides.seen, sides.own, sides.control, active, reason.test.effect)
 
@@ -361,7 +367,7 @@ def _others_load_as_long(sides: Sides) -> bool:
     Then the storage that all load from is slow, and the other hosts' devices only wait less for it.
     """
     loading = loading_of(sides.seen)
-    own = float(np.nanmedian(loading[sides.own]))
+    own = float(np.nanmean(loading[sides.own]))  # the median of pauses now and then is no pause
     return load_as_long(own, loading[~sides.own])
 
 

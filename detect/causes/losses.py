@@ -62,7 +62,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course, Suspect
-from detect.text import milliseconds, percent, subject_of
+from detect.text import milliseconds, percent, ranks_text, subject_of
 from detect.thresholds import CONSEQUENCES, LINKS, LOSSES, NETWORKS, OCCUPANCY, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 
@@ -164,9 +164,11 @@ def _awaited_loading(seen: Observations, row: int) -> Answer:
     """Report the loading of the only rank that loads, where all others wait for it: in most
     iterations, or now and then for the same share of all time.
 
-    No other rank shows how long the loading ought to take, so whose fault it is stays undecided;
-    its cost is plain. Example: 241 ms of every 510 ms, while the other stage waits for 280 ms; or
-    50 to 320 ms in 12 of 18 iterations of 490 ms, a fifth of all time.
+    Where the other end of the pipeline loads from the same storage, and far quicker, the rank's own
+    loader or host is at fault. Else no other rank shows how long the loading ought to take, and
+    whose fault it is stays undecided; its cost is plain. Example: 241 ms of every 510 ms, while the
+    other stage waits for 280 ms; or 50 to 320 ms in 12 of 18 iterations of 490 ms, a fifth of all
+    time.
     """
     members, least = seen.members, LOSSES.least_awaited_share
     others = np.arange(len(members)) != row
@@ -189,6 +191,29 @@ def _awaited_loading(seen: Observations, row: int) -> Answer:
     return Answer(findings=(finding,), least_slowdown=1.0 + least, least_because=NOBODY_ELSE)
 
 
+def _quicker_at_the_other_end(seen: Observations, row: int, hits: Flags) -> str:
+    """Say that another stage loads what the row loads, and far quicker; empty where none does, some
+    take as long, or nobody recorded how long.
+
+    The last stage needs the labels of the tokens that the first one embeds, from the same storage.
+    Example: rank 0 loads for 488 ms an iteration, the first rank of the last stage for 2.2.
+    """
+    if seen.loading_ns is None:
+        return ""
+    place = seen.members.place
+    usual_ns = np.nan_to_num(robust.median(seen.loading_ns, axis=1))
+    loads = (usual_ns >= LOSSES.least_load_ns) & (place["pp"] != place["pp"][row])
+    ends = np.flatnonzero(loads & (place["tp"] == place["tp"][row]))
+    if not len(ends) or others_load_as_long(seen, row, ends, hits):
+        return ""
+    ranks = ranks_text(seen.members.ranks_of(ends))
+    takes = "needs" if len(ends) == 1 else "need"
+    return (
+        f"at the other end of the pipeline {ranks} {takes} {milliseconds(usual_ns[ends].max())} "
+        "for the same loading: what both load from is not the reason"
+    )
+
+
 def _awaited_finding(
     seen: Observations, row: int, hits: Flags, *, lasts: bool, saved_ns: Floats, chance: float
 ) -> Finding:
@@ -201,13 +226,14 @@ def _awaited_finding(
     own = float(np.median(own_ns))
     error_ns = float(np.std(own_ns)) / float(np.sqrt(len(own_ns)))
     reach = SEARCH.interval_sigmas * error_ns
+    quick = _quicker_at_the_other_end(seen, row, hits)
     return build_finding(
         seen,
         Claim(
             ranks=members.workers[row],
             rows=(row,),
             cause=Cause.LOADER,
-            owner=Owner.UNDECIDED,
+            owner=Owner.NODE if quick else Owner.UNDECIDED,
             slowdown=1.0 + own / base_ns,
             interval=(1.0 + (own - reach) / base_ns, 1.0 + (own + reach) / base_ns),
             course=None if lasts else Course.of(hits, own / base_ns, error_ns / base_ns),
@@ -215,13 +241,13 @@ def _awaited_finding(
             num_peers=0,
             saved_ns=saved_ns,
             subject=subject_of(members, row),
-            predicate="loads data while all others wait, undecided whose fault that is: for "
+            predicate=f"loads data while all others wait{'' if quick else UNDECIDED_WHOSE}, for "
             f"{milliseconds(own)} ({percent(1.0 + own / step_ns)}) of an iteration",
             evidence=(
                 f"the other ranks wait {milliseconds(float(np.median(waiting_ns)))} an iteration; "
                 f"in {len(own_ns)} of {len(hits)} iterations each of them by at least half of that "
                 "loading longer than this one",
-                NOBODY_ELSE_LOADS,
+                quick or NOBODY_ELSE_LOADS,
             ),
             advice=ADVICE[Cause.LOADER],
         ),
@@ -385,6 +411,7 @@ def _bound_by_hosts(seen: Observations) -> tuple[str, ...]:
     )
 
 
+UNDECIDED_WHOSE = ", undecided whose fault that is"
 NOBODY_ELSE = "no other rank has the same loading to do"
 NOBODY_ELSE_LOADS = (
     f"{NOBODY_ELSE}: the loader timed alone, there and on another host, "

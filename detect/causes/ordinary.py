@@ -12,7 +12,8 @@ What the other ranks show among themselves tells how much is ordinary:
 * a small slowdown counts where it exceeds 4.5 times the root mean square of the other ranks'
   distances from their peers, or 3 times the largest, less what noise in time explains; ranks that
   are slow by as little are among the others;
-* a pair does not show what is ordinary: a small slowdown of one of two stays undecided;
+* a pair does not show what is ordinary: a small slowdown of one of two stays undecided, and so
+  does one of up to 10 % where few ranks are compared and another of them is slow as well;
 * if all ranks of a (TP, CP, EP) position are slow alike by a few per cent, or the first rank of the
   job's only TP group is, then that is what the position does.
 
@@ -33,6 +34,7 @@ Otherwise the pair stays undecided, and the reason says what would decide it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +55,7 @@ from detect.report import Owner
 from detect.stats import robust
 from detect.stats.residuals import deviations, stage_groups
 from detect.stats.search import Course
-from detect.text import times
+from detect.text import counted, times
 from detect.thresholds import DEVICE, KERNELS, ORDINARY, PAIRS, SPELLS
 from megascan.arrays import Floats, mask_of
 
@@ -204,6 +206,11 @@ def ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -
     is_little = is_small or (is_short and effect < np.log(ORDINARY.little_ratio))
     if is_little and slow.num_peers < ORDINARY.min_peers:
         return f"sound devices may differ by as much, and it has {slow.num_peers} peers only"
+    if _is_one_of_few(inquiry.seen, found, slow):
+        return (
+            f"it has {counted(slow.num_peers, 'peer')} only, and another of so few ranks is slow as "
+            "well: these devices may differ by as much and be sound"
+        )
     if is_small or (is_pair and effect < PAIRS.min_effect_log):
         largest = _within_distances(found, slow, ORDINARY.small_floors * floor)
         if largest is not None:
@@ -212,6 +219,27 @@ def ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -
                 "one may be no more than the slowest of sound devices"
             )
     return None if is_pair else _within_spread(inquiry.seen, found, slow)
+
+
+def _is_one_of_few(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
+    """Return whether a row is slow by no more than sound devices may be, and one of so few ranks
+    that nothing shows how much they differ, while another one is slow as well. Neither its clock
+    nor its optimizer step, which no data lengthen, confirms that it is slow.
+
+    Example: four replicas at 0, 1, 6.5 and 7.5 %. The third is no peer of the fourth, since it is
+    slow itself, and the other two happen to be alike.
+    """
+    row, active = slow.suspect.row, slow.suspect.course.active
+    if slow.num_peers >= ORDINARY.min_peers or clock_of_slow(seen, found, slow) is not None:
+        return False
+    if optimizer_shows(found.optimizer[:, active], effects_beside(seen, found, slow), row):
+        return False
+    level = robust.median(found.residuals.value, axis=1)
+    num_pairs = sum(
+        math.comb(int(np.isfinite(level[rows]).sum()), 2) for rows in stage_groups(seen.members)
+    )
+    is_little = slow.suspect.course.effect < np.log(ORDINARY.little_ratio)
+    return is_little and num_pairs < ORDINARY.min_pairs and len(found.slow) > 1
 
 
 def _within_distances(found: ComputeSearch, slow: SlowRow, small: float) -> float | None:

@@ -32,8 +32,9 @@ host take 100 to 1,300 ms an iteration, 8 of the other one 1 ms; the slowest cos
 
 Limits: pauses inside passes of ranks with experts may be tokens that a router sends them: the host
 is undecided then. The first stage alone loads, the last one computes the loss. A host that holds
-one is named for pauses in backward passes, in which neither happens; for others where loading was
-recorded and is no pause, no router sends tokens to experts, and no other host pauses as long.
+one is named for pauses in backward passes, in which neither happens; for others where no router sends
+tokens to experts, and either loading was recorded and is no pause, and no other host pauses as
+long, or all ranks of the host pause and hardly any elsewhere: both ends of a pipeline load.
 """
 
 from __future__ import annotations
@@ -330,9 +331,19 @@ def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
         doubts.append(ROUTED)
     doubts += filter(None, [may_wait_unseen(seen, paused.rows, paused.burst.hits)])
     is_end = not paused.in_backward and _holds_an_end_alone(seen.members, paused.rows)
-    if is_end and not (_tells_loading(seen) and paused.burst.other_hits == 0):
+    is_told = _tells_loading(seen) and paused.burst.other_hits == 0
+    if is_end and not is_told and not _meets_all_of_one(seen.members, paused):
         doubts.append(ALONE)
     return doubts
+
+
+def _meets_all_of_one(members: Members, paused: PausedHost) -> bool:
+    """Return whether every rank of the host pauses, while those of other hosts hardly do. Files
+    that are read slowly would stop the other end of the pipeline, too, which loads as well.
+    """
+    most = BURSTS.other_end_share * int(paused.burst.hits.sum())
+    is_one = bool(paused.pauses.all()) and paused.burst.other_hits <= most
+    return is_one and members.layout.ep == 1
 
 
 def _launches_all_the_time(seen: Observations, rows: Integers) -> bool:

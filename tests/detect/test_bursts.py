@@ -344,14 +344,14 @@ def test_mates_that_wait_inside_their_passes_for_one_are_no_paused_host(paused_p
     assert not any(one.cause == Cause.HOST for one in together.findings)
 
 
-def test_pauses_of_forward_passes_may_be_what_the_ends_of_a_pipeline_do(paused_passes):
-    """Ranks 4 to 7 are the last stage, which alone computes the loss."""
-    both, forward = (
-        paused_passes(layout=Layout(pp=2, dp=4), phases=one).report().findings[0]
-        for one in (("forward", "backward"), ("forward",))
-    )
-    assert both.ranks == forward.ranks == (4, 5, 6, 7)
-    assert (both.owner, forward.owner) == (Owner.NODE, Owner.UNDECIDED)
+@pytest.mark.parametrize(
+    ("pausing", "owner"), [(range(8, 12), Owner.NODE), (range(8, 11), Owner.UNDECIDED)]
+)
+def test_pauses_at_an_end_of_a_pipeline_are_its_hosts_if_all_ranks_have_some(job, pausing, owner):
+    """Ranks 8 to 11 are the last stage, which alone computes the loss, and loads."""
+    layout, pauses = Layout(pp=3, dp=4), _pressed(pausing)
+    report = job(layout=layout, hosts=4, iterations=20, gap_ms=pauses).report()
+    assert [one.owner for one in report.findings if one.ranks == (8, 9, 10, 11)] == [owner]
 
 
 def test_pauses_of_an_end_of_a_pipeline_are_its_hosts_where_loading_was_recorded(paused_passes):
@@ -403,15 +403,21 @@ def test_a_row_is_not_quiet_while_its_peers_have_bursts():
     assert sorted(one.row for one in bursts(value, known, 0.01, 0.01)) == [4, 5, 7]
 
 
+def test_slow_files_stop_both_ends_of_a_pipeline(job):
+    """Ranks 8 to 11 pause in every second iteration, ranks 0 to 3 in every sixth."""
+    own, first = _pressed(range(8, 12)), _pressed(range(4))
+
+    def pauses(slot):
+        return own(slot) + (first(slot) if slot.iteration % 6 == 3 else 0.0)
+
+    report = job(layout=Layout(pp=3, dp=4), hosts=4, iterations=20, gap_ms=pauses).report()
+    assert not [one for one in report.findings if one.owner is Owner.NODE]
+
+
 def test_pauses_of_a_host_in_the_middle_of_the_pipeline_are_its_own(job):
-    """Of a stage between the ends, which has layers only; of the last one, undecided."""
-    layout = Layout(pp=3, dp=4)
-    middle, last = (
-        job(layout=layout, hosts=4, iterations=20, gap_ms=_pressed(range(first, first + 4)))
-        for first in (4, 8)
-    )
+    """A stage between the ends has layers only."""
+    middle = job(layout=Layout(pp=3, dp=4), hosts=4, iterations=20, gap_ms=_pressed(range(4, 8)))
     assert [one.owner for one in middle.report().findings] == [Owner.NODE]
-    assert [one.owner for one in last.report().findings] == [Owner.UNDECIDED]
 
 
 def test_which_of_two_mates_waits_for_the_other_is_not_told(job):
@@ -480,7 +486,9 @@ def test_a_mate_that_recorded_nothing_may_be_who_is_waited_for(job):
 
 
 def test_a_second_speed_of_one_of_two_is_no_noise(job):
-    """Two passes of every third iteration 1.2 times slower; then by anything from 1.1 to 1.5."""
+    """Two passes of every third iteration 1.2 times slower; then by anything from 1.1 to 1.5, and
+    the other rank's once as well.
+    """
     random = np.random.default_rng(5)
     sizes = 1.0 + random.uniform(0.1, 0.5, (64, 8))
 
@@ -491,8 +499,12 @@ def test_a_second_speed_of_one_of_two_is_no_noise(job):
     pair = job(layout=Layout(dp=2), iterations=30, noise=0.005)
     (finding,) = pair.but(work=lambda slot: at_times(slot, 1.2)).report().findings
     assert (finding.cause, finding.ranks, finding.owner) == (Cause.COMPUTE, (1,), Owner.NODE)
-    uneven = pair.but(work=lambda slot: at_times(slot, sizes[slot.iteration, slot.microbatch]))
-    assert not [one for one in uneven.report().findings if one.owner == Owner.NODE]
+
+    def uneven(slot):
+        is_others = slot.rank == 0 and slot.iteration == 16 and slot.microbatch == 4
+        return 1.3 if is_others else at_times(slot, sizes[slot.iteration, slot.microbatch])
+
+    assert not [one for one in pair.but(work=uneven).report().findings if one.owner == Owner.NODE]
 
 
 def test_mates_that_wait_are_no_rate_of_sound_rows():

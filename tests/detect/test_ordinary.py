@@ -65,6 +65,30 @@ def test_a_small_difference_from_two_peers_is_undecided(job):
     assert any("2 peers only" in one for one in report.findings[0].evidence)
 
 
+@pytest.mark.parametrize(
+    ("levels", "optimizer", "named"),
+    [
+        ((1.0, 1.003, 1.065, 1.075), 1.0, []),
+        ((1.0, 1.003, 1.065, 1.075), 1.03, [(3,)]),
+        ((1.0, 1.003, 1.0, 1.075), 1.0, [(3,)]),
+        ((1.0, 1.003, 1.065, 1.2), 1.0, [(3,)]),
+    ],
+    ids=["two of four", "its optimizer is slow, too", "one of four", "far more than chips differ"],
+)
+def test_two_of_four_that_are_a_little_slow_may_be_sound(job, levels, optimizer, named):
+    """Tokens are counted, so data are not the reason: only how much chips differ is unknown."""
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return optimizer if slot.rank == 3 else 1.0
+        return levels[slot.rank]
+
+    report = job(layout=Layout(dp=4), work=work, tokens=lambda rank: (4096, 4096)).report()
+    assert [one.ranks for one in report.findings if one.owner is Owner.NODE] == named
+    if not named:
+        assert any("another of so few ranks" in one.evidence[-1] for one in report.findings)
+
+
 def test_a_small_difference_of_a_pair_is_undecided_and_says_why(job):
     report = job(layout=Layout(tp=2), work=chips((1.0, 1.035))).report()
     assert owners(report) == [((1,), Owner.UNDECIDED)]
