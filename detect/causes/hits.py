@@ -18,6 +18,12 @@ one and the same factor, and no other row's by as much, they are no noise, and e
 Example: 16 ranks, 10 iterations of 8 passes that vary by 0.4 %. All passes of rank 8 are 1.24 times
 as long in iterations 7 and 8, and no other pass of anybody is longer by 3 %: one event, by chance
 once in 30 times, but 16 hits of one speed.
+
+**One of two rows** (`pair_burst`, `pair_pause`). Two rows do not show the rate of sound rows, since
+each is the other's only peer. But two sound rows exceed each other equally often, so hits that all
+go one way are tested like tosses of a coin, p = P(Binomial(hits of both, 1/2) >= hits). The slow
+row is the one whose own passes are longer in the hits than in its other iterations; for pauses it
+is the row for which the other waits.
 """
 
 from __future__ import annotations
@@ -37,7 +43,7 @@ from detect.stats.residuals import (
     peer_groups,
 )
 from detect.stats.search import Course
-from detect.thresholds import BURSTS, PAIRS, SEARCH, STARVATION
+from detect.thresholds import BURSTS, LOSSES, OCCUPANCY, PAIRS, SEARCH, STARVATION
 from megascan.arrays import Flags, Floats, Integers
 
 FEW = "so few iterations may be chance: trace more of them in a row"
@@ -367,3 +373,211 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
             )
         )
     return found
+
+
+def lone_pause(excess: Floats, margin: float, rate: float) -> Burst | None:
+    """Return the row that alone loses a tenth of all time in pauses, few of them or of any size.
+
+    `excess` (row, iteration) is what each row loses more than others; a hit is more than `margin`.
+    A row's own spread is no measure of noise: pauses of 90 ms now and 570 ms then are no noise. A
+    single pause is never sure.
+    """
+    hits = excess > margin
+    lost = np.where(hits, excess, 0.0)
+    num_rows, row = len(lost), int(np.argmax(lost.mean(axis=1)))
+    others = np.arange(num_rows) != row
+    tally = Tally.of(hits, row, others)
+    if not tally.is_alone or not lost[row].mean() >= OCCUPANCY.least_share:
+        return None
+    q_value = min(1.0, tally.by_chance * num_rows)
+    return Burst(
+        row=row,
+        hits=hits[row],
+        excess=lost[row],
+        q_value=q_value,
+        others=others,
+        other_hits=tally.other_hits,
+        is_sure=q_value <= rate and tally.num_hits >= BURSTS.min_hits,
+    )
+
+
+def bursts(
+    value: Floats,
+    known: Flags,
+    rate: float,
+    least_share: float,
+    least_hit: float = 0.0,
+    *,
+    num_tests: int | None = None,
+    group: Integers | None = None,
+) -> list[Burst]:
+    """Return the rows of (row, iteration) that exceed the others now and then, the heaviest first.
+
+    `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
+    a row must exceed the others by `least_share` on the mean, and by `least_hit` in its hits.
+    `num_tests` is the number of rows tested in all, if `value` has only some of them. Rows of one
+    `group`, (row,), may wait for each other: a hit of a row's mate in the same iteration, but
+    smaller, does not count towards the rate of sound rows.
+    """
+    num_rows, num_iterations = value.shape
+    if int((~known).sum()) < BURSTS.min_rows or not np.isfinite(value[~known]).any():
+        return []
+    hits, lost = hits_of(value, known)
+    counts, share = hits.sum(axis=1), lost.mean(axis=1)
+    is_burst = (counts >= BURSTS.min_hits) & (counts <= BURSTS.max_hit_share * num_iterations)
+    is_small = (share < least_share) | (lost.sum(axis=1) < least_hit * counts)
+    left, found = ~known, list[Burst]()
+    for row in heaviest_first(share, is_burst & ~is_small & ~known):
+        others = left & (np.arange(num_rows) != row)
+        counted_hits = hits.copy()
+        if group is not None:
+            mates = others & (group == group[row])
+            counted_hits[mates] &= ~(hits[row] & (lost[mates] < lost[row]))
+        tally = Tally.of(counted_hits, row, others)
+        q_value = tally.by_chance * ((num_tests or num_rows) / (len(found) + 1))
+        if q_value > rate or not tally.is_alone:
+            continue
+        left = others
+        found.append(
+            Burst(
+                row=row,
+                hits=hits[row],
+                excess=lost[row],
+                q_value=min(1.0, q_value),
+                others=others,
+                other_hits=tally.other_hits,
+            )
+        )
+    return found
+
+
+def hits_of(value: Floats, known: Flags) -> tuple[Flags, Floats]:
+    """Return in which iterations each row exceeds its own quiet iterations by more than sound rows
+    vary, and by how much (0 elsewhere), both (row, iteration).
+    """
+    excess = over_own_level(value, known)
+    usual = float(np.nan_to_num(robust.median(robust.spread(excess[~known], axis=1))))
+    hits = excess > max(BURSTS.margin_share, BURSTS.margin_sigmas * usual)
+    return hits, np.where(hits, excess, 0.0)
+
+
+def pair_burst(log_ns: Floats, rate: float, least_share: float) -> Burst | None:
+    """Return the row of two that is slow now and then, None where that is not shown.
+
+    `log_ns` (2, iteration, operation) are the rows' own times, operations in the order in which
+    they run. Slow passes in a row are one burst. Example: 17 bursts in which passes of row 0 take 8
+    to 17 % longer than those of row 1, none the other way round: p = 2^-16. Three bursts may be
+    chance: the row is then returned as not sure.
+    """
+    gap, longer = _apart(log_ns[0] - log_ns[1])
+    num_bursts = [num_runs(one) for one in longer]
+    row = int(num_bursts[1] > num_bursts[0])
+    slow, num_own, num_other = longer[row], num_bursts[row], num_bursts[1 - row]
+    if num_own < BURSTS.min_hits or slow.mean() > BURSTS.max_pair_share:
+        return None
+    size = float(np.median(gap[slow]))
+    if not _only_one_rose(log_ns, row, slow, PAIRS.agrees_share * size):
+        return None
+    hits, other_hits = slow.any(axis=1), int(longer[1 - row].any(axis=1).sum())
+    is_one_speed = half_width(gap[slow])[0] <= BURSTS.one_speed_share * size
+    q_value = _chance_of_one_way(num_own, num_other)
+    if is_one_speed:  # noise, of which one row may have more, does not keep to one speed
+        length = len(hits)
+        q_value = min(q_value, 2 * chance(int(hits.sum()), length, other_hits, length))
+    excess = np.where(slow, np.expm1(gap), 0.0).mean(axis=1)
+    is_sure = q_value <= rate
+    is_alone = num_own >= BURSTS.min_pair and not num_other
+    if not (is_sure or is_alone) or excess.mean() < least_share:
+        return None
+    return Burst(
+        row=row,
+        hits=hits,
+        excess=excess,
+        q_value=min(1.0, q_value),
+        others=np.arange(2) != row,
+        other_hits=other_hits,
+        is_sure=is_sure,
+        is_one_speed=is_one_speed,
+    )
+
+
+def pair_pause(seen: Observations, rate: float) -> Burst | None:
+    """Return the row of two that stands still now and then while the other waits for it; None where
+    that is not shown.
+
+    Example: of two TP mates one stands still for 14 to 70 ms inside its passes in 26 of 58
+    iterations, the other in none, and waits for as long in each: p = 2^-25.
+    """
+    value = lost_share(seen, (Cause.GC, Cause.HOST))
+    gap, longer = _apart(value[0] - value[1])
+    row = int(longer[1].sum() > longer[0].sum())
+    pauses = longer[row]
+    hits = _waits_as_long(seen, 1 - row, np.where(pauses, gap, 0.0))
+    num_hits, other_hits = int(hits.sum()), int(longer[1 - row].sum())
+    if num_hits < BURSTS.min_pair or hits.mean() > BURSTS.max_hit_share:
+        return None
+    excess = np.where(hits, gap, 0.0)
+    is_awaited = num_hits >= OCCUPANCY.mostly_share * pauses.sum()
+    if not is_awaited or excess.mean() < BURSTS.least_share:
+        return None
+    q_value = _chance_of_one_way(num_hits, other_hits)
+    is_sure = q_value <= rate
+    if not is_sure and other_hits:
+        return None
+    return Burst(
+        row=row,
+        hits=hits,
+        excess=excess,
+        q_value=min(1.0, q_value),
+        others=np.arange(2) != row,
+        other_hits=other_hits,
+        is_sure=is_sure,
+    )
+
+
+def _apart(difference: Floats) -> tuple[Floats, Flags]:
+    """Return how far two rows are apart beyond their `difference` in quiet times, and where the
+    first takes longer, and where the second, by more than noise, stacked.
+    """
+    over, sigma = _off_quiet(difference)
+    margin = max(BURSTS.margin_share, BURSTS.margin_sigmas * sigma)
+    return np.abs(over), np.stack([over > margin, over < -margin])
+
+
+def _chance_of_one_way(num_hits: int, other_hits: int) -> float:
+    """Return the probability that two rows' hits are of one row by so much, whichever it is."""
+    return 2 * float(special.bdtrc(num_hits - 1, num_hits + other_hits, 0.5))
+
+
+def _only_one_rose(log_ns: Floats, row: int, slow: Flags, least: float) -> bool:
+    """Return whether the own times of one row of two rise by more than `least` where it is slow,
+    (iteration, operation), and those of the other do not.
+    """
+    own, other = (float(robust.median(_off_quiet(log_ns[one])[0][slow])) for one in (row, 1 - row))
+    return own > least > abs(other)
+
+
+def _waits_as_long(seen: Observations, row: int, excess: Floats) -> Flags:
+    """Flag the iterations in which `row` waits longer than in quiet ones, by half of what the other
+    row loses in them or more.
+
+    `excess`, (iteration,), is what the other row loses, as a share of the step. No iteration is
+    flagged where waiting is not known.
+    """
+    waiting_ns = seen.waiting_ns if seen.waiting_ns is not None else seen.split_wait_ns
+    if waiting_ns is None:
+        return np.zeros(len(excess), dtype=bool)
+    waits = np.nan_to_num(waiting_ns[row]) / float(np.median(seen.iteration_ns))
+    longer = waits - np.quantile(waits, BURSTS.quiet_share)
+    return np.asarray((excess > 0.0) & (longer >= LOSSES.awaited_share * excess))
+
+
+def _off_quiet(value: Floats) -> tuple[Floats, float]:
+    """Return `value`, (iteration, operation) or (iteration,), less each operation's level in quiet
+    times, and the noise of these differences.
+
+    The quiet half of the values is the densest: up to half of them may lie in bursts of one kind.
+    """
+    over = value - robust.median(value, axis=0)
+    width, level = half_width(over)
+    return np.nan_to_num(over - level), width / 2 / BURSTS.half_sigmas

@@ -208,8 +208,8 @@ def ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -
         return f"sound devices may differ by as much, and it has {slow.num_peers} peers only"
     if _is_one_of_few(inquiry.seen, found, slow):
         return (
-            f"it has {counted(slow.num_peers, 'peer')} only, and another of so few ranks is slow as "
-            "well: these devices may differ by as much and be sound"
+            f"it has {counted(slow.num_peers, 'peer')} only, and another of so few ranks is slow "
+            "as well: these devices may differ by as much and be sound"
         )
     if is_small or (is_pair and effect < PAIRS.min_effect_log):
         largest = _within_distances(found, slow, ORDINARY.small_floors * floor)

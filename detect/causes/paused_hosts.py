@@ -32,9 +32,10 @@ host take 100 to 1,300 ms an iteration, 8 of the other one 1 ms; the slowest cos
 
 Limits: pauses inside passes of ranks with experts may be tokens that a router sends them: the host
 is undecided then. The first stage alone loads, the last one computes the loss. A host that holds
-one is named for pauses in backward passes, in which neither happens; for others where no router sends
-tokens to experts, and either loading was recorded and is no pause, and no other host pauses as
-long, or all ranks of the host pause and hardly any elsewhere: both ends of a pipeline load.
+one is named for pauses in backward passes, in which neither happens. For others it is named where
+no router sends tokens to experts, and either loading was recorded and is no pause, and no other
+host pauses as long; or all ranks of the host pause and hardly any elsewhere, since both ends of a
+pipeline load.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner
 from detect.causes import bursts as of_bursts
-from detect.causes.bursts import _bursts_among, _others_pause, bursts, pair_pause
-from detect.causes.hits import Burst
+from detect.causes.bursts import _bursts_among, _others_pause
+from detect.causes.hits import Burst, bursts, pair_pause
 from detect.causes.launching import WANDERS
 from detect.causes.paused_hosts import ROUTED, _pausing_host, in_turn
 from detect.detector import judge

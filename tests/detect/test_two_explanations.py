@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from detect import Cause, Owner, Verdict
-from detect.causes.bursts import _over_place, lone_pause, pair_burst
+from detect.causes.bursts import _over_place
+from detect.causes.hits import lone_pause, pair_burst
 from detect.text import render_text
 from megascan.topology import Layout
 
