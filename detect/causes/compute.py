@@ -650,7 +650,7 @@ def _search(inquiry: Inquiry) -> Answer:
         least_named=reach.named,
         least_because=_why_no_less(inquiry, found, least),
         unseen=reach.unseen,
-        slow=found.slow_rows,
+        slow=found.slow_rows & ~_unsaid(found),
         notes=(
             *reach.notes,
             *(slowest(seen, found.residuals, floor) if is_blind and not found.slow else ()),
@@ -663,6 +663,12 @@ def _reported(seen: Observations, found: ComputeSearch) -> list[SlowRow]:
     """Return the slow rows that a finding is made of."""
     victims = _victims(seen, found)
     return [one for one in found.slow if one.suspect.row not in victims and _worth_saying(one)]
+
+
+def _unsaid(found: ComputeSearch) -> Flags:
+    """Flag the rows that are slow by too little, or in one pass only: they may have bursts."""
+    unsaid = [one.suspect.row for one in found.slow if not _worth_saying(one)]
+    return mask_of(unsaid, len(found.slow_rows))
 
 
 @dataclass(frozen=True)

@@ -558,12 +558,15 @@ def undecided_if_no_gain(finding: Finding) -> Finding:
     hosts are late as well. A finding that gains nothing is worth a look, but not worth draining a
     node. Example: a rank loses 20 % of its passes to its host; the step would be 0.8 % shorter.
     An estimate says the same, if it is half of a per cent at most; beside one peer, which is always
-    the quicker or the slower of two, as much as a replay.
+    the quicker or the slower of two, as much as a replay. What a rank loses in each iteration is
+    the most that it costs: a replay may gain more by a single pause, which is another matter.
     """
     if finding.owner is not Owner.NODE:
         return finding
     cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
     is_lone_host = finding.cause is Cause.HOST and len(finding.ranks) == 1
+    if is_lone_host and finding.share_of_iterations == 1.0:
+        cost = min(cost, finding.slowdown)
     if not finding.cost_is_replayed:
         of_two = finding.num_peers == 1
         least = COSTS.least_of_host_ratio if of_two else COSTS.least_estimated_ratio

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.compute import _is_estimated_in_one
+from detect.causes.compute import _is_estimated_in_one, _unsaid
 from detect.causes.device import waits_beside
 from detect.causes.searches import search_compute
 from detect.causes.spells import _finding, _Spell
@@ -349,3 +349,13 @@ def test_computing_beside_a_collective_that_waits_is_measured(job, kind, track, 
     whole = pa.concat_tables([timeline.spans, added]).unify_dictionaries().combine_chunks()
     found = waiting_beside(SpanIndex.of(replace(timeline, spans=whole)))
     assert found[:, 0].tolist() == [pytest.approx(beside_ms * 1e6), 0.0]
+
+
+@pytest.mark.parametrize(("slowdown", "unsaid"), [(1.004, True), (1.2, False)])
+def test_a_stage_that_is_too_little_slow_for_a_word_may_have_bursts(slowdown, unsaid):
+    """What is slow, and said to be, is left out where bursts are searched."""
+    course = Course.of(np.ones(8, dtype=bool), float(np.log(slowdown)), 0.001)
+    suspect = SimpleNamespace(row=1, course=course, q_value=1e-12)
+    slow = SimpleNamespace(across_stages=True, suspect=suspect)
+    found = SimpleNamespace(slow=(slow,), slow_rows=np.array([False, True]))
+    assert _unsaid(found).tolist() == [False, unsaid]

@@ -194,10 +194,12 @@ def test_a_host_or_a_network_that_costs_next_to_nothing_has_no_name(job):
     network = replace(cheap, cause=Cause.LINK, ranks=(0, 1, 2, 3))
     estimated = replace(cheap, cost_is_replayed=False)
     of_two = replace(estimated, num_peers=1, step_time_cost_ratio=1.015)  # one is always slower
-    for one in (cheap, network, estimated, of_two):
+    of_a_pause = replace(cheap, step_time_cost_ratio=1.6, slowdown=1.014)  # one iteration of all
+    for one in (cheap, network, estimated, of_two, of_a_pause):
         assert undecided_if_no_gain(one).owner == Owner.UNDECIDED
     for other in (
         replace(cheap, step_time_cost_ratio=1.03),
+        replace(of_a_pause, share_of_iterations=0.5),
         replace(cheap, joint_cost_ratio=1.03),  # it hides behind others that lose as much
         replace(estimated, step_time_cost_ratio=1.01),
         replace(of_two, step_time_cost_ratio=1.03),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, Owner
-from detect.causes.hits import slow_passes
+from detect.causes.hits import as_large, slow_passes
 from detect.observe.extract import observe
 from megascan.topology import Layout
 
@@ -96,6 +96,37 @@ def test_hits_of_any_size_are_counted_as_events(job):
                         work=throttled(5, {5, 9})).timeline()))  # fmt: skip
     assert burst.is_one_speed and burst.row == 5
     assert found_in(observe(job(layout=Layout(dp=8), iterations=10, work=work).timeline())) == []
+
+
+def test_small_hits_of_others_are_no_events_of_the_same_kind(job):
+    """Rank 5 has six passes of up to twice the time; all others have as many of 1.05 times."""
+    random = np.random.default_rng(7)
+    large = {
+        (at, one): random.uniform(1.5, 2.0)
+        for at, one in zip(range(4, 16, 2), (0, 5, 2, 7, 1, 4), strict=True)
+    }
+    small = {
+        (rank, 3 + (rank + 2 * n) % 14, (rank * 3 + n) % 8) for rank in range(8) for n in range(6)
+    }
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return 1.0
+        if slot.rank == 5:
+            return large.get((slot.iteration, slot.microbatch), 1.0)
+        return 1.05 if (slot.rank, slot.iteration, slot.microbatch) in small else 1.0
+
+    made = job(layout=Layout(dp=8), iterations=16, noise=QUIET, work=work)
+    (burst,) = found_in(observe(made.timeline()))
+    assert (burst.row, burst.other_hits, burst.is_noise) == (5, 0, False)
+
+
+def test_hits_stay_together_where_one_of_them_is_large():
+    hits = np.array([[0, 1, 1, 0, 1, 0], [1, 0, 0, 1, 1, 0]], dtype=bool)
+    size = np.array([[0, 4.0, 1.0, 0, 4.0, 0], [1.0, 0, 0, 1.0, 3.0, 0]])
+    expected = [[0, 1, 1, 0, 1, 0], [0, 0, 0, 1, 1, 0]]
+    assert as_large(hits, size, 0).astype(int).tolist() == expected
+    assert as_large(hits & False, size, 0).sum() == 0
 
 
 def test_the_mate_that_waits_in_the_backward_pass_is_not_named(job):
