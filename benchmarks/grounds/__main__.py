@@ -39,7 +39,8 @@ from megascan.config import LEAST_LAYERS, LEAST_LAYERS_OF_PLAIN_MODELS
 from megascan.errors import UsageError, report_errors
 
 GROUNDS = ("kernels", "original", "cluster", "profiles")
-OTHERS = ("fleet", "yard", "plain", "formats", "rack", "incidents", "pod", "campus")  # judged when asked for
+OTHERS = ("fleet", "yard", "plain", "formats", "rack", "incidents", "pod", "campus")
+"""Judged when asked for."""
 
 
 def _parser() -> argparse.ArgumentParser:

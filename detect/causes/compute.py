@@ -92,7 +92,7 @@ from detect.thresholds import (
     POWER,
     WINDOW,
 )
-from megascan.arrays import mask_of
+from megascan.arrays import Flags, mask_of
 from megascan.errors import listed
 
 CHANGED = (

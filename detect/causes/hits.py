@@ -107,8 +107,8 @@ def num_runs(hits: Flags) -> int:
 
 
 def as_large(hits: Flags, size: Floats, row: int) -> Flags:
-    """Return the `hits` that are at least half as large as the typical one of `row`, all (row, ...);
-    those next to each other stay together where one of them is.
+    """Return the `hits` that are at least half as large as the typical one of `row`, all (row,
+    ...); those next to each other stay together where one of them is.
 
     What sound rows exceed each other by now and then is no event of the row's kind. Example: one
     rank has passes 1.5 to 2 times as long, the others some that are 1.02 to 1.06 times as long.

@@ -108,8 +108,8 @@ OF_STORAGE = (
     "reason as well as this host"
 )
 CHIPS_DIFFER = (
-    "neither its optimizer steps nor clocks confirm it: the chips of one host may differ from those "
-    "of others by as much"
+    "neither its optimizer steps nor clocks confirm it: the chips of one host may differ from "
+    "those of others by as much"
 )
 NOISIER = (
     "there is one other host only, which loses a little less: of two hosts one is always the "

@@ -66,8 +66,8 @@ NOBODY_WAITS = (
     "the trace does not show"
 )
 AWAITED = (
-    "they update as many parameters, no data lengthen that, and the other ranks wait for it, or its "
-    "passes are slow as well"
+    "they update as many parameters, no data lengthen that, and the other ranks wait for it, or "
+    "its passes are slow as well"
 )
 ONE_PEER = (
     "it has one peer only, and steps of sound devices whose hosts launch at different speeds "

@@ -206,6 +206,15 @@ def ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -
     is_little = is_small or (is_short and effect < np.log(ORDINARY.little_ratio))
     if is_little and slow.num_peers < ORDINARY.min_peers:
         return f"sound devices may differ by as much, and it has {slow.num_peers} peers only"
+    return _as_others_differ(inquiry, found, slow)
+
+
+def _as_others_differ(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> str | None:
+    """Return how the other ranks show that sound devices differ by as much, as a sentence; None
+    where they do not.
+    """
+    floor, effect = float(np.log(inquiry.settings.min_slowdown)), slow.suspect.course.effect
+    is_pair, is_small = slow.num_peers == 1, effect < ORDINARY.small_floors * floor
     if _is_one_of_few(inquiry.seen, found, slow):
         return (
             f"it has {counted(slow.num_peers, 'peer')} only, and another of so few ranks is slow "
