@@ -153,14 +153,18 @@ def test_lookups_tell_nothing_where_a_whole_replica_is_slow(job):
 
 
 @pytest.mark.parametrize(
-    ("of_mate", "named"),
-    [(1.0, {(3,): (Cause.COMPUTE, Owner.NODE)}), (1.08, None)],
-    ids=["one is slow", "both got more tokens"],
+    ("lookups", "of_mate", "named"),
+    [
+        (1.08, 1.0, {(3,): (Cause.COMPUTE, Owner.NODE)}),
+        (1.08, 1.08, None),
+        (3.5, 1.0, None),
+    ],
+    ids=["one is slow", "both got more tokens", "one waits in its loss"],
 )
-def test_lookups_tell_who_is_waited_for_in_a_tp_group(job, of_mate, named):
+def test_lookups_tell_who_is_waited_for_in_a_tp_group(job, lookups, of_mate, named):
     """Ranks 2 and 3 wait for each other in their layers, but not in the embedding."""
     seen = observe(job(layout=Layout(tp=2, dp=4), work=passes_of({2, 3}, 1.25)).timeline())
-    told = tokenwise(seen, dense=1.25, lookups=1.08)
+    told = tokenwise(seen, dense=1.25, lookups=lookups)
     told.tokenwise.lookups_ns[2] *= of_mate
     report = judge(told, DetectorSettings())
     if named is None:
