@@ -928,6 +928,10 @@ class _Bursts:
     least_host_share: float = limit(
         0.03, "share", Origin.BENCHMARK, "of the iteration, lost by a host's ranks on the mean"
     )
+    lone_share: float = limit(
+        0.05, "share", Origin.CONVENTION,
+        "of all time, that a rank loses in three pauses and more, of which no other has any",
+    )  # fmt: skip
     sure_host_share: float = limit(
         0.05, "share", Origin.BENCHMARK,
         "the same where the pauses of ranks are counted, not the iterations of their host: pauses "

@@ -394,7 +394,8 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
 
 
 def lone_pause(excess: Floats, margin: float, rate: float) -> Burst | None:
-    """Return the row that alone loses a tenth of all time in pauses, few of them or of any size.
+    """Return the row that alone loses a tenth of all time in pauses, few of them or of any size; or
+    a twentieth in three iterations and more, if no other row has any.
 
     `excess` (row, iteration) is what each row loses more than others; a hit is more than `margin`.
     A row's own spread is no measure of noise: pauses of 90 ms now and 570 ms then are no noise. A
@@ -405,7 +406,9 @@ def lone_pause(excess: Floats, margin: float, rate: float) -> Burst | None:
     num_rows, row = len(lost), int(np.argmax(lost.mean(axis=1)))
     others = np.arange(num_rows) != row
     tally = Tally.of(hits, row, others)
-    if not tally.is_alone or not lost[row].mean() >= OCCUPANCY.least_share:
+    is_repeated = tally.num_hits >= BURSTS.min_pair and not tally.other_hits
+    least = BURSTS.lone_share if is_repeated else OCCUPANCY.least_share
+    if not tally.is_alone or not lost[row].mean() >= least:
         return None
     q_value = min(1.0, tally.by_chance * num_rows)
     return Burst(

@@ -321,6 +321,29 @@ def test_pauses_inside_passes_of_most_ranks_of_a_host_are_the_hosts(paused_passe
     assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, (4, 5, 6, 7))
 
 
+@pytest.mark.parametrize(
+    ("layout", "named"),
+    [(Layout(dp=16), [tuple(range(8, 16))]), (Layout(dp=8, cp=2), [])],
+    ids=["nobody waits inside passes", "a ring may"],
+)
+def test_ranks_that_hardly_ever_lead_pause_for_their_host_if_nothing_ties_them(job, layout, named):
+    random = np.random.default_rng(3)
+    shape = (16, 24, 8, 2)
+    size = np.where(np.arange(16) < 12, 1.0, 0.12)[:, None, None, None]
+    longer = 1.0 + size * random.exponential(1.0, shape) * (random.random(shape) < 0.1)
+
+    def pause(slot):
+        if slot.rank < 8 or slot.name == "optimizer":
+            return 1.0
+        return float(
+            longer[slot.rank, slot.iteration, slot.microbatch, int(slot.phase == "backward")]
+        )
+
+    made = job(layout=layout, hosts=8, iterations=14, work=pause, noise=0.005)
+    found = [one for one in made.report().findings if one.owner is Owner.NODE]
+    assert [one.ranks for one in found if len(one.ranks) > 1] == named
+
+
 @pytest.mark.parametrize(("share", "owner"), [(0.3, Owner.NODE), (0.8, Owner.UNDECIDED)])
 def test_devices_whose_hosts_launch_all_the_time_run_out_of_work_by_themselves(
     paused_passes, share, owner

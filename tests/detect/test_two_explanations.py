@@ -133,6 +133,19 @@ def test_pauses_of_any_size_are_the_rows_that_has_them_alone():
     assert lone(few, one_place[:2]) is None
 
 
+def test_a_twentieth_of_all_time_in_three_pauses_is_worth_a_word_if_nobody_else_has_any():
+    value = np.full((4, 10), 0.001)
+    value[1, [6, 7, 9]] = [0.12, 0.22, 0.29]
+    found = lone_pause(value, margin=0.02, rate=0.01)
+    assert found is not None and found.row == 1 and not found.is_sure
+    of_others = value.copy()
+    of_others[2, 3] = 0.1
+    assert lone_pause(of_others, margin=0.02, rate=0.01) is None
+    value[1, 6] = 0.0  # two pauses that cost as much
+    value[1, [7, 9]] = 0.3
+    assert lone_pause(value, margin=0.02, rate=0.01) is None
+
+
 def test_a_lone_collection_counts_wherever_the_rank_stands(job):
     """No other rank has its stage and place in a TP group; collectors everywhere have as much to
     do.
