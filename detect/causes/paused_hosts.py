@@ -69,7 +69,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.search import Course
 from detect.text import counted, milliseconds
-from detect.thresholds import BURSTS, HOSTS, PACE, SEARCH
+from detect.thresholds import BURSTS, HOSTS, PACE, PAIRS, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -198,8 +198,10 @@ def _pausing_host(
     if excess.mean() < BURSTS.least_host_share or not _most_pause(lost[own]):
         return None
     others = np.arange(len(names)) != number
+    pauses_by_host = (lost_by_host > 0).sum(axis=1)
     tally = Tally.of(lost_by_host > 0, number, others)
-    if not tally.is_alone:
+    is_next = pauses_by_host[others].max() > PAIRS.agrees_share * pauses_by_host[number]
+    if not tally.is_alone or is_next:
         return None
     by_chance = tally.by_chance
     in_one_go = float(hits[own][:, excess > 0].mean()) > BURSTS.one_go_share

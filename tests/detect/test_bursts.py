@@ -392,6 +392,18 @@ def test_pauses_of_all_hosts_name_no_host(job):
     assert not [one for one in report.findings if len(one.ranks) > 1]
 
 
+def test_a_host_beside_one_that_pauses_half_as_often_is_no_exception():
+    """Six hosts of two ranks, twenty iterations: one pauses in ten, another in six, the others not
+    at all; all others together have few, so that chance alone would not explain the ten.
+    """
+    names, host = [f"n{number}" for number in range(6)], np.repeat(np.arange(6), 2)
+    over = np.full((12, 20), 0.001)
+    over[0, 0:10:2], over[1, 1:11:2] = 0.2, 0.2
+    assert _pausing_host(over, names, host, rate=0.01).name == "n0"
+    over[2, 10:16:2], over[3, 11:17:2] = 0.15, 0.15
+    assert _pausing_host(over, names, host, rate=0.01) is None
+
+
 def test_ranks_that_pause_together_may_wait_for_one_of_them():
     lost = np.zeros((4, 9))
     lost[[0, 1, 2, 0], [1, 3, 5, 7]] = 0.2

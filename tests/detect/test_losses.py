@@ -840,6 +840,20 @@ def test_a_host_that_is_held_up_at_the_end_stands_still(job, rank, ending_ms, st
 
 
 @pytest.mark.parametrize(
+    ("share", "is_healthy", "caveats"), [(0.05, True, 0), (0.15, True, 1), (0.4, False, 1)]
+)
+def test_what_the_first_rank_does_at_the_end_is_said_beside_health(job, share, is_healthy, caveats):
+    """Logging or a slow disk: nobody knows which, so that there is no health where it costs much."""
+    seen = observe(job(layout=Layout(dp=4)).timeline())
+    ending = np.zeros((4, 20))
+    ending[0] = share * seen.iteration_ns
+    report = judge(replace(seen, ending_ns=ending), DetectorSettings())
+    assert (report.verdict is Verdict.HEALTHY) == is_healthy
+    assert len(report.caveats) == caveats
+    assert any("at the end of 20 iterations" in one for one in report.notes)
+
+
+@pytest.mark.parametrize(
     ("gaps_ms", "starved_share", "owner"),
     [
         (8.0, 0.06, Owner.UNDECIDED),  # some hundred gaps: the pace of a host that comes last
