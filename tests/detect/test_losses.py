@@ -843,7 +843,7 @@ def test_a_host_that_is_held_up_at_the_end_stands_still(job, rank, ending_ms, st
     ("share", "is_healthy", "caveats"), [(0.05, True, 0), (0.15, True, 1), (0.4, False, 1)]
 )
 def test_what_the_first_rank_does_at_the_end_is_said_beside_health(job, share, is_healthy, caveats):
-    """Logging or a slow disk: nobody knows which, so that there is no health where it costs much."""
+    """Logging or a slow disk: nobody knows which, so there is no health where it costs much."""
     seen = observe(job(layout=Layout(dp=4)).timeline())
     ending = np.zeros((4, 20))
     ending[0] = share * seen.iteration_ns
