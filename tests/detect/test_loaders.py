@@ -1,0 +1,280 @@
+"""Loaders: ranks that wait for their data, storage that all share, the only rank that loads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from detect import Cause, DetectorSettings, Owner, Verdict
+from detect.causes.losses import OF_TWO
+from detect.causes.searches import Loss, _Lost, _without_overlap, load_as_long
+from detect.detector import judge
+from detect.observe.extract import observe
+from detect.stats.residuals import Usual
+from detect.stats.search import SearchTask
+from megascan.topology import Layout
+
+
+def test_slow_loader_is_not_slow_compute(job):
+    report = job(
+        layout=Layout(dp=4), loading_ms=lambda slot: 6.0 if slot.rank == 1 else 1.0
+    ).report()
+    assert [(one.ranks, one.cause, one.owner) for one in report.findings] == [
+        ((1,), Cause.LOADER, Owner.NODE)
+    ]
+    assert report.findings[0].slowdown == pytest.approx(6.0, rel=0.05)
+
+
+WILD_MS = (60.5, 59.8, 69.1, 90.4, 98.6, 51.5, 116.1, 67.8)
+"""What a device lost to its loader in 8 iterations of 1.02 s, as one simulated job had it."""
+
+
+@pytest.mark.parametrize(
+    ("lost_ms", "is_told"), [(WILD_MS, True), (WILD_MS[:4], False), ((0.9, *WILD_MS[1:]), False)]
+)
+def test_of_two_loaders_the_one_that_is_later_in_every_iteration(lost_ms, is_told):
+    """It varies by far more than the other one: that all its values are the larger ones tells."""
+    length = len(lost_ms)
+    time_ns = 1e6 * np.array([np.linspace(0.8, 1.2, length), lost_ms])
+    loss = Loss(
+        cause=Cause.LOADER, name="", groups=[np.arange(2)], predicate="",
+        advice=lambda suspect, owner: (),
+    )  # fmt: skip
+    task = SearchTask(
+        compare=lambda excluded: time_ns, num_rows=2, num_tests=24, floor=0.01,
+        usual=Usual(floor=0.0, spread=0.0), forbidden=np.zeros(2, dtype=bool),
+    )  # fmt: skip
+    found = list(_without_overlap(_Lost(loss, time_ns, time_ns), task, DetectorSettings(), 1.02e9))
+    assert [one.row for one in found] == [1] * is_told
+
+
+def test_loading_alike_is_silent(job):
+    report = job(layout=Layout(dp=4), loading_ms=lambda slot: 6.0).report()
+    assert report.verdict == Verdict.HEALTHY
+
+
+def test_loaders_of_different_stages_are_undecided(job):
+    def slow(slot):
+        return 60.0 if slot.rank == 0 else 4.0 if slot.stage == 3 else 0.0
+
+    report = job(layout=Layout(pp=4), device="cuda", loading_ms=slow).report()
+    assert [one.owner for one in report.findings if one.cause == Cause.LOADER] == [Owner.UNDECIDED]
+
+
+def test_loaders_that_share_slow_storage_have_their_turns(job):
+    """Every loader has its long iterations; one has some more of them."""
+    turns = np.random.default_rng(5).random((4, 64))
+
+    def slow(slot):
+        return 9.0 if turns[slot.rank, slot.iteration] < (0.8 if slot.rank == 2 else 0.3) else 1.0
+
+    report = job(layout=Layout(dp=4), loading_ms=slow).report()
+    assert not [one for one in report.findings if one.owner == Owner.NODE]
+
+
+def test_loaders_of_a_lone_tp_group_are_compared_where_all_load(job):
+    def loads(rank, first, last):
+        return lambda slot: (
+            9.0 if slot.rank == rank and first <= slot.iteration < last else 0.1
+        )  # fmt: skip
+
+    alone = job(layout=Layout(tp=4), iterations=30)
+    for rank, first, last, owner in (
+        (2, 0, 99, Owner.NODE),
+        (2, 15, 99, Owner.NODE),
+        (0, 15, 99, Owner.NODE),
+        (0, 0, 99, Owner.UNDECIDED),  # it may load for all
+    ):
+        (finding,) = alone.but(loading_ms=loads(rank, first, last)).report().findings
+        assert (finding.cause, finding.ranks, finding.owner) == (Cause.LOADER, (rank,), owner)
+    first_loads = alone.but(loading_ms=lambda slot: 9.0 if slot.rank == 0 else 0.001).report()
+    assert not [one for one in first_loads.findings if one.owner == Owner.NODE]
+
+
+def test_where_others_load_as_long_storage_is_slow(job):
+    """Rank 1's device waits for its data; then the others' loading takes as long as its own."""
+    seen = observe(
+        job(layout=Layout(dp=4), loading_ms=lambda slot: 6.0 if slot.rank == 1 else 1.0).timeline()
+    )
+    alike = replace(seen, loading_ns=np.full_like(seen.busy_ns, 5e7))
+    now_and_then = np.full_like(seen.busy_ns, 1e6)
+    now_and_then[1], now_and_then[3, ::4] = 5e7, 8e7
+    rarely = now_and_then.copy()
+    rarely[3, 4:] = 1e6
+    owners = [
+        judge(one, DetectorSettings()).findings[0].owner
+        for one in (seen, alike, *(replace(seen, loading_ns=ns) for ns in (now_and_then, rarely)))
+    ]
+    # a quarter of one rank's iterations is a twelfth of all three: the tenth is not reached
+    assert owners == [Owner.NODE, Owner.UNDECIDED, Owner.NODE, Owner.NODE]
+    now_and_then[2, ::4] = 8e7
+    often = replace(seen, loading_ns=now_and_then)
+    assert judge(often, DetectorSettings()).findings[0].owner == Owner.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("hosts", "often", "owner"),
+    [
+        (4, 3, Owner.UNDECIDED),  # in every third iteration, on another host
+        (1, 3, Owner.UNDECIDED),  # the job has one host: that tells nothing
+        (4, 5, Owner.NODE),  # in every fifth
+    ],
+)
+def test_one_other_loader_that_often_takes_as_long_speaks_for_the_storage(job, hosts, often, owner):
+    """Rank 7 loads as long as rank 1, whose device alone waits: a twentieth of all others."""
+    slow = job(
+        layout=Layout(dp=8), hosts=hosts, loading_ms=lambda slot: 6.0 if slot.rank == 1 else 1.0
+    )
+    seen = observe(slow.timeline())
+    loading = np.full_like(seen.busy_ns, 1e6)
+    loading[1], loading[7, ::often] = 5e7, 8e7
+    (finding,) = judge(replace(seen, loading_ns=loading), DetectorSettings()).findings
+    assert (finding.ranks, finding.owner) == ((1,), owner)
+
+
+def test_ranks_that_never_load_do_not_hide_slow_storage():
+    """Of two TP groups of four the first ranks load; the other one's takes as long in one of three
+    iterations, which is a twelfth of what all four ranks would show.
+    """
+    theirs = np.full((4, 3), np.nan)
+    theirs[0] = 600e6, 1e6, 1e6
+    assert load_as_long(650e6, theirs)
+    assert not load_as_long(5_000e6, theirs)
+    assert not load_as_long(650e6, np.full((4, 3), np.nan))
+
+
+@pytest.mark.parametrize(("loading_ms", "waits", "is_found"), [
+    (240.0, True, True),
+    (240.0, False, False),  # nobody waits for it
+    (20.0, True, False),  # little of the iteration
+])  # fmt: skip
+def test_loading_of_the_one_rank_that_loads_is_told_by_who_waits(job, loading_ms, waits, is_found):
+    """A pipeline of two ranks: no other rank has the same loading to do."""
+    seen = observe(job(layout=Layout(pp=2), loading_ms=lambda slot: 0.0).timeline())
+    loading = np.zeros_like(seen.busy_ns)
+    loading[0] = loading_ms * 1e6
+    waiting = np.full_like(loading, 30e6)
+    waiting[1] += loading[0] * waits
+    seen = replace(
+        seen,
+        lost_ns={Cause.LOADER: loading},
+        waiting_ns=waiting,
+        iteration_ns=seen.iteration_ns + loading[0],
+    )
+    report = judge(seen, DetectorSettings())
+    found = [one for one in report.findings if one.cause == Cause.LOADER]
+    assert [(one.ranks, one.owner) for one in found] == [((0,), Owner.UNDECIDED)] * is_found
+    assert report.minimum_detectable[Cause.LOADER] == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(("every", "is_found"), [(2, True), (20, False)])
+def test_loading_that_all_wait_for_now_and_then(job, every, is_found):
+    """Half of the iterations are 240 ms longer, or one: no level, and one is chance."""
+    seen = observe(job(layout=Layout(pp=2), loading_ms=lambda slot: 0.0).timeline())
+    loading = np.zeros_like(seen.busy_ns)
+    loading[1, ::every] = 240e6
+    waiting = np.full_like(loading, 30e6)
+    waiting[0] += loading[1]
+    report = judge(
+        replace(
+            seen,
+            lost_ns={Cause.LOADER: loading},
+            waiting_ns=waiting,
+            iteration_ns=seen.iteration_ns + loading[1],
+        ),
+        DetectorSettings(),
+    )
+    found = [one for one in report.findings if one.cause == Cause.LOADER]
+    assert [(one.ranks, one.owner) for one in found] == [((1,), Owner.UNDECIDED)] * is_found
+    assert all(len(one.episodes) > 1 for one in found)
+
+
+def test_a_window_in_which_no_loader_could_be_told_is_no_health(job):
+    def by_turns(slot):
+        return 60.0 if (slot.rank + slot.iteration) % 3 == 0 else 0.1
+
+    report = job(layout=Layout(dp=4), iterations=3, loading_ms=by_turns).report()
+    assert report.verdict is Verdict.UNDECIDED
+    assert all(not one.ranks for one in report.findings)
+
+
+@pytest.mark.parametrize(("own_ms", "owner"), [(40.0, Owner.UNDECIDED), (150.0, Owner.NODE)])
+def test_shared_cores_make_loading_no_ten_times_longer(job, own_ms, owner):
+    """Two processes load, on CPUs that they share with others; one takes 4 or 15 times as long."""
+    report = job(
+        layout=Layout(tp=2, dp=2),
+        device="cpu",
+        loading_ms=lambda slot: {0: 10.0, 2: own_ms}.get(slot.rank, 0.0),
+    ).report()
+    (finding,) = [one for one in report.findings if one.cause == Cause.LOADER]
+    assert (finding.ranks, finding.owner) == ((2,), owner)
+    assert (OF_TWO in finding.evidence) == (owner is Owner.UNDECIDED)
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=2, pp=2), Layout(tp=2, dp=2)])
+def test_ranks_that_load_are_judged_without_a_first_rank_of_their_group(job, layout):
+    """Only one rank loads, the second of its TP group: the first one was not traced."""
+    made = job(layout=layout, loading_ms=lambda slot: 6.0 if slot.rank == 1 else 0.0)
+    seen = observe(made.timeline())
+    loading = np.where(np.arange(layout.world_size)[:, None] == 1, 6e6, np.nan)
+    alone = replace(seen, lost_ns={**seen.lost_ns, Cause.LOADER: loading + 0 * seen.busy_ns})
+    assert all(one.ranks == (1,) for one in judge(alone, DetectorSettings()).findings)
+    nobody = replace(alone, lost_ns={**seen.lost_ns, Cause.LOADER: np.nan * seen.busy_ns})
+    assert judge(nobody, DetectorSettings()).findings == ()
+
+
+@pytest.mark.parametrize(("without", "is_told"), [(2, True), (5, False)])
+def test_a_loader_that_is_late_but_where_all_wait_for_a_checkpoint(job, without, is_told):
+    """115 ms in most of ten iterations, and nothing in those that another rank has held up."""
+    late = np.full((4, 10), 0.9e6)
+    late[:, 3] = late[:, 7] = 0.0
+    late[2] = 115e6
+    late[2, np.linspace(1, 9, without).astype(int)] = 0.0
+    seen = observe(job(layout=Layout(dp=4), iterations=10).timeline())
+    told = replace(seen, lost_ns={**seen.lost_ns, Cause.LOADER: late}, costs=None)
+    found = [one for one in judge(told, DetectorSettings()).findings if one.cause is Cause.LOADER]
+    lasting = [one for one in found if one.owner is Owner.NODE and len(one.episodes) == 1]
+    assert [one.ranks for one in lasting] == [(2,)] * is_told
+
+
+@pytest.mark.parametrize(
+    ("other_ms", "owner"),
+    [(2.0, Owner.NODE), (0.1, Owner.UNDECIDED), (200.0, Owner.UNDECIDED)],
+    ids=["the last stage loads quickly", "it does not load itself", "slow storage"],
+)
+def test_the_other_end_of_the_pipeline_tells_whose_loader_is_slow(job, other_ms, owner):
+    """Ranks 0 to 3 wait for rank 0, which loads for 240 ms; rank 3 of the last stage loads, too."""
+    seen = observe(job(layout=Layout(pp=4), loading_ms=lambda slot: 0.0).timeline())
+    lost, loading = np.zeros_like(seen.busy_ns), np.full_like(seen.busy_ns, np.nan)
+    lost[0] = loading[0] = 240e6
+    loading[3] = other_ms * 1e6
+    waiting = np.full_like(lost, 30e6)
+    waiting[1:] += lost[0]
+    told = replace(
+        seen,
+        lost_ns={Cause.LOADER: lost},
+        loading_ns=loading,
+        waiting_ns=waiting,
+        iteration_ns=seen.iteration_ns + lost[0],
+    )
+    report = judge(told, DetectorSettings())
+    (finding,) = [one for one in report.findings if one.cause == Cause.LOADER]
+    assert (finding.ranks, finding.owner) == ((0,), owner)
+    assert ("undecided whose fault" in finding.headline) == (owner is Owner.UNDECIDED)
+    if owner is Owner.NODE:
+        assert "rank 3 needs 2 ms for the same loading" in finding.evidence[-1]
+
+
+@pytest.mark.parametrize("of_all", [False, True], ids=["one host", "storage that all share"])
+def test_a_host_that_loads_late_now_and_then_is_told_from_storage_that_all_share(job, of_all):
+    """In every fourth iteration the first host loads for 80 ms, the others in other ones."""
+
+    def loading(slot):
+        is_late = slot.iteration % 4 == 0 if slot.rank < 4 else of_all and slot.iteration % 4 == 2
+        return 80.0 if is_late else 1.0
+
+    report = job(layout=Layout(dp=8), hosts=4, iterations=24, loading_ms=loading).report()
+    hosts = [one.ranks for one in report.findings if one.owner is Owner.NODE]
+    assert hosts == ([] if of_all else [(0, 1, 2, 3)])
