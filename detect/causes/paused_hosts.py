@@ -159,27 +159,24 @@ def _pausing_inside(
 
 
 def _are_apart(seen: Observations, over: Floats, paused: PausedHost) -> bool:
-    """Return whether the ranks that pause are of several TP groups, pause in passes of their own,
-    and no other kind of group has anything to wait for inside its passes.
+    """Return whether all ranks of the host pause, in passes of their own, and those of other hosts
+    never do, in a job without groups for whose members anybody waits inside passes.
 
-    Example: eight replicas of a DDP job on one host have passes of up to 1.2 times in four to seven
+    Example: eight replicas of a DDP job on one host have passes of up to 1.2 times in two to five
     iterations of ten; three of them hardly ever lead.
     """
     layout, own = seen.members.layout, over[paused.rows] > _least_lead(over)
     in_one_go = float(own[:, own.any(axis=0)].mean()) if own.any() else 1.0
-    are_many = len(_groups_that_pause(seen, paused)) > 1 and layout.cp == layout.ep == 1
-    return are_many and in_one_go <= BURSTS.one_go_share
-
-
-def _groups_that_pause(seen: Observations, paused: PausedHost) -> Integers:
-    return np.unique(seen.members.tensor_group[paused.rows[paused.pauses]])
+    are_all = bool(paused.pauses.all()) and not paused.burst.other_hits
+    return are_all and layout.tp == layout.cp == layout.ep == 1 and in_one_go <= BURSTS.one_go_share
 
 
 def _by_themselves(seen: Observations, paused: PausedHost) -> bool:
     """Return whether the ranks that pause are of several TP groups, or pause in turn: otherwise all
     may wait for one of them.
     """
-    return len(_groups_that_pause(seen, paused)) > 1 or in_turn(paused.lost)
+    groups = np.unique(seen.members.tensor_group[paused.rows[paused.pauses]])
+    return len(groups) > 1 or in_turn(paused.lost)
 
 
 def _pausing_host(
