@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from detect.report import Finding, Owner
 from detect.text import labelled, milliseconds, percent
+from detect.thresholds import COMPARISON
 from megascan.errors import listed
 from megascan.header import Json
 
@@ -198,8 +199,6 @@ class Comparison:
 MOST_LINES = 8
 MOST_NAMED = 3
 SHOWN_KINDS = (Quantity.RANK, Quantity.LOSS, Quantity.ROLE, Quantity.LINK)
-WORTH_SHOWING = 0.005
-"""Changes of a share of time below half a percent of it are not printed."""
 
 
 def render_text(comparison: Comparison) -> str:
@@ -290,7 +289,8 @@ def _changes(comparison: Comparison, kind: Quantity) -> list[str]:
 
 
 def _shares(comparison: Comparison) -> list[str]:
-    moved = [one for one in comparison.shares if abs(one.after - one.before) >= WORTH_SHOWING]
+    least = COMPARISON.shown_share
+    moved = [one for one in comparison.shares if abs(one.after - one.before) >= least]
     text = ", ".join(f"{one.name} {one.before:.1%} → {one.after:.1%}" for one in moved)
     return labelled("shares", f"of all ranks' time: {text}") if text else []
 

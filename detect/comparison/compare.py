@@ -24,17 +24,14 @@ from detect.comparison.changes import (
 )
 from detect.comparison.measures import Measure, Side
 from detect.report import Finding
+from detect.thresholds import COMPARISON, DetectorSettings
 
-FALSE_DISCOVERY_RATE = 0.01
-POWER = 0.95
-LARGEST_LOG = 700.0
+SETTINGS = DetectorSettings()
+LARGEST_LOG = float(np.floor(np.log(np.finfo(np.float64).max)))
 """Log of the largest ratio: the exponential of little more is no number."""
-DEGREES = 30
-"""Degrees of freedom of the t law for the smallest visible change; the exact number hardly matters.
-"""
 
 
-def compare(before: Side, after: Side, min_change: float = 1.03) -> Comparison:
+def compare(before: Side, after: Side, min_change: float = SETTINGS.min_slowdown) -> Comparison:
     """Return everything that `after` does differently from `before`.
 
     `min_change` is the smallest ratio that counts. A trace of fewer than three judged iterations
@@ -95,7 +92,7 @@ def _interval(measure: Measure) -> tuple[float, float]:
 
 
 def _direction(measure: Measure, q_value: float, least: float) -> Direction:
-    if q_value > FALSE_DISCOVERY_RATE or abs(measure.effect) < least:
+    if q_value > SETTINGS.false_discovery_rate or abs(measure.effect) < least:
         return Direction.SAME
     return Direction.SLOWER if measure.effect > 0 else Direction.FASTER
 
@@ -103,8 +100,9 @@ def _direction(measure: Measure, q_value: float, least: float) -> Direction:
 def _least_visible(measured: list[Measure], least: float) -> dict[Quantity, float]:
     """Return, by kind, the smallest ratio at which a typical quantity's change is seen."""
     number = max(len(measured), 1)
-    critical = -float(special.stdtrit(DEGREES, FALSE_DISCOVERY_RATE / number / 2))
-    reserve = float(special.stdtrit(DEGREES, POWER))
+    degrees, rate = COMPARISON.visible_degrees, SETTINGS.false_discovery_rate / number
+    critical = -float(special.stdtrit(degrees, rate / 2))
+    reserve = float(special.stdtrit(degrees, SETTINGS.power))
     visible = {}
     for kind in Quantity:
         errors = [one.error for one in measured if one.kind == kind and np.isfinite(one.error)]
@@ -131,10 +129,10 @@ def _notes(before: Side, after: Side) -> Iterable[str]:
     sides = {"before": before, "after": after}
     for which, side in sides.items():
         number = len(side.examined.seen.iterations)
-        if number < measures.LEAST_ITERATIONS:
+        if number < COMPARISON.min_iterations:
             yield (
                 f"{which}: {number} judged iterations say nothing about their noise, so no change "
-                f"can be told; trace {measures.LEAST_ITERATIONS} at least, better 10"
+                f"can be told; trace {COMPARISON.min_iterations} at least, better 10"
             )
     for which, side in sides.items():
         ranks = side.examined.report.completeness.get("missing_ranks")

@@ -39,7 +39,7 @@ from detect.observe.transfers import bytes_text
 from detect.report import Cause
 from detect.stats import robust
 from detect.text import place, ranks_of
-from detect.thresholds import DetectorSettings
+from detect.thresholds import COMPARISON, SMALL_SAMPLES, DetectorSettings
 from megascan.arrays import Floats, Integers, combine
 from megascan.errors import listed
 from megascan.schema import Kind, Phase
@@ -55,17 +55,9 @@ from megascan.vocabulary import (
     names_of,
 )
 
-MEDIAN_LOSS = 1.2533
-"""Standard error of a median over that of a mean, sqrt(pi / 2)."""
-BETWEEN_RUNS = 0.003
-NOISE_FLOOR = 0.001
-LEAST_ITERATIONS = 3
-"""Least iterations of each trace; fewer say nothing about their own noise."""
-MAX_DEGREES = 60
-MAX_CORRELATION = 0.6
-ENOUGH_FOR_OWN_NOISE = 8
-MOST_GRADIENT_CHANGE = 2.1
-"""Largest ratio of gradient bytes within one job: float32 instead of bfloat16 doubles them."""
+MEDIAN_LOSS = float(np.sqrt(np.pi / 2))
+"""Standard error of a median over that of a mean."""
+SETTINGS = DetectorSettings()
 
 
 @dataclass(frozen=True)
@@ -126,7 +118,7 @@ def _differences(before: Side, after: Side) -> Iterator[str]:
             return
     old_bytes, new_bytes = before.traffic.gradient_bytes, after.traffic.gradient_bytes
     is_told = not shared and old == new and old_bytes and new_bytes
-    if is_told and abs(np.log(new_bytes / old_bytes)) > np.log(MOST_GRADIENT_CHANGE):
+    if is_told and abs(np.log(new_bytes / old_bytes)) > np.log(COMPARISON.max_gradient_change):
         yield (
             f"gradients of a rank ({bytes_text(old_bytes)} before, {bytes_text(new_bytes)} after)"
         )
@@ -149,22 +141,23 @@ class Shift:
     @property
     def reach(self) -> Floats:
         """Return half the 95 % interval."""
-        return np.asarray(special.stdtrit(self.degrees, 0.975) * self.error)
+        quantile = (1.0 + COMPARISON.confidence) / 2
+        return np.asarray(special.stdtrit(self.degrees, quantile) * self.error)
 
 
-def shift(before: Floats, after: Floats, between: float = BETWEEN_RUNS) -> Shift:
+def shift(before: Floats, after: Floats, between: float = COMPARISON.between_log) -> Shift:
     """Return the shift of every row between two (row, iteration) matrices of any lengths."""
     effect = robust.median(after, axis=1) - robust.median(before, axis=1)
     variance = _variance(before) + _variance(after)
     num_iterations = min(before.shape[1], after.shape[1])
-    if num_iterations < LEAST_ITERATIONS:
+    if num_iterations < COMPARISON.min_iterations:
         variance = np.full_like(effect, np.nan)
     rows = max(int(np.isfinite(effect).sum()), 1)
     degrees = (before.shape[1] + after.shape[1] - 2) * min(rows, 4)
     return Shift(
         effect=effect,
         error=np.sqrt(variance + between**2),
-        degrees=float(np.clip(degrees, 2, MAX_DEGREES)),
+        degrees=float(np.clip(degrees, 2, COMPARISON.max_degrees)),
     )
 
 
@@ -174,24 +167,21 @@ def _variance(values: Floats) -> Floats:
     number = values.shape[1]
     own = robust.spread(values, axis=1) * _small_sample(number)
     pooled = float(np.nan_to_num(robust.median(own)))
-    if number < ENOUGH_FOR_OWN_NOISE:
+    if number < COMPARISON.min_own_noise:
         own = np.full(len(values), pooled)
-    sigma = np.fmax(np.fmax(own, pooled), NOISE_FLOOR)
+    sigma = np.fmax(np.fmax(own, pooled), COMPARISON.least_noise_log)
     known = np.maximum(np.isfinite(values).sum(axis=1), 1)
     return np.asarray(_inflation(centred) * (MEDIAN_LOSS * sigma) ** 2 / known)
 
 
 def _small_sample(number: int) -> float:
-    """Return the factor by which a median absolute deviation of `number` values falls short.
-
-    Croux and Rousseeuw 1992, Time-efficient algorithms for two highly robust estimators of scale.
-    """
-    few = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
-    return few.get(number, number / max(number - 0.8, 1.0))
+    """Return the factor by which a median absolute deviation of `number` values falls short."""
+    beyond = number / max(number - COMPARISON.small_sample_lack, 1.0)
+    return SMALL_SAMPLES.get(number, beyond)
 
 
 def _inflation(centred: Floats) -> float:
-    if centred.shape[1] < ENOUGH_FOR_OWN_NOISE:
+    if centred.shape[1] < COMPARISON.min_own_noise:
         return 1.0
     limit = 4 * float(np.nan_to_num(robust.spread(centred))) + 1e-12
     clipped = np.nan_to_num(np.clip(centred, -limit, limit))
@@ -200,7 +190,7 @@ def _inflation(centred: Floats) -> float:
     use = energy > 0
     if not use.any():
         return 1.0
-    typical = float(np.clip(np.median(lagged[use] / energy[use]), 0.0, MAX_CORRELATION))
+    typical = float(np.clip(np.median(lagged[use] / energy[use]), 0.0, COMPARISON.max_correlation))
     return (1 + typical) / (1 - typical)
 
 
@@ -468,13 +458,6 @@ LOSSES = {
     "garbage collection": Cause.GC,
     "time outside operations": Cause.HOST,
 }
-LEAST_SHARE = 0.002
-"""Operations that take less of an iteration are not worth a line."""
-ENOUGH_RANKS = 4
-LINK_NOISE = 0.02
-"""Log by which transfers of two runs of a healthy job differ."""
-MIN_LINK_CHANGE = 1.25
-"""Transfers vary more than compute; see the detector's `min_link_slowdown`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -523,7 +506,7 @@ def _log_measures(
     subjects: list[str],
     values: Sequence[Floats],
     *,
-    between: float = BETWEEN_RUNS,
+    between: float = COMPARISON.between_log,
     shown: Sequence[Floats] | None = None,
 ) -> list[Measure]:
     """Compare the logarithms of the values before and after, (row, iteration) each.
@@ -545,7 +528,7 @@ def role_measures(
     before: Side, after: Side, shared: Comparable, slow_ranks: set[int]
 ) -> Iterator[Measure]:
     """Compare every operation on its median rank, leaving out ranks that are slow themselves."""
-    least_ns = LEAST_SHARE * _step_ns(before)
+    least_ns = COMPARISON.least_share * _step_ns(before)
     for role, old, new in shared.roles:
         if max(old.share_ns, new.share_ns) < least_ns:
             continue
@@ -579,7 +562,7 @@ def rank_measures(before: Side, after: Side) -> Iterator[Measure]:
     moved = shift(compared[0], compared[1])
     own_effect = np.log(np.maximum(busy_ns[1], 1.0) / np.maximum(busy_ns[0], 1.0))
     stage = new.seen.members.stage
-    has_few_peers = (np.bincount(stage)[stage] < ENOUGH_RANKS)[rows[1]]
+    has_few_peers = (np.bincount(stage)[stage] < COMPARISON.min_peers)[rows[1]]
     names = [_name(after, row) for row in rows[1].tolist()]
     for measure in _measures(moved, Quantity.RANK, names, busy_ns):
         own = own_effect[measure.row] * np.sign(measure.effect)
@@ -644,7 +627,7 @@ def _mean_shift(before: Floats, after: Floats) -> Shift:
         squares = robust.mean((one - mean[:, None]) ** 2, axis=1)
         variance += np.nan_to_num(squares) / max(one.shape[1] - 1, 1)
     return Shift(
-        effect=np.log1p(np.maximum(effect, -0.99)),
+        effect=np.log1p(np.maximum(effect, COMPARISON.least_change)),
         error=np.sqrt(variance + usual.error**2),
         degrees=usual.degrees,
     )
@@ -656,7 +639,7 @@ def link_measures(before: Side, after: Side) -> Iterator[Measure]:
     if old is None or new is None:
         return
     error_ns = max(_clock_error_ns(side) for side in (before, after))
-    least_ns = LEAST_SHARE * _step_ns(before)
+    least_ns = COMPARISON.least_share * _step_ns(before)
     old_rows, new_rows = _rows_by_kind(old), _rows_by_kind(new)
     widths = Counter(name for name, _ in {*old_rows, *new_rows})
     for name, width in sorted(set(old_rows) & set(new_rows)):
@@ -719,8 +702,10 @@ def _compare_connections(
     shown: list[Floats] | None = None,
 ) -> Iterator[Measure]:
     """Compare connections; only a difference larger than the clocks' error counts."""
-    least = float(np.log(MIN_LINK_CHANGE))
-    measures = _log_measures(Quantity.LINK, subjects, values, between=LINK_NOISE, shown=shown)
+    least = float(np.log(SETTINGS.min_link_slowdown))
+    measures = _log_measures(
+        Quantity.LINK, subjects, values, between=COMPARISON.between_links_log, shown=shown
+    )
     for measure in measures:
         old, new = (float(robust.median(one[measure.row])) for one in values)
         p_value = measure.p_value if abs(new - old) > 2 * error_ns else 1.0

@@ -14,6 +14,7 @@ VERDICT_CODE = [
     *sorted((ROOT / "detect").glob("causes/*.py")),
     *sorted((ROOT / "detect").glob("observe/*.py")),
     *sorted((ROOT / "detect").glob("stats/*.py")),
+    *sorted((ROOT / "detect").glob("comparison/*.py")),
     ROOT / "detect" / "detector.py",
 ]
 STRUCTURAL = {0.0, 0.5, 1.0, 2.0}
