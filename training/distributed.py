@@ -20,6 +20,7 @@ import random
 import re
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -244,6 +245,7 @@ def finalize() -> None:
 
 # Long enough for a launcher to end this rank after another rank has failed.
 _GRACE_S = 5.0
+_told_to_end = threading.Event()
 
 # What gloo and NCCL say when the other side of a connection has ended.
 _LOST = re.compile(
@@ -324,6 +326,22 @@ def end_on_interrupt(launch: Launch) -> int:
     return 130
 
 
+def end_later(then: Callable[[], object] | None = None) -> None:
+    """Have SIGINT and SIGTERM call `then`, which ends the work in order, and end nothing here.
+
+    A launcher sends a signal once: a rank that fails after it waits for nobody to end it.
+    """
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        _told_to_end.set()
+        if then is not None:
+            then()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, note)
+
+
 def _say(text: str) -> None:
     print(f"error: {text}", file=sys.stderr, flush=True)
 
@@ -336,6 +354,8 @@ def _wait(exit_code: int, duration_s: float) -> None:
         sys.exit(exit_code)
 
     signal.signal(signal.SIGTERM, leave)
+    if _told_to_end.is_set():
+        sys.exit(exit_code)
     time.sleep(duration_s)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import signal
 import sys
 import threading
 import time
@@ -23,14 +22,20 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from megascan.errors import ConfigError, MegaScanError, report_errors
 from megascan.listening import listen, require_server, token_for
 from training.arguments import TrainerParser
 from training.data.tokenizers import SubwordTokenizer
-from training.distributed import ONLY_RANK, Launch, carry_out, end_on_shared_error, read_launch
+from training.distributed import (
+    ONLY_RANK,
+    Launch,
+    carry_out,
+    end_later,
+    end_on_shared_error,
+    read_launch,
+)
 from training.generation.engine import GenerationCallback
 from training.generation.job import GenerationJob, add_job_arguments, read_job
 
@@ -130,8 +135,7 @@ def _parse(arguments: Sequence[str], launch: Launch) -> tuple[GenerationJob, Add
 def _compute(job: GenerationJob, address: Address) -> None:
     """Run a rank that only computes, until rank 0 ends the job."""
     engine = _build_engine(job, address, GenerationCallback())[0]
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    end_later()
     with closing(engine):
         for _ in engine.run():
             pass
@@ -148,7 +152,7 @@ def _serve(job: GenerationJob, address: Address, listening: socket.socket) -> No
     token = address.token or secrets.token_urlsafe(24)
     page = None if looking is None else looking.page(service, token, address.name)
     server = _start_server(job, address, service, listening, page)
-    _stop_on_signal(service)
+    end_later(service.stop)
     _announce(address, listening, engine.cache_bytes)
     if looking is not None:
         print(f"looking into it at {looking.address(listening, token)}", flush=True)
@@ -248,15 +252,6 @@ def _chat_template(job: GenerationJob) -> ChatTemplate | None:
         return None
     folder = Path(model)
     return read_chat_template(folder if folder.is_dir() else folder.parent, job.tokenizer)
-
-
-def _stop_on_signal(service: Service) -> None:
-    def stop(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        service.stop()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
 
 
 def _announce(address: Address, listening: socket.socket, cache_bytes: int) -> None:
