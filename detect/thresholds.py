@@ -1048,6 +1048,10 @@ class _Losses:
     loader_ratio: float = limit(
         2.0, "ratio", Origin.BENCHMARK, "by which loading on sound hosts differs with the documents"
     )
+    other_end_share: float = limit(
+        0.2, "share of its loading", Origin.BENCHMARK,
+        "that the other end of the pipeline may take in any iteration for a lone loader to be slow",
+    )  # fmt: skip
     least_load_ns: float = limit(
         500e3, "ns an iteration", Origin.CONVENTION,
         "that fetching batches takes at least: less is what ranks get that do not load themselves",
