@@ -565,7 +565,7 @@ def undecided_if_no_gain(finding: Finding) -> Finding:
         return finding
     cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
     is_lone_host = finding.cause is Cause.HOST and len(finding.ranks) == 1
-    if is_lone_host and finding.share_of_iterations == 1.0:
+    if is_lone_host and finding.share_of_iterations == 1.0 and len(finding.episodes) == 1:
         cost = min(cost, finding.slowdown)
     if not finding.cost_is_replayed:
         of_two = finding.num_peers == 1

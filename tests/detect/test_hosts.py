@@ -124,18 +124,34 @@ def test_hot_host_is_one_finding(job):
 
 
 @pytest.mark.parametrize(
-    ("factor", "optimizer", "owner"),
-    [(1.06, 1.0, Owner.UNDECIDED), (1.06, 1.03, Owner.NODE), (1.12, 1.0, Owner.NODE)],
-    ids=["as chips differ", "its optimizers are slow, too", "more than chips differ"],
+    ("factor", "optimizer", "loading_ms", "owner"),
+    [
+        (1.06, 1.0, 1.0, Owner.UNDECIDED),
+        (1.06, 1.03, 1.0, Owner.NODE),
+        (1.06, 1.0, 5.0, Owner.NODE),
+        (1.12, 1.0, 1.0, Owner.NODE),
+    ],
+    ids=[
+        "as chips differ",
+        "its optimizers are slow, too",
+        "its loaders are slow, too",
+        "more than chips differ",
+    ],
 )
 def test_a_host_that_is_a_little_slow_is_named_if_something_confirms_it(
-    job, factor, optimizer, owner
+    job, factor, optimizer, loading_ms, owner
 ):
     def work(slot):
         is_hot = slot.rank in range(8, 12)
         return (optimizer if slot.name == "optimizer" else factor) if is_hot else 1.0
 
-    hot = job(layout=Layout(tp=2, dp=8), hosts=4, work=work, tokens=lambda rank: (4096, 4096))
+    def loading(slot):
+        return loading_ms if slot.rank in range(8, 12) else 1.0
+
+    hot = job(
+        layout=Layout(tp=2, dp=8), hosts=4, work=work, loading_ms=loading,
+        tokens=lambda rank: (4096, 4096),
+    )  # fmt: skip
     found = [one.owner for one in hot.report().findings if one.ranks == (8, 9, 10, 11)]
     assert found == [owner]
 

@@ -121,6 +121,7 @@ def test_a_host_or_a_network_that_costs_next_to_nothing_has_no_name(job):
     for other in (
         replace(cheap, step_time_cost_ratio=1.03),
         replace(of_a_pause, share_of_iterations=0.5),
+        replace(of_a_pause, episodes=((1, 2), (5, 6))),  # now and then, each time by far more
         replace(cheap, joint_cost_ratio=1.03),  # it hides behind others that lose as much
         replace(estimated, step_time_cost_ratio=1.01),
         replace(of_two, step_time_cost_ratio=1.03),
