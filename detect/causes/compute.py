@@ -34,6 +34,7 @@ from detect.causes.device import (
     waits_beside,
 )
 from detect.causes.finding import (
+    UNDECIDED_WHOSE,
     Answer,
     CauseSpec,
     Claim,
@@ -304,7 +305,7 @@ def _predicate(slow: SlowRow, cause: Cause, owner: Owner, is_bound: bool, *, is_
     if slow.is_mean:
         how += " on the mean, if not in its typical pass"
     if owner == Owner.UNDECIDED:
-        return f"{how}, undecided whose fault that is"
+        return f"{how}{UNDECIDED_WHOSE}"
     return f"{how}," if slow.is_mean else how
 
 

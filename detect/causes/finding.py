@@ -143,6 +143,7 @@ class CauseSpec:
     """What `Observations.lost_ns` of the cause is called on a chart: "data loading"."""
 
 
+UNDECIDED_WHOSE = ", undecided whose fault that is"
 A_LITTLE_SLOWER = (
     "where connections share a port or a switch, one of them may always meet others, and be slower "
     "by as much"

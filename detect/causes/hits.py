@@ -102,8 +102,12 @@ def half_width(values: Floats) -> tuple[float, float]:
 
 def num_runs(hits: Flags) -> int:
     """Return how many stretches of consecutive hits there are, with all dimensions flattened."""
-    hits = hits.reshape(-1)
-    return int((hits & ~np.r_[False, hits[:-1]]).sum())
+    return int(_begins(hits.reshape(-1)).sum())
+
+
+def _begins(hits: Flags) -> Flags:
+    """Flag the first of consecutive hits, (place,)."""
+    return np.asarray(hits & ~np.r_[False, hits[:-1]])
 
 
 def as_large(hits: Flags, size: Floats, row: int) -> Flags:
@@ -119,7 +123,7 @@ def as_large(hits: Flags, size: Floats, row: int) -> Flags:
     large = flat & (sizes >= PAIRS.agrees_share * float(np.median(sizes[row][flat[row]])))
     kept = np.zeros_like(flat)
     for number in np.flatnonzero(large.any(axis=1)):
-        run = np.cumsum(flat[number] & ~np.r_[False, flat[number, :-1]])
+        run = np.cumsum(_begins(flat[number]))
         kept[number] = flat[number] & np.isin(run, run[large[number]])
     return kept.reshape(hits.shape)
 

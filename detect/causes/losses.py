@@ -25,6 +25,7 @@ from scipy import special
 from detect.causes.device import UNKNOWN_ROLES, host_advice, mates_of
 from detect.causes.finding import (
     OTHERS_WAIT,
+    UNDECIDED_WHOSE,
     Answer,
     CauseSpec,
     Claim,
@@ -192,8 +193,8 @@ def _awaited_loading(seen: Observations, row: int) -> Answer:
 
 
 def _quicker_at_the_other_end(seen: Observations, row: int, hits: Flags) -> str:
-    """Say that another stage loads what the row loads, and far quicker; empty where none does, some
-    take as long in one iteration or another, or nobody recorded how long.
+    """Say that another stage loads what the row loads, and far quicker in every iteration; empty
+    where none does, or nobody recorded how long that takes.
 
     The last stage needs the labels of the tokens that the first one embeds, from the same storage.
     It asks for them later, so workers that load ahead hide most of what a slow storage takes, but
@@ -206,11 +207,9 @@ def _quicker_at_the_other_end(seen: Observations, row: int, hits: Flags) -> str:
     usual_ns = np.nan_to_num(robust.median(seen.loading_ns, axis=1))
     loads = (usual_ns >= LOSSES.least_load_ns) & (place["pp"] != place["pp"][row])
     ends = np.flatnonzero(loads & (place["tp"] == place["tp"][row]))
-    if not len(ends) or others_load_as_long(seen, row, ends, hits):
-        return ""
-    longest_ns = float(np.nan_to_num(seen.loading_ns[ends]).max())
+    longest_ns = float(np.nan_to_num(seen.loading_ns[ends]).max(initial=0.0))
     own_ns = float(robust.median(seen.loading_ns[row][hits]))
-    if longest_ns > LOSSES.other_end_share * own_ns:
+    if not len(ends) or longest_ns > LOSSES.other_end_share * own_ns:
         return ""
     ranks = ranks_text(seen.members.ranks_of(ends))
     takes = "needs" if len(ends) == 1 else "need"
@@ -417,7 +416,6 @@ def _bound_by_hosts(seen: Observations) -> tuple[str, ...]:
     )
 
 
-UNDECIDED_WHOSE = ", undecided whose fault that is"
 NOBODY_ELSE = "no other rank has the same loading to do"
 NOBODY_ELSE_LOADS = (
     f"{NOBODY_ELSE}: the loader timed alone, there and on another host, "

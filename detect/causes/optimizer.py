@@ -37,6 +37,7 @@ from detect.causes.device import (
     over_others,
 )
 from detect.causes.finding import (
+    UNDECIDED_WHOSE,
     Answer,
     CauseSpec,
     Claim,
@@ -73,8 +74,6 @@ ONE_PEER = (
     "it has one peer only, and steps of sound devices whose hosts launch at different speeds "
     "differ by as much: a second replica, or a trace with the two exchanged, decides"
 )
-
-
 NOT_ALONE = (
     "it has one peer only, and another rank's step is as slow: both may wait for others in it, in "
     "communication that the trace does not show"
@@ -294,20 +293,18 @@ def _holds_up_some(seen: Observations, slow: _SlowStep, finding: Finding) -> boo
     Example: a step is 315 ms longer, two of 15 others wait for it, and the job is a sixth faster
     without it.
     """
-    rows = np.arange(len(seen.members))
-    is_awaited = any(
-        _is_awaited(seen, slow, seen.waiting_ns, rows == row)
-        for row in rows[rows != slow.row]
-        if seen.waiting_ns is not None
-    )
-    return is_awaited and finding.step_time_cost_ratio >= OPTIMIZER.least_gain_ratio
+    waiting_ns, rows = seen.waiting_ns, np.arange(len(seen.members))
+    if waiting_ns is None or finding.step_time_cost_ratio < OPTIMIZER.least_gain_ratio:
+        return False
+    others = rows[rows != slow.row]
+    return any(_is_awaited(seen, slow, waiting_ns, rows == one) for one in others)
 
 
 def _finding(inquiry: Inquiry, slow: _SlowStep, doubt: str) -> Finding:
     seen, course, members = inquiry.seen, slow.suspect.course, inquiry.seen.members
     factor, peers = float(np.exp(course.effect)), counted(slow.num_peers, "peer")
     lost = np.where(course.active, slow.excess_ns + slow.passes_ns, 0.0)
-    undecided = ", undecided whose fault that is" if doubt else ""
+    undecided = UNDECIDED_WHOSE if doubt else ""
     also, passes = "", ""
     if slow.is_confirmed:
         also = f" and for its passes {times(float(np.exp(slow.passes)))}"

@@ -34,7 +34,6 @@ Otherwise the pair stays undecided, and the reason says what would decide it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -239,16 +238,15 @@ def _is_one_of_few(seen: Observations, found: ComputeSearch, slow: SlowRow) -> b
     slow itself, and the other two happen to be alike.
     """
     row, active = slow.suspect.row, slow.suspect.course.active
-    if slow.num_peers >= ORDINARY.min_peers or clock_of_slow(seen, found, slow) is not None:
-        return False
-    if optimizer_shows(found.optimizer[:, active], effects_beside(seen, found, slow), row):
-        return False
-    level = robust.median(found.residuals.value, axis=1)
-    num_pairs = sum(
-        math.comb(int(np.isfinite(level[rows]).sum()), 2) for rows in stage_groups(seen.members)
-    )
     is_little = slow.suspect.course.effect < np.log(ORDINARY.little_ratio)
-    return is_little and num_pairs < ORDINARY.min_pairs and len(found.slow) > 1
+    if not is_little or slow.num_peers >= ORDINARY.min_peers or len(found.slow) < 2:
+        return False
+    gaps = np.concatenate(_gaps_by_stage(seen, found))
+    if np.isfinite(gaps).sum() >= ORDINARY.min_pairs:
+        return False
+    is_slow_by_clock = clock_of_slow(seen, found, slow) is not None
+    beside = effects_beside(seen, found, slow)
+    return not (is_slow_by_clock or optimizer_shows(found.optimizer[:, active], beside, row))
 
 
 def _within_distances(found: ComputeSearch, slow: SlowRow, small: float) -> float | None:
@@ -300,18 +298,30 @@ def _spread_of_devices(seen: Observations, found: ComputeSearch, row: int) -> fl
     1993). Example: levels 0, 1, 5 and 9 % make pairs 1, 4, 4, 5, 8 and 9 % apart, a quarter of
     which lie within 1 %: sigma is 1 / 0.45 = 2 %.
     """
-    level = robust.median(found.residuals.value, axis=1)
-    groups = stage_groups(seen.members)
-    gaps = [
-        np.abs(np.subtract.outer(level[rows], level[rows]))[np.triu_indices(len(rows), 1)]
-        for rows in groups
-    ]
+    level, groups = _levels(found), stage_groups(seen.members)
+    gaps = _gaps_by_stage(seen, found)
     own = gaps[next(place for place, rows in enumerate(groups) if row in rows)]
     pairs, known = np.concatenate(gaps), level[np.isfinite(level)]
     sigma = max(_sigma_of_pairs(pairs), _sigma_of_pairs(own))
     if len(known) >= ORDINARY.min_ranks and len(pairs) < ORDINARY.few_pairs:
         sigma = min(sigma, float(robust.spread(known)))  # of two stages of four, three may be slow
     return sigma * _lasting(found, sigma**2)
+
+
+def _levels(found: ComputeSearch) -> Floats:
+    """Return by how much each rank is slower than its peers all over the window, (row,) log."""
+    return robust.median(found.residuals.value, axis=1)
+
+
+def _gaps_by_stage(seen: Observations, found: ComputeSearch) -> list[Floats]:
+    """Return how far the levels of two ranks of a stage are apart, (pair,) log for each stage; NaN
+    where one of them is not known.
+    """
+    level = _levels(found)
+    return [
+        np.abs(np.subtract.outer(level[rows], level[rows]))[np.triu_indices(len(rows), 1)]
+        for rows in stage_groups(seen.members)
+    ]
 
 
 def _sigma_of_pairs(gaps: Floats) -> float:

@@ -165,10 +165,12 @@ def _are_apart(seen: Observations, over: Floats, paused: PausedHost) -> bool:
     Example: eight replicas of a DDP job on one host have passes of up to 1.2 times in two to five
     iterations of ten; three of them hardly ever lead.
     """
-    layout, own = seen.members.layout, over[paused.rows] > _least_lead(over)
-    in_one_go = float(own[:, own.any(axis=0)].mean()) if own.any() else 1.0
+    layout = seen.members.layout
     are_all = bool(paused.pauses.all()) and not paused.burst.other_hits
-    return are_all and layout.tp == layout.cp == layout.ep == 1 and in_one_go <= BURSTS.one_go_share
+    if not (are_all and layout.tp == layout.cp == layout.ep == 1):
+        return False
+    hits = over[paused.rows] > _least_lead(over)
+    return bool(hits.any()) and float(hits[:, hits.any(axis=0)].mean()) <= BURSTS.one_go_share
 
 
 def _by_themselves(seen: Observations, paused: PausedHost) -> bool:

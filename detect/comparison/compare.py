@@ -22,11 +22,10 @@ from detect.comparison.changes import (
     Quantity,
     ShareChange,
 )
-from detect.comparison.measures import Measure, Side
+from detect.comparison.measures import SETTINGS, Measure, Side
 from detect.report import Finding
-from detect.thresholds import COMPARISON, DetectorSettings
+from detect.thresholds import COMPARISON
 
-SETTINGS = DetectorSettings()
 LARGEST_LOG = float(np.floor(np.log(np.finfo(np.float64).max)))
 """Log of the largest ratio: the exponential of little more is no number."""
 

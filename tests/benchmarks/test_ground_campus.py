@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +33,7 @@ from benchmarks.grounds.campus.world import World
 from benchmarks.grounds.ground import Variation
 from megascan.reader import read_trace
 from megascan.topology import Layout
+from tests.benchmarks.catalogues import assert_alike_in_each_process
 from tests.benchmarks.nesting import assert_nested
 
 CASES = list(campus.cases())
@@ -134,15 +133,7 @@ def test_cases_are_many_and_half_of_them_have_no_fault_of_a_node() -> None:
 
 
 def test_cases_are_the_same_in_each_process_and_others_in_other_draws() -> None:
-    code = (
-        "from zlib import crc32; from benchmarks.grounds import campus; "
-        "print(crc32(repr(list(campus.cases())).encode()))"
-    )
-    told = {
-        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
-        for _ in range(2)
-    }
-    assert len(told) == 1
+    assert_alike_in_each_process("campus")
     other = list(campus.cases(1))
     assert not {case.name for case in CASES} & {case.name for case in other}
     assert not {case.seed for case in CASES} & {case.seed for case in other}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from benchmarks.grounds.incidents.catalogue import plans
 from benchmarks.grounds.incidents.schedule import passes_of
 from benchmarks.grounds.incidents.troubles import Trouble
 from megascan.reader import read_trace
+from tests.benchmarks.catalogues import assert_alike_in_each_process
 
 CASES = list(incidents.cases())
 FAMILIES = sorted({case.family for case in CASES})
@@ -43,21 +42,7 @@ def test_cases_are_many_and_half_of_them_have_no_fault_of_a_node() -> None:
 
 
 def test_cases_are_the_same_in_each_process_and_others_in_other_draws() -> None:
-    told = [
-        subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                "from zlib import crc32; from benchmarks.grounds import incidents; "
-                "print(crc32(repr(list(incidents.cases())).encode()))",
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for _ in range(2)
-    ]
-    assert told[0] == told[1]
+    assert_alike_in_each_process("incidents")
     assert not {case.name for case in CASES} & {case.name for case in incidents.cases(1)}
 
 

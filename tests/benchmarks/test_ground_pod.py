@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from benchmarks.grounds.pod.job import Disorder, Job
 from benchmarks.grounds.pod.rank_files import members_of, write_rank_files
 from benchmarks.grounds.pod.schedule import Message, passes_of, received, sent
 from megascan.reader import read_trace
+from tests.benchmarks.catalogues import assert_alike_in_each_process
 from tests.benchmarks.nesting import assert_nested
 
 CASES = list(pod.cases())
@@ -77,15 +76,7 @@ def test_cases_are_many_and_four_in_ten_have_no_fault_of_a_node() -> None:
 
 
 def test_cases_are_the_same_in_each_process_and_others_in_other_draws() -> None:
-    code = (
-        "from zlib import crc32; from benchmarks.grounds import pod; "
-        "print(crc32(repr(list(pod.cases())).encode()))"
-    )
-    told = {
-        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
-        for _ in range(2)
-    }
-    assert len(told) == 1
+    assert_alike_in_each_process("pod")
     other = list(pod.cases(1))
     assert not {case.name for case in CASES} & {case.name for case in other}
     assert [case.family for case in CASES] == [case.family for case in other]
