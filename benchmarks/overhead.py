@@ -9,7 +9,9 @@ installed and removed again between blocks of iterations: off, base, off, full, 
 a granularity, `full/4` modules of one layer in 4 only (`--trace-layer-stride`). Every iteration of
 such a block is traced and ends a window, which is the dearest setting; `default` is what the flags
 do where nothing is said, two traced iterations of five, so its blocks count five iterations or a
-multiple, and only the ratio of means says what a run pays. The first iteration of a block, in which
+multiple, and only the ratio of means says what a run pays; `default, by cycles` is the same from
+within its blocks, each cycle of five against the iterations beside it that pay nothing, which sees
+a tenth of a per cent (`benchmarks/paired.py`). The first iteration of a block, in which
 the mode is switched, is not counted; all others are compared with the untraced blocks right before
 and after theirs, so that drift of the machine cancels. Prints a result page.
 """
@@ -19,13 +21,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.jobs import DATA, DEVICES, environment_line, model, publish, run_ranks
 from benchmarks.overhead_ranks import DEFAULT, Plan, tracing_in
-from benchmarks.paired import OFF, Cost, blocks_of, cost_of
+from benchmarks.paired import OFF, Cost, blocks_of, cost_in_cycles, cost_of
+from megascan.config import TraceConfig
 from megascan.schema import Granularity
 
 MODELS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -49,6 +53,8 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
 DEFAULT_LAYOUTS = {"gpu": "one,TP2,TP2-DP2", "cpu": "one,TP2"}
 MODES = tuple(str(granularity) for granularity in Granularity)
 NUM_WARMUP, BLOCK_LENGTH = 6, 4
+DEFAULTS, NUM_QUIET = TraceConfig(), 2
+"""Of the default's cycle of five iterations two are traced; in the third the window is written."""
 
 
 def modes_of(num_cycles: int, traced: Sequence[str] = MODES) -> list[str]:
@@ -86,12 +92,21 @@ def measure(layout: str, arguments: argparse.Namespace) -> dict[str, list[Cost]]
         plan.write(Path(folder) / "plan.json")
         run_ranks(num_ranks, ["benchmarks.overhead_ranks", str(Path(folder) / "plan.json")])
         times = json.loads((Path(folder) / "times.json").read_text(encoding="utf-8"))
-    return {
-        name: [
-            cost_of(mode, blocks_of(plan.modes, times[name], arguments.block)) for mode in traced
-        ]
-        for name in plan.models
-    }
+    return {name: list(costs_of(plan, traced, times[name])) for name in plan.models}
+
+
+def costs_of(plan: Plan, traced: Sequence[str], times_ms: Sequence[float]) -> Iterator[Cost]:
+    """Yield what each mode costs; `default` also within its cycles, beside untraced iterations."""
+    length = plan.block_length
+    blocks = blocks_of(plan.modes, times_ms, length)
+    for mode in traced:
+        yield cost_of(mode, blocks)
+    if DEFAULT not in traced or length <= 2 * DEFAULTS.interval:
+        return
+    firsts = [plan.num_warmup + 2 + length * number for number in range(len(blocks))]
+    for mode in (DEFAULT, OFF):
+        cost = cost_in_cycles(mode, blocks, firsts, interval=DEFAULTS.interval, num_quiet=NUM_QUIET)
+        yield replace(cost, mode=f"{mode}, by cycles")
 
 
 def row(name: str, layout: str, cost: Cost) -> str:
@@ -120,7 +135,7 @@ def render(rows: Sequence[str], device: str, window: int, command: str) -> str:
             "|---|---|---|---|---|---|---|---|---|",
             *rows,
             "",
-            "Below one means noise, not a gain.",
+            "Below one means noise, not a gain. Rows by cycles count cycles, not iterations.",
             "",
         ]
     )

@@ -21,7 +21,7 @@ from benchmarks.layouts import Result
 from benchmarks.losses import Curves, read_curves
 from benchmarks.overhead import modes_of
 from benchmarks.overhead_ranks import Plan
-from benchmarks.paired import OFF, blocks_of, cost_of
+from benchmarks.paired import OFF, Block, blocks_of, cost_in_cycles, cost_of
 
 
 def times(modes, length, factors, drift=0.0, noise=0.002, seed=0):
@@ -54,6 +54,40 @@ def test_a_planted_cost_is_measured_under_drift(drift):
     assert full.low > 1.015
     assert base.low < 1.001 < base.high + 0.001
     assert full.num_iterations == 8 * 3
+
+
+def cycles_of(num_blocks, length, factors, *, first=8, wander=0.0, noise=0.002, seed=0):
+    """Traced blocks of 100 ms an iteration, by places in a cycle of five; and each one's first."""
+    random = np.random.default_rng(seed)
+    blocks, firsts = [], []
+    for number in range(num_blocks):
+        begin = first + number * (length + 1)
+        level = 100 * (1 + wander * np.sin(np.arange(length) / 40 + number))
+        factor = [factors[(begin + place - 1) % 5] for place in range(length)]
+        values = level * factor * random.normal(1, noise, length)
+        blocks.append(Block(mode="default", times_ms=tuple(values)))
+        firsts.append(begin)
+    return blocks, firsts
+
+
+@pytest.mark.parametrize("wander", [0.0, 0.01])
+@pytest.mark.parametrize("cost", [0.0, 0.001, 0.005])
+def test_a_cost_of_a_tenth_of_a_per_cent_shows_in_cycles_although_the_machine_wanders(cost, wander):
+    factors = (1 + 2 * cost, 1 + 2 * cost, 1 + cost, 1.0, 1.0)
+    blocks, firsts = cycles_of(6, 60, factors, wander=wander)
+    found = cost_in_cycles("default", blocks, firsts, interval=5, num_quiet=2)
+    assert found.mean == pytest.approx(1 + cost, abs=0.0006)
+    assert found.mean_high - found.mean_low < 0.0015
+    assert found.mean_low - 0.0002 < 1 + cost < found.mean_high + 0.0002
+    assert found.untraced_ms == pytest.approx(100, rel=0.01)
+
+
+def test_cycles_of_other_modes_are_left_out_and_the_first_cycle_has_none_before_it():
+    blocks, firsts = cycles_of(2, 20, (1.1, 1.1, 1.0, 1.0, 1.0), first=1, noise=0)
+    blocks[1] = Block(mode=OFF, times_ms=blocks[1].times_ms)
+    found = cost_in_cycles("default", blocks, firsts, interval=5, num_quiet=2)
+    assert found.num_iterations == 3  # cycles
+    assert found.mean == pytest.approx(1.04)
 
 
 def test_a_rare_long_iteration_shows_in_the_mean_only():
