@@ -9,11 +9,14 @@ installed and removed again between blocks of iterations: off, base, off, full, 
 a granularity, `full/4` modules of one layer in 4 only (`--trace-layer-stride`). Every iteration of
 such a block is traced and ends a window, which is the dearest setting; `default` is what the flags
 do where nothing is said, two traced iterations of five, so its blocks count five iterations or a
-multiple, and only the ratio of means says what a run pays; `default, by cycles` is the same from
+multiple, and only the ratio of means says what a run pays. `default, by cycles` is the same from
 within its blocks, each cycle of five against the iterations beside it that pay nothing, which sees
-a tenth of a per cent (`benchmarks/paired.py`). The first iteration of a block, in which
-the mode is switched, is not counted; all others are compared with the untraced blocks right before
-and after theirs, so that drift of the machine cancels. Prints a result page.
+a tenth of a per cent (`benchmarks/paired.py`); `off, by cycles` is the same of untraced blocks, and
+should be one. In `armed` everything is installed and nothing is traced.
+
+The first iteration of a block, in which the mode is switched, is not counted; all others are
+compared with the untraced blocks right before and after theirs, so that drift of the machine
+cancels. Prints a result page.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.jobs import DATA, DEVICES, environment_line, model, publish, run_ranks
-from benchmarks.overhead_ranks import DEFAULT, Plan, tracing_in
+from benchmarks.overhead_ranks import ARMED, DEFAULT, Plan, tracing_in
 from benchmarks.paired import OFF, Cost, blocks_of, cost_in_cycles, cost_of
 from megascan.config import TraceConfig
 from megascan.schema import Granularity
@@ -128,7 +131,7 @@ def render(rows: Sequence[str], device: str, window: int, command: str) -> str:
             f"`{command}` on {environment_line(device)}.",
             "",
             f"Models: {sizes}, 4 microbatches an iteration. All iterations of a traced block are "
-            f"traced, in windows of {window}; two of five in `{DEFAULT}`.",
+            f"traced, in windows of {window}; two of five in `{DEFAULT}`, none in `{ARMED}`.",
             "",
             "| model | GPUs | mode | untraced, ms | traced ÷ untraced, median "
             "| 95 % interval | by means | 95 % interval | iterations |",
@@ -151,7 +154,7 @@ def main() -> int:
         "--modes",
         default=",".join(MODES),
         metavar="LIST",
-        help="of base, full, full/4, default (base,full)",
+        help="of base, full, full/4, default, armed (base,full)",
     )
     parser.add_argument(
         "--block",

@@ -57,17 +57,18 @@ class Plan:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
-DEFAULT = "default"
+DEFAULT, ARMED = "default", "armed"
 
 
 def tracing_in(mode: str, window: int, directory: Path) -> TraceConfig:
     """Return the settings of a traced mode; ValueError if it is none.
 
     `base` and `full/4` are a granularity and a layer stride, with windows that follow on one
-    another; `default` is what the flags do where nothing is said.
+    another; `default` is what the flags do where nothing is said, `armed` what `--trace-armed` does
+    until it is switched on.
     """
-    if mode == DEFAULT:
-        return TraceConfig(enabled=True, directory=directory)
+    if mode in {DEFAULT, ARMED}:
+        return TraceConfig(enabled=True, directory=directory, armed=mode == ARMED)
     granularity, _, stride = mode.partition("/")
     return TraceConfig(
         enabled=True,
