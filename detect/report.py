@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from detect.thresholds import POWER
+from detect.thresholds import POWER, TRUST
 from megascan.header import Json
 
 REPORT_SCHEMA = 1
+SHOWN_Q = 1e-12
+"""Smaller q-values are shown as below this."""
 
 
 class Cause(StrEnum):
@@ -41,6 +43,26 @@ class Owner(StrEnum):
     UNDECIDED = "undecided"
 
 
+class Confidence(StrEnum):
+    """How sure a finding is, the surest first."""
+
+    HIGH = "high"
+    GOOD = "good"
+    MODERATE = "moderate"
+    LOW = "low"
+
+    @classmethod
+    def after(cls, num_doubts: int) -> Confidence:
+        """Return the confidence that so many doubts leave, each of which takes a step."""
+        steps = list(cls)
+        return steps[min(num_doubts, len(steps) - 1)]
+
+    def reaches(self, least: Confidence) -> bool:
+        """Return whether it is as sure as `least`, or surer."""
+        order = list(Confidence)
+        return order.index(self) <= order.index(least)
+
+
 class Verdict(StrEnum):
     """The report in one word; `degraded` when a finding's owner is the node."""
 
@@ -58,7 +80,7 @@ class Finding:
     interval; peers are the expectation. `step_time_cost_ratio` is iteration time now over iteration
     time without the finding, from the first to the last iteration in which it holds. `episodes` are
     the (first, last) iterations of its active stretches: one when it lasts, several when it flaps.
-    `headline`, `evidence` and `next_steps` are sentences.
+    `statement`, `evidence` and `next_steps` are sentences; `headline` adds how sure it is.
     """
 
     ranks: tuple[int, ...]
@@ -71,7 +93,7 @@ class Finding:
     share_of_iterations: float
     q_value: float
     step_time_cost_ratio: float
-    headline: str
+    statement: str
     evidence: tuple[str, ...] = ()
     next_steps: tuple[str, ...] = ()
     coordinates: Mapping[str, int] = field(default_factory=dict)
@@ -91,6 +113,57 @@ class Finding:
     """Whether the true slowdown may be larger: time that is not the ranks' own is mixed into it."""
     is_read: bool = False
     """Whether the device's own clock shows that it is slow."""
+    is_pair: bool = False
+    """Whether it is about the connection of two ranks, either of which may be at fault."""
+    is_inside: bool = False
+    """Whether it is about what stays inside a host, with whomever."""
+
+    @property
+    def confidence(self) -> Confidence:
+        """Return how sure the finding is, by chance, and where a node is named, by how often names
+        like it were right on ground that nobody had looked at (`TRUST`). Both doubts add up.
+
+        Example: of the names for a connection of two ranks 64 of 100 were right, three steps below
+        high: low, however improbable chance is. A host that is blamed for several ranks (97 of 100,
+        one step) with a q-value of 0.0005 (one step) is moderate.
+        """
+        most = (TRUST.high_q, TRUST.good_q, TRUST.moderate_q)
+        num_doubts = sum(self.q_value > one for one in most)
+        right = self._share_right()
+        if right is not None:
+            least = (TRUST.high_share, TRUST.good_share, TRUST.moderate_share)
+            num_doubts += sum(right < one for one in least)
+        return Confidence.after(num_doubts)
+
+    def _share_right(self) -> float | None:
+        """Return how many of the names like this one were right; None where nobody is named, or
+        that was not counted.
+        """
+        if self.owner is not Owner.NODE:
+            return None
+        words = [
+            self.cause.value,
+            "of_one" * (self.cause is Cause.HOST and len(self.ranks) == 1),
+            "of_pair" * self.is_pair,
+            "inside" * self.is_inside,
+            "costly" * (self.step_time_cost_ratio >= TRUST.costly_ratio),
+        ]
+        name = "_".join(filter(None, words))  # link_inside_costly
+        share: float | None = getattr(TRUST, name, None)
+        return share
+
+    @property
+    def sureness(self) -> str:
+        """Return the confidence and what it rests on: "high (q below 1e-12)"."""
+        q_value = "below 1e-12" if self.q_value < SHOWN_Q else f"{self.q_value:.1g}"
+        return f"{self.confidence} (q {q_value})"
+
+    @property
+    def headline(self) -> str:
+        """Return the finding in one sentence, with how sure it is; bits leave nothing to chance."""
+        if self.cause is Cause.CORRUPTION:
+            return self.statement
+        return f"{self.statement}; confidence {self.sureness}"
 
     @property
     def spot(self) -> tuple[int, int] | None:
@@ -125,6 +198,7 @@ class Finding:
             "last_iteration": self.last_iteration,
             "share_of_iterations": round(self.share_of_iterations, 4),
             "q_value": self.q_value,
+            "confidence": self.confidence.value,
             "step_time_cost_ratio": round(self.step_time_cost_ratio, 4),
             "cost_is_replayed": self.cost_is_replayed,
             "joint_ranks": list(self.joint_ranks),

@@ -67,14 +67,6 @@ def ranks_text(ranks: tuple[int, ...]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
 
 
-def confidence(q_value: float) -> str:
-    """Say how sure a finding is, in a word and a number."""
-    words = ((1e-4, "high"), (1e-3, "good"), (0.05, "moderate"), (math.inf, "low"))
-    word = next(word for below, word in words if q_value < below)
-    shown = "below 1e-12" if q_value < 1e-12 else f"{q_value:.1g}"
-    return f"{word} (q {shown})"
-
-
 HIDES = "it hides in time that others spend anyway"
 """Why a finding costs the step next to nothing, by replay."""
 NOT_SHOWN = "what it costs the step this trace does not show"

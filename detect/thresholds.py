@@ -1439,6 +1439,55 @@ class _Costs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Trust:
+    """What the confidence of a finding says: chance, and how often names like it were right. What
+    falls short of a word's q-value or share takes a step down, and steps add up.
+
+    Shares are of names that unseen draws of twelve grounds gave, made by people who had not read
+    the detector; *costly* names those that cost the step `costly_ratio` and more.
+    """
+
+    high_q: float = limit(1e-4, "q-value", Origin.CONVENTION, "below it chance leaves no doubt")
+    good_q: float = limit(1e-3, "q-value", Origin.CONVENTION, "below it confidence is good")
+    moderate_q: float = limit(0.05, "q-value", Origin.CONVENTION, "below it confidence is moderate")
+    high_share: float = limit(
+        0.99, "share", Origin.CONVENTION, "of such names right, from which confidence may be high"
+    )
+    good_share: float = limit(0.95, "share", Origin.CONVENTION, "the same for good")
+    moderate_share: float = limit(0.9, "share", Origin.CONVENTION, "the same for moderate")
+    costly_ratio: float = limit(
+        1.05, "ratio", Origin.BENCHMARK,
+        "iteration time over that without the finding: what costs less is more often wrong",
+    )  # fmt: skip
+    compute: float = limit(0.96, "share", Origin.BENCHMARK, "of names for computing right")
+    compute_costly: float = limit(0.997, "share", Origin.BENCHMARK, "of costly ones right")
+    host: float = limit(
+        0.929, "share", Origin.BENCHMARK, "of names for delays of several ranks by their host right"
+    )
+    host_costly: float = limit(0.97, "share", Origin.BENCHMARK, "of costly ones right")
+    host_of_one: float = limit(
+        0.915, "share", Origin.BENCHMARK, "of names for one rank's delays by its host right"
+    )
+    host_of_one_costly: float = limit(0.998, "share", Origin.BENCHMARK, "of costly ones right")
+    loader: float = limit(0.992, "share", Origin.BENCHMARK, "of names for late data right")
+    loader_costly: float = limit(0.99, "share", Origin.BENCHMARK, "of costly ones right")
+    link: float = limit(
+        0.99, "share", Origin.BENCHMARK,
+        "of names for all that a rank sends and receives, a host's network or a rail right",
+    )  # fmt: skip
+    link_costly: float = limit(0.991, "share", Origin.BENCHMARK, "of costly ones right")
+    link_inside: float = limit(
+        0.86, "share", Origin.BENCHMARK, "of names for what stays inside a host right"
+    )
+    link_inside_costly: float = limit(0.71, "share", Origin.BENCHMARK, "of costly ones right")
+    link_of_pair: float = limit(
+        0.57, "share", Origin.BENCHMARK,
+        "of names for the connection of two ranks right: often one end alone is at fault",
+    )  # fmt: skip
+    link_of_pair_costly: float = limit(0.67, "share", Origin.BENCHMARK, "of costly ones right")
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Readings:
     """Device readings that are worth a sentence."""
 
@@ -1732,6 +1781,7 @@ CONSEQUENCES = _Consequences()
 POWER = _Power()
 OCCUPANCY = _Occupancy()
 COSTS = _Costs()
+TRUST = _Trust()
 READINGS = _Readings()
 DATA = _Data()
 ROBUST = _Robust()

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from benchmarks.detection.figures import Share
 from benchmarks.grounds.ground import NUM_WARMING_UP, Planted
 from benchmarks.grounds.outcome import DUE_SLOWDOWN, Named, Outcome
+from detect.report import Confidence
+from detect.thresholds import TRUST
 
 SHORT_SHARE = 0.35
 """Of the time: what covers less comes in bursts."""
@@ -60,6 +62,11 @@ def aims_of(outcomes: Sequence[Outcome]) -> list[Aim]:
         ),
         Aim(what="slow devices: precision", share=0.99, reached=_precision(compute)),
         Aim(what="all nodes named: precision", share=0.99, reached=_precision(nodes)),
+        Aim(
+            what="nodes named with high confidence: precision",
+            share=0.99,
+            reached=_precision([it for it in nodes if it[1].confidence == "high"]),
+        ),
         Aim(what="throttling in bursts: recall", share=0.9, reached=_recall(outcomes, _bursting)),
         Aim(
             what="hosts, loaders, their memory: recall", share=0.9, reached=_recall(outcomes, _host)
@@ -74,6 +81,35 @@ def aims_of(outcomes: Sequence[Outcome]) -> list[Aim]:
         Aim(what="owners given: right", share=0.98, reached=_share(_owners(outcomes))),
         Aim(what="onset within one iteration", share=0.95, reached=_share(_onsets(outcomes))),
     ]
+
+
+def table_of_confidence(outcomes: Sequence[Outcome]) -> str:
+    """Return one Markdown row a confidence: how many names have it, and how many are right.
+
+    A name is one of a node; a sound job is one without a fault of hardware. Below stand the names
+    by cause and cost, by which `detect.thresholds.TRUST` says how sure a name can be.
+    """
+    nodes = [(one, finding) for one in outcomes for finding in one.findings if _blames(finding)]
+    sound = [one for one in outcomes if not one.at_fault]
+    rows = [
+        "| confidence | names | right | sound jobs with such a name |",
+        "|---|---|---|---|",
+    ]
+    for word in Confidence:
+        part = [it for it in nodes if it[1].confidence == word]
+        blamed = _share(any(one.confidence == word for one in job.wrong) for job in sound)
+        rows.append(f"| {word} | {len(part)} | {_precision(part).text()} | {blamed.text()} |")
+    rows += ["", "| cause | cost | names | right |", "|---|---|---|---|"]
+    for cause in sorted({finding.cause for _, finding in nodes}):
+        for is_costly in (True, False):
+            part = [
+                it
+                for it in nodes
+                if it[1].cause == cause and (it[1].cost_ratio >= TRUST.costly_ratio) == is_costly
+            ]
+            cost = f"{TRUST.costly_ratio - 1:.0%} {'and more' if is_costly else 'or less'}"
+            rows.append(f"| {cause} | {cost} | {len(part)} | {_precision(part).text()} |")
+    return "\n".join(rows)
 
 
 def _blames(finding: Named) -> bool:

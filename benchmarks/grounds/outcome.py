@@ -40,6 +40,7 @@ class Named:
     interval: tuple[float, float]
     first_iteration: int
     cost_ratio: float
+    confidence: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +186,7 @@ def _kept(finding: Finding) -> Named:
         interval=(float(interval[0]), float(interval[1])),
         first_iteration=int(finding.first_iteration),
         cost_ratio=float(finding.step_time_cost_ratio),
+        confidence=finding.confidence.value,
     )
 
 

@@ -226,12 +226,12 @@ def _finding(probes: Probes, own: Sequence[Deviation], num_probes: int) -> Findi
     if first.is_decided:
         subject = f"{ranks_text(first.ranks)} ({place})"
         verb = "computes" if len(first.ranks) == 1 else "compute together"
-        headline = (
+        statement = (
             f"{subject} {verb} wrongly {when}: bits differ from those of "
             f"{counted(first.num_replicas - 1, 'replica')}, first at {first.point.words}"
         )
     else:
-        headline = (
+        statement = (
             f"one of {ranks_text(first.ranks)} computes wrongly {when}: their bits differ, first "
             f"at {first.point.words}; two replicas cannot say which of them is right"
         )
@@ -246,7 +246,7 @@ def _finding(probes: Probes, own: Sequence[Deviation], num_probes: int) -> Findi
         share_of_iterations=len(own) / num_probes,
         q_value=0.0,
         step_time_cost_ratio=1.0,
-        headline=headline,
+        statement=statement,
         evidence=_evidence(own, lasting=lasting),
         next_steps=_advice(first, lasting=lasting),
         coordinates=_coordinates(prober),

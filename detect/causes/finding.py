@@ -38,7 +38,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats.residuals import Noise
 from detect.stats.robust import ordinary
 from detect.stats.search import Course, least_beyond_bursts
-from detect.text import HIDES, NOT_SHOWN, confidence, percent
+from detect.text import HIDES, NOT_SHOWN, percent
 from detect.thresholds import COSTS, LINKS, NETWORKS, ORDINARY, PAIRS, POWER, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
@@ -170,7 +170,7 @@ SMALL_AND_FREE = (
 class Claim:
     """A finding before place, time and cost are put in.
 
-    `subject` and `predicate` make the headline: "rank 5 (…)" "computes 1.31x slower than its 3
+    `subject` and `predicate` make the statement: "rank 5 (…)" "computes 1.31x slower than its 3
     peers". `rows` are the ranks' rows in the observations; `saved_ns` (iteration,) is the gain of
     each iteration without it.
     """
@@ -201,6 +201,8 @@ class Claim:
     """What an iteration may take at most, as a multiple of what it would take without the fault."""
     is_border: bool = False
     """Whether only what crosses the border of these ranks' host is slower."""
+    is_pair: bool = False
+    """Whether it is about the connection of two ranks, either of which may be at fault."""
     is_inside: bool = False
     """Whether only what stays inside these ranks' host is slower, with whomever."""
 
@@ -218,7 +220,7 @@ class When:
 
     @property
     def words(self) -> str:
-        """Return the ending of a headline: "since iteration 45"."""
+        """Return the ending of a statement: "since iteration 45"."""
         if self.first == self.last:
             return f"in iteration {self.first}"
         if len(self.episodes) > 1:
@@ -388,9 +390,8 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
         share_of_iterations=timing.share,
         q_value=claim.q_value,
         step_time_cost_ratio=cost,
-        headline=f"{claim.subject} {claim.predicate} {timing.words}; "
-        f"{gain(slowed, cost, is_replayed=replayed is not None)}; "
-        f"confidence {confidence(claim.q_value)}",
+        statement=f"{claim.subject} {claim.predicate} {timing.words}; "
+        f"{gain(slowed, cost, is_replayed=replayed is not None)}",
         evidence=claim.evidence,
         next_steps=claim.advice,
         coordinates=shared_place(seen, claim.rows),
@@ -402,6 +403,8 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
         cost_is_replayed=replayed is not None,
         slowdown_is_bound=claim.is_bound,
         is_read=claim.is_read,
+        is_pair=claim.is_pair,
+        is_inside=claim.is_inside,
     )
 
 

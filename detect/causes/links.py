@@ -42,6 +42,10 @@ from megascan.errors import listed
 IN_DOUBT_ENDS = (
     "one of its ends has no other connection that is fine: the link, or that end, may be slow"
 )
+EITHER_END = (
+    "either of its ends may be at fault, or what lies between: look at both, and drain neither for "
+    "this alone"
+)
 IN_DOUBT_BETWEEN = (
     "other pairs between the same two hosts are slow as well: what they share is, the network of "
     "either host or what lies between"
@@ -629,6 +633,7 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
             predicate=f"transfers {times(slowdown)} slower than equal connections",
             evidence=(*_evidence(seen, link), *((doubt,) if doubt else ())),
             advice=connection_advice(seen, link.ranks),
+            is_pair=len(link.ranks) == 2,
         ),
     )
     finding = undecided_if_little(finding, len(link.course.active))
@@ -694,8 +699,8 @@ def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
         )
     elif len(link.ranks) > 2:
         sentences.append("which link inside the group is slow, one group alone cannot tell")
-    if len(link.ranks) == 2 and not link.is_isolated:
-        sentences.append(IN_DOUBT_ENDS)
+    if len(link.ranks) == 2:
+        sentences.append(EITHER_END if link.is_isolated else IN_DOUBT_ENDS)
     if seen.alignment is not None:
         lost_ns = link.actual_ns - link.normal_ns
         by_one = lost_ns <= LINKS.clock_errors * _clock_error_ns(seen.alignment, seen, link.ranks)

@@ -266,7 +266,7 @@ class Loss:
     groups: list[Integers]
     """Rows that are compared with each other."""
     predicate: str
-    """Part of the headline; {time} is what the rank loses, {over} what it loses above its peers."""
+    """Part of the statement; {time} is what the rank loses, {over} that above its peers."""
     advice: Callable[[Suspect, Owner], tuple[str, ...]]
     owner: Callable[[Suspect], Owner] = lambda suspect: Owner.NODE
     """Return whose fault the loss is where there is no doubt."""

@@ -34,7 +34,7 @@ from detect.causes.finding import (
 )
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
-from detect.text import confidence, counted, percent, ranks_text, times
+from detect.text import counted, percent, ranks_text, times
 from detect.thresholds import CONSEQUENCES, COSTS, HOSTS, ORDINARY
 from detect.whatif.savings import slowdown_of
 from megascan.errors import listed
@@ -213,12 +213,12 @@ def _mended_with(
 ) -> Finding:
     others = tuple(rank for rank in ranks if rank not in finding.ranks)
     slowed = slowed_by(seen, finding.first_iteration, finding.last_iteration)
-    headline = finding.headline
+    statement = finding.statement
     if cost >= COSTS.next_to_nothing_ratio and others:
         together = f"without it and {ranks_text(others)} {slowed} would be {faster(cost)}"
         alone = gain(slowed, finding.step_time_cost_ratio, is_replayed=finding.cost_is_replayed)
-        headline = headline.replace(alone, together)
-    return replace(finding, joint_ranks=ranks, joint_cost_ratio=cost, headline=headline)
+        statement = statement.replace(alone, together)
+    return replace(finding, joint_ranks=ranks, joint_cost_ratio=cost, statement=statement)
 
 
 def _joint_cost(seen: Observations, group: list[Finding]) -> float | None:
@@ -310,8 +310,8 @@ def _of_the_host(
         cost_is_replayed=is_replayed,
         joint_ranks=(),
         joint_cost_ratio=1.0,
-        headline=f"host {host} makes {len(named)} of its {counted(len(ranks), 'rank')} "
-        f"({listed(named)}) lose time {timing.words}; {saved}; confidence {confidence(q_value)}",
+        statement=f"host {host} makes {len(named)} of its {counted(len(ranks), 'rank')} "
+        f"({listed(named)}) lose time {timing.words}; {saved}",
         evidence=(f"one by one: {each}; of {ranks_text(widest.ranks)}:", *widest.evidence),
         coordinates=shared_place(seen, rows),
         device=devices_of(seen.members, rows),

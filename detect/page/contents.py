@@ -30,7 +30,6 @@ from detect.text import (
     HIDES,
     NOT_SHOWN,
     OWNER_WORDS,
-    confidence,
     counted,
     milliseconds,
     percent,
@@ -357,7 +356,7 @@ def _finding_facts(finding: Finding, judged: Integers, *, is_first: bool) -> lis
         interval = f"(95 % interval {low:.3f} to {high:.3f})"
         facts.insert(1, Fact("slowdown", f"{finding.slowdown:.3f} {interval}"))
     if finding.cause is Cause.CORRUPTION:
-        facts.append(Fact("confidence", confidence(finding.q_value)))
+        facts.append(Fact("confidence", finding.sureness))
     if finding.step_time_cost_ratio >= COSTS.next_to_nothing_ratio and not is_first:
         how = "by replay of the step" if finding.cost_is_replayed else "estimate"
         ratio = f"{finding.step_time_cost_ratio:.3f}"

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from detect import Finding, Report
 
 SURE_Q = 1e-4
-"""A finding below this q-value is raised at first sight; reports call it high confidence."""
+"""A finding below this q-value is raised at first sight: chance leaves no doubt."""
 SEEN_VERDICTS = 2
 """A finding above SURE_Q is raised when this many verdicts in a row name it."""
 QUIET_VERDICTS = 3
@@ -90,6 +90,8 @@ class Account:
     cost_ratio: float
     q_value: float
     headline: str
+    confidence: str = "low"
+    """How sure the name is, as in reports; `low` of accounts that older state files hold."""
     evidence: tuple[str, ...] = ()
     next_steps: tuple[str, ...] = ()
     last_iteration: int = 0
@@ -366,6 +368,7 @@ def _content(finding: Finding, seen: _Sight) -> dict[str, Any]:
         "cost_ratio": finding.step_time_cost_ratio,
         "q_value": finding.q_value,
         "headline": finding.headline,
+        "confidence": finding.confidence.value,
         "evidence": finding.evidence,
         "next_steps": finding.next_steps,
         "last_iteration": finding.last_iteration,

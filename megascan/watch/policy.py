@@ -5,7 +5,7 @@ A policy is a TOML file of rules; a finding falls under the first rule that it m
     [[drain]]
     name = "slow device"
     causes = ["compute"]           # any cause when left out
-    confidence = "high"            # moderate, good or high: q below 0.01, 0.001, 0.0001
+    confidence = "high"            # or good, moderate: how often such names were right
     min_slowdown = 1.05            # observed over expected
     min_cost_ratio = 1.02          # iteration time over iteration time without the finding
     min_gpu_hours = 0.5            # wasted so far
@@ -17,25 +17,28 @@ Only findings whose owner is the node can meet a rule: no drain cures what the j
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from detect.report import NO_NODES_DOING, Cause
+from detect.report import NO_NODES_DOING, Cause, Confidence
 from megascan.errors import InputError
 from megascan.header import Json
 from megascan.watch.accounts import Account
 
-CONFIDENCES: Mapping[str, float] = {"moderate": 0.01, "good": 1e-3, "high": 1e-4}
-"""Largest q-value of each confidence, named as in reports."""
+CONFIDENCES = tuple(word.value for word in Confidence if word is not Confidence.LOW)
+"""Those that a rule may ask for."""
 CAUSES = tuple(cause.value for cause in Cause if cause not in NO_NODES_DOING)
 """Causes for which a node can be to blame."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Conditions under which a finding would have its hosts drained."""
+    """Conditions under which a finding would have its hosts drained.
+
+    Names with high confidence were right in 996 of 1,000 cases, others less often: docs/verdict.md.
+    """
 
     name: str
     causes: tuple[str, ...] = CAUSES
@@ -50,7 +53,7 @@ class Rule:
         return (
             account.owner == "node"
             and account.cause in self.causes
-            and account.q_value <= CONFIDENCES[self.confidence]
+            and Confidence(account.confidence).reaches(Confidence(self.confidence))
             and account.slowdown >= self.min_slowdown
             and account.cost_ratio >= self.min_cost_ratio
             and account.cost_gpu_hours >= self.min_gpu_hours

@@ -46,7 +46,7 @@ def finding(*ranks: int, cause: Cause = Cause.COMPUTE, owner: Owner = Owner.NODE
         share_of_iterations=1.0,
         q_value=1e-6,
         step_time_cost_ratio=1.1,
-        headline="",
+        statement="",
     )
 
 

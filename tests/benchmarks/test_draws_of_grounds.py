@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from benchmarks.grounds.__main__ import GROUNDS, OTHERS, _parser, chosen_cases, ground_named
-from benchmarks.grounds.aims import aims_of, table_of_aims
+from benchmarks.grounds.aims import aims_of, table_of_aims, table_of_confidence
 from benchmarks.grounds.ground import Planted
 from benchmarks.grounds.outcome import Named, Outcome, table_by_cause
 from megascan.errors import UsageError
@@ -130,6 +130,7 @@ def test_aims_are_counted_by_what_was_planted_and_said():
         return Named(
             ranks=ranks, cause=cause, owner=owner, slowdown=1.3, interval=(1.2, 1.4),
             first_iteration=first, cost_ratio=1.2,
+            confidence="high" if cause == "compute" else "moderate",
         )  # fmt: skip
 
     def job(planted, *findings):
@@ -153,6 +154,7 @@ def test_aims_are_counted_by_what_was_planted_and_said():
         "slow devices, 5 % and more: recall": (2, 3),
         "slow devices: precision": (2, 4),
         "all nodes named: precision": (3, 5),
+        "nodes named with high confidence: precision": (2, 4),
         "throttling in bursts: recall": (0, 1),
         "hosts, loaders, their memory: recall": (0, 0),
         "NICs of a host: recall": (1, 2),
@@ -162,4 +164,10 @@ def test_aims_are_counted_by_what_was_planted_and_said():
     }
     rows = table_of_aims(outcomes).splitlines()[2:]
     assert rows[0].startswith("| slow devices, 5 % and more: recall | at least 0.97 | 0.667 (2/3,")
-    assert rows[0].endswith("| no |") and rows[4].endswith("| - | - |")
+    assert rows[0].endswith("| no |") and rows[5].endswith("| - | - |")
+    rows = table_of_confidence(outcomes).splitlines()
+    names = [row.split(" (")[0].removesuffix(" |") for row in rows]
+    assert names[2:4] == ["| high | 4 | 0.500", "| good | 0 | - | 0.000"]
+    assert names[4:6] == ["| moderate | 1 | 1.000", "| low | 0 | - | 0.000"]
+    assert names[-4:-2] == ["| compute | 5% and more | 4 | 0.500", "| compute | 5% or less | 0 | -"]
+    assert names[-2:] == ["| link | 5% and more | 1 | 1.000", "| link | 5% or less | 0 | -"]

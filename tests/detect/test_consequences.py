@@ -23,7 +23,7 @@ def finding():
         share_of_iterations=1.0,
         q_value=1e-9,
         step_time_cost_ratio=1.4,
-        headline="rank 2 is late",
+        statement="rank 2 is late",
     )
 
 

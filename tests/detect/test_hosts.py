@@ -79,7 +79,7 @@ def test_two_findings_on_all_ranks_of_a_host_are_one(job):
     """The same ranks lose time throughout and pause now and then: the second is evidence."""
     lost = job(layout=Layout(dp=16), hosts=4, gap_ms=lost_by(range(4, 8), 15.0))
     (whole,) = lost.report().findings
-    again = replace(whole, step_time_cost_ratio=1.01, headline="pauses")
+    again = replace(whole, step_time_cost_ratio=1.01, statement="pauses")
     seen = observe(lost.timeline())
     (one,) = gathered(seen, [again, whole])
     assert one.headline == whole.headline and one.step_time_cost_ratio > 1.01

@@ -93,9 +93,9 @@ def test_the_headline_is_the_finding_that_costs_most(
     faulty: Timeline, inputs: Callable[[Timeline], PageInputs], document
 ) -> None:
     examined = inputs(faulty).examined
-    cheap = finding_with(examined, headline="rank 1 is cheap", step_time_cost_ratio=1.01)
+    cheap = finding_with(examined, statement="rank 1 is cheap", step_time_cost_ratio=1.01)
     dear = finding_with(
-        examined, headline="uneven sequences; they cost much", owner=Owner.JOB,
+        examined, statement="uneven sequences; they cost much", owner=Owner.JOB,
         cause=Cause.SEQUENCE_IMBALANCE, ranks=(), coordinates={}, step_time_cost_ratio=1.25,
         slowdown=1.4,
     )  # fmt: skip
@@ -128,7 +128,7 @@ def test_a_sentence_of_several_findings_is_printed_once(
 ) -> None:
     examined = inputs(faulty).examined
     first = finding_with(examined, next_steps=("look at the node", "swap it"))
-    second = finding_with(examined, headline="rank 7", next_steps=("look at the node",))
+    second = finding_with(examined, statement="rank 7", next_steps=("look at the node",))
     text = document(page_of(examined, first, second, notes=("swap it",))).text
     assert text.count("look at the node") == 1 and text.count("swap it") == 1
 

@@ -14,7 +14,7 @@ SLOW = Account(
     id="compute-rank5-abc", run_id="run", cause="compute", owner="node", ranks=(5,),
     hosts=("n02",), devices=("GPU-5",), since_iteration=15, since_unix_s=1000.0,
     phase=LifePhase.HOLDING, slowdown=1.3, cost_ratio=1.1, q_value=1e-9, headline="",
-    cost_gpu_hours=2.0,
+    confidence="high", cost_gpu_hours=2.0,
 )  # fmt: skip
 POLICY = """
 [[drain]]
@@ -48,11 +48,12 @@ def rules(tmp_path):
         ({"owner": "job"}, 600, None),
         ({"owner": "undecided"}, 600, None),
         ({"cause": "host"}, 600, None),
-        ({"q_value": 2e-4}, 600, None),
+        ({"confidence": "good"}, 600, None),
         ({"slowdown": 1.19}, 600, None),
         ({"cost_ratio": 1.04}, 600, None),
         ({"cost_gpu_hours": 0.9}, 600, None),
-        ({"cause": "host", "cost_gpu_hours": 51, "q_value": 0.009}, 0, "lost hours"),
+        ({"cause": "host", "cost_gpu_hours": 51, "confidence": "moderate"}, 0, "lost hours"),
+        ({"cause": "host", "cost_gpu_hours": 51, "confidence": "low"}, 0, None),
     ],
 )
 def test_a_rule_holds_when_all_of_it_is_met(rules, changes, after_s, rule):
@@ -99,7 +100,7 @@ def test_the_watch_says_each_decision_once_and_ends_with_3(faulty, grow, watched
         ('[[drain]]\nname = "x"\nmin_minutes = "long"', "min_minutes is 'long', expected a number"),
         ('[[drain]]\nname = "x"\nmin_minutes = true', "min_minutes is True, expected a number"),
         ('[[drain]]\nname = "x"\nmin_minutes = nan', "min_minutes is nan, expected a number"),
-        ('[[drain]]\nname = "x"\nconfidence = "sure"', "confidence is 'sure', expected moderate"),
+        ('[[drain]]\nname = "x"\nconfidence = "sure"', "confidence is 'sure', expected high"),
         ('[[drain]]\nname = "x"\ncauses = ["stage_imbalance"]', "expected some of compute, link"),
         ('[[drain]]\nname = "x"\nconfidence = ["high"]', r"confidence is \['high'\], expected"),
         ('[[drain]]\nname = ""', "rule 1 has no name"),

@@ -38,7 +38,7 @@ def finding(*ranks: int, cause: Cause = Cause.COMPUTE) -> Finding:
         share_of_iterations=1.0,
         q_value=0.0,
         step_time_cost_ratio=1.5,
-        headline="slow",
+        statement="slow",
     )
 
 
