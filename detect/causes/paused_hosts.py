@@ -338,7 +338,6 @@ def _finding(seen: Observations, paused: PausedHost) -> Finding:
                 *doubts,
             ),
             advice=ADVICE[Cause.HOST],
-            is_replayed=False,
         ),
     )
 
