@@ -518,6 +518,7 @@ def replay_of_op_table(table: OpTable) -> Replay:
         ranks=ranks,
         steps=steps.ids[complete],
         measured=(end.max(axis=(0, 1)) - start.min(axis=(0, 1))).astype(np.float64),
+        recorded=np.ones(ranks.shape, dtype=bool),
         instants=TableInstants(graph.stage, start, end),
         gpus_per_worker=table.gpus_per_worker,
         layout_text=f"DP {num_lanes} PP {graph.num_stages}, {gpus} to a recorded rank",

@@ -1402,6 +1402,15 @@ class _Costs:
     max_saved_share: float = limit(
         0.95, "share of an iteration", Origin.CONVENTION, "that a finding can be said to cost"
     )
+    least_recorded_share: float = limit(
+        0.5, "share of ranks", Origin.CONVENTION,
+        "of those at fault that a replay must have traced itself, or it keeps nothing of the fault",
+    )  # fmt: skip
+    max_replay_error: float = limit(
+        0.06, "ratio, less 1", Origin.BENCHMARK,
+        "between the traced step and its replay: in one that is longer than the step, "
+        "communication takes what ranks wait for as its own",
+    )  # fmt: skip
     max_hidden_share: float = limit(
         0.1, "share of an iteration", Origin.BENCHMARK,
         "that other ranks may spend in no span: a replay keeps such waits and would make the "

@@ -138,6 +138,7 @@ def _observations(
         loading_ns=cells.data_ns,
         entangled_phases=passes.entangled_phases,
         hides_waiting=passes.hide_waiting,
+        waits_between_layers=passes.wait_between,
         mixes_communication=frame.uses_cpu_time and _hides_model_parallel(timeline),
         # by CPU time they are told apart, too: a process that waits uses none
         splits_tensor_groups=frame.uses_cpu_time or not _hides_model_parallel(timeline),
@@ -196,6 +197,8 @@ class _Passes:
     """What neither collections nor communication beside the pass explain: a late host does."""
     entangled_phases: tuple[int, ...]
     hide_waiting: bool
+    wait_between: bool
+    """Whether passes wait between their layers for parameters that are sharded."""
     wait_inside: bool
     """Whether passes wait inside their layers for ranks along an axis that nobody recorded."""
     hide_marks: bool
@@ -236,6 +239,7 @@ class _Passes:
             stalled_ns=stalled_ns,
             entangled_phases=own.phases,
             hide_waiting=not frame.uses_cpu_time and hide_waiting(phase, passes.gathers),
+            wait_between=bool(is_sharded.any()),
             wait_inside=bool(is_told.any()),
             hide_marks=bool(is_told.any() or (frame.is_sampled and is_sharded.any())),
             collecting_ns=sums_by_cell(

@@ -450,6 +450,9 @@ class Observations:
     hides_waiting: bool = False
     """Whether all passes last as long as the slowest: parameters are gathered beside them, and no
     layers tell how long they wait."""
+    waits_between_layers: bool = False
+    """Whether passes hold waiting for parameters that are sharded over the replicas, which layers
+    tell: a replay of passes takes what the others wait for as their work."""
     holds_tensor_waits: bool = False
     """Traces without passes: what lies between communications is compared, and holds waiting for
     the TP group, whose collectives of backward passes nobody recorded."""

@@ -261,6 +261,9 @@ class Replay:
     ranks: Integers
     steps: Integers
     measured: Floats
+    recorded: Flags
+    """(stage, lane): whether the rank ran what its stage usually runs. The weights of any other are
+    those of a typical rank."""
     instants: Instants
     gpus_per_worker: int = 1
     layout_text: str = ""

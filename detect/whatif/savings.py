@@ -364,6 +364,7 @@ class ReplayedCosts:
             return None
         replay, during = known
         links, hosts = Cause.LINK in causes, Cause.HOST in causes
+        scatters = hosts or Cause.LOADER in causes
         if not _holds_compute(replay):
             if Cause.COMPUTE in causes:
                 return None
@@ -375,7 +376,7 @@ class ReplayedCosts:
                 replay,
                 ranks,
                 links=links,
-                hosts=hosts,
+                hosts=scatters,
                 gaps=gaps,
                 slowdown=slowdown,
                 during=during,
@@ -430,10 +431,15 @@ class ReplayedCosts:
         replay = self._replay if ranks else None
         if replay is None:
             return None
-        during = _steps_within(replay, within)
-        if not during.any() or _hidden_wait(replay, ranks, during) > COSTS.max_hidden_share:
+        during, places = _steps_within(replay, within), replay.mask(ranks)
+        if not during.any() or not places.any():
             return None
-        return replay, during
+        tells = (
+            float(replay.recorded[places].mean()) >= COSTS.least_recorded_share
+            and abs(float(np.median(replay.error_ratio[during]))) <= COSTS.max_replay_error
+            and _hidden_wait(replay, ranks, during) <= COSTS.max_hidden_share
+        )
+        return (replay, during) if tells else None
 
 
 def _steps_within(replay: Replay, within: tuple[int, int]) -> Flags:

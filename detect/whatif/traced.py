@@ -432,6 +432,7 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
         ranks=stack.ranks,
         steps=stack.iterations,
         measured=_measured(stack),
+        recorded=stack.present,
         instants=TracedInstants(
             stack=stack,
             stage=graph.stage,
