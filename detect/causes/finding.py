@@ -389,6 +389,8 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
     if replayed is not None:
         # mending the ranks mends whatever else is slow on them, too
         cost = min(replayed, estimate) if claim.cause == Cause.LOADER else replayed
+    if replayed is None and claim.cause == Cause.LINK:
+        cost = min(cost, claim.slowdown)  # were the step nothing but such transfers
     cost = min(cost, claim.most_cost)
     slowed = slowed_by(seen, timing.first, timing.last)
     return Finding(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from aggregate import build_timeline
-from detect import detect
+from detect import Cause, detect
 from detect.causes.finding import cost_ratio, counted_window, gain
+from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import steady
 from detect.text import render_text
 from detect.thresholds import DetectorSettings
 from detect.whatif.marks import BEGIN, END, ROUNDING_NS, marks_of, programs
+from detect.whatif.savings import ReplayedCosts
+from detect.whatif.traced import replay_of_timeline
 from megascan.schema import Track
 from megascan.simulate import Fault, FaultKind, JobModel, Noise, compute_bound, simulate_trace
 from megascan.timeline import equals, numbers
@@ -165,3 +170,78 @@ def test_a_late_loader_costs_no_more_than_its_loading(job, slow):
     most = step_ns / (step_ns - 8 * 24e6)  # eight microbatches, 24 ms longer each
     assert 1.0 < found["loader"].step_time_cost_ratio <= most + 0.01
     assert found["loader"].step_time_cost_ratio < found["compute"].step_time_cost_ratio
+
+
+def settled_ms(trace):
+    rows = trace.spans.filter(pa.array(equals(trace.spans, "name", "iteration")))
+    return float(numbers(rows, "duration_ns")[numbers(rows, "iteration") > 2].mean()) / 1e6
+
+
+@pytest.mark.parametrize(
+    ("layout", "rank"), [(Layout(dp=8), 3), (Layout(tp=2, pp=2, dp=2), 4), (Layout(tp=2, dp=4), 4)]
+)
+def test_late_loads_cost_what_they_cost_although_they_scatter(layout, rank):
+    job = JobModel(
+        layout=layout, costs=compute_bound(layout), iterations=10, num_layers=4,
+        noise=Noise(device_ratio=0.003),
+    )  # fmt: skip
+    late = simulate_trace(job, [Fault(rank=rank, kind=FaultKind.LOADER, factor=200.0)], 1)
+    true = settled_ms(late) / settled_ms(simulate_trace(job, (), 1))
+    (finding,) = [one for one in detect(build_timeline(late)).findings if one.cause == "loader"]
+    assert finding.ranks == (rank,) and finding.cost_is_replayed
+    assert finding.step_time_cost_ratio == pytest.approx(true, abs=0.02)
+
+
+@pytest.fixture
+def slow_replay():
+    layout = Layout(dp=4, pp=2)
+    job = JobModel(layout=layout, costs=compute_bound(layout), iterations=8, num_layers=4)
+    fault = Fault(rank=6, kind=FaultKind.COMPUTE, factor=1.4)
+    return build_timeline(simulate_trace(job, [fault], 1))
+
+
+def cost_of_six(replay):
+    return ReplayedCosts(lambda: replay).ratio((6,), (Cause.COMPUTE,), (1, 99), slowdown=1.4)
+
+
+def test_a_replay_tells_nothing_of_a_rank_whose_program_it_did_not_trace(slow_replay):
+    replay = replay_of_timeline(slow_replay)
+    assert replay.recorded.all() and cost_of_six(replay) > 1.2
+    spans = slow_replay.spans
+    own = (numbers(spans, "rank") == 6) & equals(spans, "name", "forward")
+    kept = pa.array(~(own & (numbers(spans, "microbatch") == 0)))
+    object.__setattr__(slow_replay, "spans", spans.filter(kept))
+    of_others = replay_of_timeline(slow_replay)
+    assert of_others.ranks[~of_others.recorded].tolist() == [6]
+    assert cost_of_six(of_others) is None
+    assert ReplayedCosts(lambda: of_others).ratio((7,), (Cause.COMPUTE,), (1, 99)) is not None
+
+
+@pytest.mark.parametrize(("times", "tells"), [(1.0, True), (1.04, True), (1.1, False)])
+def test_a_replay_that_is_longer_than_the_step_tells_nothing(slow_replay, times, tells):
+    replay = replay_of_timeline(slow_replay)
+    longer = replace(replay, measured=replay.traced_s / times)
+    assert (cost_of_six(longer) is not None) is tells
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_in_passes_that_wait_for_sharded_parameters_a_replay_falls_short(waits):
+    """The passes of all others are as long as the slow rank's, and stay so in the replay."""
+
+    class OfPasses(ReplayedCosts):
+        def ratio(self, *_: object) -> float:
+            return 1.01
+
+    job = JobModel(
+        layout=Layout(dp=4), costs=compute_bound(Layout(dp=4)), iterations=8, num_layers=4
+    )
+    fault = Fault(rank=2, kind=FaultKind.COMPUTE, factor=1.4)
+    timeline = build_timeline(simulate_trace(job, [fault], 1))
+    seen = replace(
+        steady(observe(timeline), DetectorSettings()),
+        costs=OfPasses(lambda: replay_of_timeline(timeline)),
+        waits_between_layers=waits,
+    )
+    (finding,) = judge(seen, DetectorSettings()).findings
+    assert finding.ranks == (2,) and finding.cost_is_replayed is not waits
+    assert finding.step_time_cost_ratio == pytest.approx(1.26 if waits else 1.01, abs=0.03)

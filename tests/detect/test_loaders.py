@@ -50,6 +50,37 @@ def test_of_two_loaders_the_one_that_is_later_in_every_iteration(lost_ms, is_tol
     assert [one.row for one in found] == [1] * is_told
 
 
+@pytest.mark.parametrize(("own", "is_told"), [(10, True), (7, True), (5, False)])
+def test_of_many_loaders_the_one_that_is_later_than_any_other_ever_is(own, is_told):
+    """80 to 345 ms of steps of 260, so that each by itself may be chance; 31 others take 1 ms."""
+    random = np.random.default_rng(3)
+    time_ns = 1e6 * random.uniform(0.5, 1.5, (32, 10))
+    time_ns[28, :own] = 1e6 * random.uniform(80.0, 345.0, own)
+    loss = Loss(
+        cause=Cause.LOADER, name="", groups=[np.arange(32)], predicate="",
+        advice=lambda suspect, owner: (),
+    )  # fmt: skip
+    task = SearchTask(
+        compare=lambda excluded: time_ns, num_rows=32, num_tests=200, floor=0.01,
+        usual=Usual(floor=0.0, spread=0.0), forbidden=np.zeros(32, dtype=bool),
+    )  # fmt: skip
+    found = list(_without_overlap(_Lost(loss, time_ns, time_ns), task, DetectorSettings(), 2.6e8))
+    assert [one.row for one in found] == [28] * is_told
+    assert all(one.course.active.all() for one in found)
+
+
+def test_a_loader_that_is_always_late_by_something_else_is_so_throughout(job):
+    late_ms = np.random.default_rng(7).uniform(2.0, 40.0, 64)
+
+    def loads(slot):
+        return late_ms[slot.iteration] if slot.rank == 3 else 0.1
+
+    report = job(layout=Layout(dp=8), device="cuda", iterations=10, loading_ms=loads).report()
+    (finding,) = [one for one in report.findings if one.cause == Cause.LOADER]
+    assert finding.ranks == (3,) and finding.owner == Owner.NODE
+    assert finding.episodes == ((3, 12),)
+
+
 def test_loading_alike_is_silent(job):
     report = job(layout=Layout(dp=4), loading_ms=lambda slot: 6.0).report()
     assert report.verdict == Verdict.HEALTHY
