@@ -31,7 +31,7 @@ from typing import cast
 
 import orjson
 
-from benchmarks.grounds.aims import table_of_aims, table_of_confidence
+from benchmarks.grounds.aims import table_of_aims, table_of_confidence, table_of_costs
 from benchmarks.grounds.ground import Case, Ground
 from benchmarks.grounds.outcome import Outcome, judge_case, table_by_cause, table_of
 from benchmarks.grounds.turns import leave_modules_out
@@ -170,6 +170,8 @@ def main() -> int:
     print(table_of_aims(outcomes))
     print()
     print(table_of_confidence(outcomes))
+    print()
+    print(table_of_costs(outcomes))
     return 0
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from benchmarks.grounds.__main__ import GROUNDS, OTHERS, _parser, chosen_cases, ground_named
-from benchmarks.grounds.aims import aims_of, table_of_aims, table_of_confidence
+from benchmarks.grounds.aims import aims_of, table_of_aims, table_of_confidence, table_of_costs
 from benchmarks.grounds.ground import Planted
 from benchmarks.grounds.outcome import Named, Outcome, table_by_cause
 from megascan.errors import UsageError
@@ -171,3 +171,29 @@ def test_aims_are_counted_by_what_was_planted_and_said():
     assert names[4:6] == ["| moderate | 1 | 1.000", "| low | 0 | - | 0.000"]
     assert names[-4:-2] == ["| compute | 5% and more | 4 | 0.500", "| compute | 5% or less | 0 | -"]
     assert names[-2:] == ["| link | 5% and more | 1 | 1.000", "| link | 5% or less | 0 | -"]
+
+
+def test_costs_are_compared_where_one_fault_lasts_and_is_found_as_what_it_is():
+    def job(said, true=1.2, cause="compute", share=1.0, found="compute"):
+        fault = Planted(
+            kind="k", cause=cause, owner="node", ranks=(3,), factor=1.3, share_of_time=share,
+            cost_ratio=1.2, held_cost_ratio=true,
+        )  # fmt: skip
+        finding = Named(
+            ranks=(3,), cause=found, owner="node", slowdown=1.3, interval=(1.2, 1.4),
+            first_iteration=1, cost_ratio=said,
+        )  # fmt: skip
+        return Outcome(
+            ground="cluster", name="n", family="f", num_ranks=8, verdict="", planted=(fault,),
+            findings=(finding,), iterations=(3, 4, 5, 6),
+        )  # fmt: skip
+
+    outcomes = [
+        job(1.21), job(1.24), job(1.0), job(1.2, share=0.2), job(1.2, found="host"),
+        job(1.5, true=1.49, cause="loader", found="loader"),
+    ]  # fmt: skip
+    rows = table_of_costs(outcomes).splitlines()[2:]
+    assert [row.split(" (")[0] for row in rows] == [
+        "| compute | 3 | 0.333", "| loader | 1 | 1.000",
+    ]  # fmt: skip
+    assert rows[0].endswith("| 4.0 |") and "| 0.667 (2/3," in rows[0]

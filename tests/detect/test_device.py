@@ -219,6 +219,19 @@ def test_one_slow_optimizer_does_not_outweigh_a_replica_that_is_slow_on_all_stag
     assert Owner.NODE in {owner for _, owner in owners(made.report()).values()}
 
 
+@pytest.mark.parametrize(("ranks_a_host", "is_named"), [(12, True), (2, True), (1, False)])
+def test_a_replica_on_many_hosts_is_not_slow_on_all_of_its_devices(job, ranks_a_host, is_named):
+    """Ranks 0, 1, 6 and 7, whose optimizers are slow as well: they may wait in them."""
+
+    def work(slot):
+        return (1.1 if slot.name == "optimizer" else 1.2) if slot.replica == 0 else 1.0
+
+    made = job(layout=Layout(tp=2, dp=3, pp=2), hosts=ranks_a_host, work=work)
+    found = owners(made.report())
+    assert {0, 1, 6, 7} <= {rank for ranks in found for rank in ranks}
+    assert (Owner.NODE in {owner for _, owner in found.values()}) is is_named
+
+
 @pytest.mark.parametrize(("optimizer", "owner"), [(1.3, Owner.NODE), (24.0, Owner.UNDECIDED)])
 def test_an_optimizer_that_is_slower_by_far_more_waits_inside(job, optimizer, owner):
     """What holds it up is no slow device, which would compute as slowly in its passes."""
