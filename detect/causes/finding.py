@@ -377,21 +377,25 @@ def _falls_short(seen: Observations, claim: Claim, replayed: float, estimate: fl
     return seen.waits_between_layers and claim.cause == Cause.COMPUTE and estimate > replayed
 
 
+def _cost(seen: Observations, claim: Claim, within: tuple[int, int]) -> tuple[float, bool]:
+    """Return what an iteration `within` takes over what it would take without the claim, and
+    whether a replay tells; an estimate does otherwise.
+    """
+    replayed, estimate = _replayed(seen, claim, within), cost_ratio(seen, claim.saved_ns, within)
+    if replayed is None or _falls_short(seen, claim, replayed, estimate):
+        if claim.cause == Cause.LINK:
+            estimate = min(estimate, claim.slowdown)  # were the step nothing but such transfers
+        return min(estimate, claim.most_cost), False
+    # mending the ranks mends whatever else is slow on them, too
+    cost = min(replayed, estimate) if claim.cause == Cause.LOADER else replayed
+    return min(cost, claim.most_cost), True
+
+
 def build_finding(seen: Observations, claim: Claim) -> Finding:
     """Return the finding of a claim."""
     claim = _of_its_model(seen, claim)
     timing = when(claim.course, seen.iterations)
-    within = counted_window(seen, timing.first, timing.last)
-    replayed = _replayed(seen, claim, within)
-    cost = estimate = cost_ratio(seen, claim.saved_ns, within)
-    if replayed is not None and _falls_short(seen, claim, replayed, estimate):
-        replayed = None
-    if replayed is not None:
-        # mending the ranks mends whatever else is slow on them, too
-        cost = min(replayed, estimate) if claim.cause == Cause.LOADER else replayed
-    if replayed is None and claim.cause == Cause.LINK:
-        cost = min(cost, claim.slowdown)  # were the step nothing but such transfers
-    cost = min(cost, claim.most_cost)
+    cost, is_replayed = _cost(seen, claim, counted_window(seen, timing.first, timing.last))
     slowed = slowed_by(seen, timing.first, timing.last)
     return Finding(
         ranks=claim.ranks,
@@ -405,7 +409,7 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
         q_value=claim.q_value,
         step_time_cost_ratio=cost,
         statement=f"{claim.subject} {claim.predicate} {timing.words}; "
-        f"{gain(slowed, cost, is_replayed=replayed is not None)}",
+        f"{gain(slowed, cost, is_replayed=is_replayed)}",
         evidence=claim.evidence,
         next_steps=claim.advice,
         coordinates=shared_place(seen, claim.rows),
@@ -414,7 +418,7 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
         num_peers=claim.num_peers,
         onset_in_trace=timing.begins,
         episodes=timing.episodes,
-        cost_is_replayed=replayed is not None,
+        cost_is_replayed=is_replayed,
         slowdown_is_bound=claim.is_bound,
         is_read=claim.is_read,
         is_pair=claim.is_pair,

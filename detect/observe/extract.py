@@ -116,7 +116,6 @@ def _observations(
     stalled, stolen = samples.sums(passes.stalled_ns, frame.shape), _stolen(facts, frame, passes)
     gap_ns = cells.gap_ns + _own_ending(cells.ending_ns, members)
     host_ns = gap_ns + stalled + stolen
-    guesses = [GUESSED] * are_guessed(timeline.headers)
     are_alike, tokens = _has_equal_layers(timeline), _tokens(timeline)
     seen = Observations(
         members=members,
@@ -149,7 +148,7 @@ def _observations(
         counters=typical_readings(timeline),
         alignment=_alignment(timeline),
         completeness=timeline.completeness.to_json(),
-        notes=(*timeline.completeness.notes, *guesses),
+        notes=(*timeline.completeness.notes, *[GUESSED] * are_guessed(timeline.headers)),
         costs=None if passes.hide_marks else costs,
     )
     return _with_what_some_tell(seen, frame, facts)
