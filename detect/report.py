@@ -57,11 +57,6 @@ class Confidence(StrEnum):
         steps = list(cls)
         return steps[min(num_doubts, len(steps) - 1)]
 
-    def reaches(self, least: Confidence) -> bool:
-        """Return whether it is as sure as `least`, or surer."""
-        order = list(Confidence)
-        return order.index(self) <= order.index(least)
-
 
 class Verdict(StrEnum):
     """The report in one word; `degraded` when a finding's owner is the node."""

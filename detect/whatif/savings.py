@@ -34,6 +34,8 @@ from megascan.header import Json
 HOURS_A_DAY = 24.0
 UNSEEN_WAITS = (HOST, OPTIMIZER)
 """Types of local work that may hold waiting for others."""
+SCATTERED = frozenset({Cause.HOST, Cause.LOADER})
+"""Causes that take much time in some operations and none in others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,7 @@ def saved_by_fixing(
     ranks: Sequence[int],
     *,
     links: bool = False,
-    hosts: bool = False,
+    scatters: bool = False,
     gaps: bool = True,
     slowdown: float = np.inf,
     during: Flags | None = None,
@@ -108,7 +110,8 @@ def saved_by_fixing(
 
     For every operation type and step the rank's own times are scaled so that their sum is the
     median of its peers' sums; what is left is the rank's own scatter, as a healthy rank has it. A
-    slow host's delays scatter far more: with `hosts` the scatter is that of peers in another step.
+    slow host's delays and late loads scatter far more: with `scatters` the scatter is that of peers
+    in another step.
     Without `gaps`, time that no span covers stays as it is: a slow device or link does not make it.
     With `links` the transfers that `ranks` take part in (between them, when there are several) are
     brought to those of the other lanes as well. Ranks whose work cannot be told apart from that of
@@ -131,7 +134,7 @@ def saved_by_fixing(
     places = replay.mask(chosen)
     weights = replay.weights.copy()
     compared_with = _fix_work(
-        replay, places, weights, like_peers=hosts, late=links, gaps=gaps, slowdown=slowdown
+        replay, places, weights, like_peers=scatters, late=links, gaps=gaps, slowdown=slowdown
     )
     if links:
         _fix_links(replay, places, weights)
@@ -303,7 +306,7 @@ def savings_of(replay: Replay, findings: Sequence[Finding]) -> list[Saving]:
             replay,
             ranks,
             links=Cause.LINK in causes,
-            hosts=Cause.HOST in causes,
+            scatters=not SCATTERED.isdisjoint(causes),
             slowdown=slowdown_of(found),
         )
         savings.append(replace(saving, causes=causes))
@@ -363,12 +366,11 @@ class ReplayedCosts:
         if known is None or (Cause.COMPUTE in causes and _misses_the_step(*known)):
             return None
         replay, during = known
-        links, hosts = Cause.LINK in causes, Cause.HOST in causes
-        scatters = hosts or Cause.LOADER in causes
+        links = Cause.LINK in causes
         if not _holds_compute(replay):
             if Cause.COMPUTE in causes:
                 return None
-            if hosts and not _gaps_hold(replay, ranks, during, lost_ns):
+            if Cause.HOST in causes and not _gaps_hold(replay, ranks, during, lost_ns):
                 return None
         gaps = not set(causes) <= {Cause.COMPUTE, Cause.LINK}
         try:
@@ -376,7 +378,7 @@ class ReplayedCosts:
                 replay,
                 ranks,
                 links=links,
-                hosts=scatters,
+                scatters=not SCATTERED.isdisjoint(causes),
                 gaps=gaps,
                 slowdown=slowdown,
                 during=during,

@@ -28,7 +28,7 @@ from megascan.header import Json
 from megascan.watch.accounts import Account
 
 CONFIDENCES = tuple(word.value for word in Confidence if word is not Confidence.LOW)
-"""Those that a rule may ask for."""
+"""Those that a rule may ask for, the surest first."""
 CAUSES = tuple(cause.value for cause in Cause if cause not in NO_NODES_DOING)
 """Causes for which a node can be to blame."""
 
@@ -53,7 +53,7 @@ class Rule:
         return (
             account.owner == "node"
             and account.cause in self.causes
-            and Confidence(account.confidence).reaches(Confidence(self.confidence))
+            and account.confidence in CONFIDENCES[: CONFIDENCES.index(self.confidence) + 1]
             and account.slowdown >= self.min_slowdown
             and account.cost_ratio >= self.min_cost_ratio
             and account.cost_gpu_hours >= self.min_gpu_hours

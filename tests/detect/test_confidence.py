@@ -81,11 +81,6 @@ def test_bits_that_differ_leave_nothing_to_chance():
     assert named(Cause.CORRUPTION, q_value=0.0).headline == "rank 5 is slow"
 
 
-def test_one_word_reaches_another_if_it_is_as_sure():
-    words = list(Confidence)
-    assert [word.reaches(Confidence.GOOD) for word in words] == [True, True, False, False]
-
-
 def test_every_share_that_was_counted_is_one_that_a_finding_asks_for():
     counted = {one.name for one in fields(TRUST)} - {"costly_ratio", *WORDS}
     asked = [

@@ -283,7 +283,7 @@ def test_a_mended_host_scatters_like_its_peers() -> None:
     weights[local[1::2], 1] += longest
     paused = replace(replay, weights=weights)
     sound_s = float(replay.traced_s.mean())
-    as_host = saved_by_fixing(paused, [0, 1], hosts=True).fixed_step_s
+    as_host = saved_by_fixing(paused, [0, 1], scatters=True).fixed_step_s
     assert as_host == pytest.approx(sound_s, rel=0.02)
     assert saved_by_fixing(paused, [0, 1]).fixed_step_s > 1.1 * sound_s
 
