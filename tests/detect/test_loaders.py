@@ -31,23 +31,28 @@ WILD_MS = (60.5, 59.8, 69.1, 90.4, 98.6, 51.5, 116.1, 67.8)
 """What a device lost to its loader in 8 iterations of 1.02 s, as one simulated job had it."""
 
 
+def rows_apart(time_ns, step_ns, num_tests):
+    """Return suspects among loaders of one group that lose these times, (row, iteration)."""
+    num_rows = len(time_ns)
+    loss = Loss(
+        cause=Cause.LOADER, name="", groups=[np.arange(num_rows)], predicate="",
+        advice=lambda suspect, owner: (),
+    )  # fmt: skip
+    task = SearchTask(
+        compare=lambda excluded: time_ns, num_rows=num_rows, num_tests=num_tests, floor=0.01,
+        usual=Usual(floor=0.0, spread=0.0), forbidden=np.zeros(num_rows, dtype=bool),
+    )  # fmt: skip
+    lost = _Lost(loss, time_ns, time_ns)
+    return list(_without_overlap(lost, task, DetectorSettings(), step_ns))
+
+
 @pytest.mark.parametrize(
     ("lost_ms", "is_told"), [(WILD_MS, True), (WILD_MS[:4], False), ((0.9, *WILD_MS[1:]), False)]
 )
 def test_of_two_loaders_the_one_that_is_later_in_every_iteration(lost_ms, is_told):
     """It varies by far more than the other one: that all its values are the larger ones tells."""
-    length = len(lost_ms)
-    time_ns = 1e6 * np.array([np.linspace(0.8, 1.2, length), lost_ms])
-    loss = Loss(
-        cause=Cause.LOADER, name="", groups=[np.arange(2)], predicate="",
-        advice=lambda suspect, owner: (),
-    )  # fmt: skip
-    task = SearchTask(
-        compare=lambda excluded: time_ns, num_rows=2, num_tests=24, floor=0.01,
-        usual=Usual(floor=0.0, spread=0.0), forbidden=np.zeros(2, dtype=bool),
-    )  # fmt: skip
-    found = list(_without_overlap(_Lost(loss, time_ns, time_ns), task, DetectorSettings(), 1.02e9))
-    assert [one.row for one in found] == [1] * is_told
+    time_ns = 1e6 * np.array([np.linspace(0.8, 1.2, len(lost_ms)), lost_ms])
+    assert [one.row for one in rows_apart(time_ns, 1.02e9, 24)] == [1] * is_told
 
 
 @pytest.mark.parametrize(("own", "is_told"), [(10, True), (7, True), (5, False)])
@@ -56,15 +61,7 @@ def test_of_many_loaders_the_one_that_is_later_than_any_other_ever_is(own, is_to
     random = np.random.default_rng(3)
     time_ns = 1e6 * random.uniform(0.5, 1.5, (32, 10))
     time_ns[28, :own] = 1e6 * random.uniform(80.0, 345.0, own)
-    loss = Loss(
-        cause=Cause.LOADER, name="", groups=[np.arange(32)], predicate="",
-        advice=lambda suspect, owner: (),
-    )  # fmt: skip
-    task = SearchTask(
-        compare=lambda excluded: time_ns, num_rows=32, num_tests=200, floor=0.01,
-        usual=Usual(floor=0.0, spread=0.0), forbidden=np.zeros(32, dtype=bool),
-    )  # fmt: skip
-    found = list(_without_overlap(_Lost(loss, time_ns, time_ns), task, DetectorSettings(), 2.6e8))
+    found = rows_apart(time_ns, 2.6e8, 200)
     assert [one.row for one in found] == [28] * is_told
     assert all(one.course.active.all() for one in found)
 
