@@ -88,7 +88,8 @@ def cost_in_cycles(
         busy = cycles[1:, :-num_quiet].sum(axis=1) / beside
         ratios.extend((busy + num_quiet) / interval)
         usual.extend(beside)
-    return _cost(mode, np.array(ratios)[:, None], np.array(ratios), np.array(usual), seed)
+    of_cycles = np.array(ratios)
+    return _cost(mode, of_cycles[:, None], of_cycles, np.array(usual), seed)
 
 
 def cost_of(mode: str, blocks: Sequence[Block], seed: int = 0) -> Cost:

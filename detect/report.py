@@ -136,16 +136,20 @@ class Finding:
         """
         if self.owner is not Owner.NODE:
             return None
+        costly = "_costly" * (self.step_time_cost_ratio >= TRUST.costly_ratio)
+        share: float | None = getattr(TRUST, f"{self.named_as}{costly}", None)
+        return share
+
+    @property
+    def named_as(self) -> str:
+        """Return with which other names this one is counted: `compute`, `link_of_pair`."""
         words = [
             self.cause.value,
             "of_one" * (self.cause is Cause.HOST and len(self.ranks) == 1),
             "of_pair" * self.is_pair,
             "inside" * self.is_inside,
-            "costly" * (self.step_time_cost_ratio >= TRUST.costly_ratio),
         ]
-        name = "_".join(filter(None, words))  # link_inside_costly
-        share: float | None = getattr(TRUST, name, None)
-        return share
+        return "_".join(filter(None, words))
 
     @property
     def sureness(self) -> str:

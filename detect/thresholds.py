@@ -682,11 +682,9 @@ class _Device:
         "on the same data that are slow alike, from which on the data may be the reason",
     )  # fmt: skip
     min_hosts_of_replica: int = limit(
-        3,
-        "hosts",
-        Origin.CONVENTION,
+        3, "hosts", Origin.CONVENTION,
         "of a replica whose stages are slow alike, from which on that is no matter of devices",
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,7 @@ def aims_of(outcomes: Sequence[Outcome]) -> list[Aim]:
         Aim(
             what="nodes named with high confidence: precision",
             share=0.99,
-            reached=_precision([it for it in nodes if it[1].confidence == "high"]),
+            reached=_precision([it for it in nodes if it[1].confidence == Confidence.HIGH]),
         ),
         Aim(what="throttling in bursts: recall", share=0.9, reached=_recall(outcomes, _bursting)),
         Aim(
@@ -90,7 +90,7 @@ def table_of_confidence(outcomes: Sequence[Outcome]) -> str:
     """Return one Markdown row a confidence: how many names have it, and how many are right.
 
     A name is one of a node; a sound job is one without a fault of hardware. Below stand the names
-    by cause and cost, by which `detect.thresholds.TRUST` says how sure a name can be.
+    by what is named and its cost, by which `detect.thresholds.TRUST` says how sure a name can be.
     """
     nodes = [(one, finding) for one in outcomes for finding in one.findings if _blames(finding)]
     sound = [one for one in outcomes if not one.at_fault]
@@ -102,16 +102,16 @@ def table_of_confidence(outcomes: Sequence[Outcome]) -> str:
         part = [it for it in nodes if it[1].confidence == word]
         blamed = _share(any(one.confidence == word for one in job.wrong) for job in sound)
         rows.append(f"| {word} | {len(part)} | {_precision(part).text()} | {blamed.text()} |")
-    rows += ["", "| cause | cost | names | right |", "|---|---|---|---|"]
-    for cause in sorted({finding.cause for _, finding in nodes}):
+    rows += ["", "| named | cost | names | right |", "|---|---|---|---|"]
+    parts: dict[tuple[str, bool], list[tuple[Outcome, Named]]] = defaultdict(list)
+    for outcome, one in nodes:
+        kind, is_costly = one.named_as or one.cause, one.cost_ratio >= TRUST.costly_ratio
+        parts[kind, is_costly].append((outcome, one))
+    for kind in sorted({kind for kind, _ in parts}):
         for is_costly in (True, False):
-            part = [
-                it
-                for it in nodes
-                if it[1].cause == cause and (it[1].cost_ratio >= TRUST.costly_ratio) == is_costly
-            ]
+            part = parts[kind, is_costly]
             cost = f"{TRUST.costly_ratio - 1:.0%} {'and more' if is_costly else 'or less'}"
-            rows.append(f"| {cause} | {cost} | {len(part)} | {_precision(part).text()} |")
+            rows.append(f"| {kind} | {cost} | {len(part)} | {_precision(part).text()} |")
     return "\n".join(rows)
 
 

@@ -41,6 +41,8 @@ class Named:
     first_iteration: int
     cost_ratio: float
     confidence: str = ""
+    named_as: str = ""
+    """With which other names it is counted; the `cause` where "", as in outcomes of before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +189,7 @@ def _kept(finding: Finding) -> Named:
         first_iteration=int(finding.first_iteration),
         cost_ratio=float(finding.step_time_cost_ratio),
         confidence=finding.confidence.value,
+        named_as=finding.named_as,
     )
 
 

@@ -11,10 +11,10 @@ verdict:
     the account                raised   |  |     |
                                         quiet 1, 2, 3: cleared
 
-A finding with a q-value below `SURE_Q` is raised at once, a less sure finding when two verdicts in
-a row name it. It is cleared after `QUIET_VERDICTS` verdicts without it. A finding that comes back
-to the same ranks within `REOPENED_VERDICTS` is the same account again. An account also stays the
-same when the cause that verdicts name for its ranks changes.
+A finding with a q-value below `TRUST.high_q` is raised at once, a less sure finding when two
+verdicts in a row name it. It is cleared after `QUIET_VERDICTS` verdicts without it. A finding that
+comes back to the same ranks within `REOPENED_VERDICTS` is the same account again. An account also
+stays the same when the cause that verdicts name for its ranks changes.
 
 Cost: a finding's ratio, iteration time now over iteration time without the finding, is the mean
 from its first to its last slow iteration. Each second between these iterations wastes
@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
 
+from detect.thresholds import TRUST
 from megascan.header import Json, RankHeader
 from megascan.watch.windows import JobWindow, headers_of
 
@@ -38,10 +39,8 @@ if TYPE_CHECKING:
 
     from detect import Finding, Report
 
-SURE_Q = 1e-4
-"""A finding below this q-value is raised at first sight: chance leaves no doubt."""
 SEEN_VERDICTS = 2
-"""A finding above SURE_Q is raised when this many verdicts in a row name it."""
+"""A finding that chance may explain is raised when this many verdicts in a row name it."""
 QUIET_VERDICTS = 3
 """A finding is cleared after this many verdicts in a row without it."""
 REOPENED_VERDICTS = 60
@@ -324,7 +323,7 @@ class _Sight:
 
 
 def _is_sure(finding: Finding, num_seen: int) -> bool:
-    return finding.q_value < SURE_Q or num_seen >= SEEN_VERDICTS
+    return finding.q_value < TRUST.high_q or num_seen >= SEEN_VERDICTS
 
 
 def _match(finding: Finding, accounts: Iterable[Account]) -> Account | None:

@@ -92,6 +92,7 @@ def test_every_share_that_was_counted_is_one_that_a_finding_asks_for():
     names = {f"{name}{costly}" for name, _ in asked for costly in ("", "_costly")}
     assert names == counted
     for name, finding in asked:
+        assert finding.named_as == name
         cheap = replace(finding, step_time_cost_ratio=1.0)
         assert finding._share_right() == getattr(TRUST, f"{name}_costly")
         assert cheap._share_right() == getattr(TRUST, name)
