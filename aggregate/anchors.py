@@ -11,6 +11,19 @@ these bounds is an anchor, the weaker the wider they are, as in network time pro
     rank i  s1 ──────╮      ╭────▶ r2        j − i  ≤  r1 − s1       (clock j less clock i)
     rank j       r1 ◀╯  s2 ─╯                j − i  ≥  s2 − r2
 
+That is wide where a rank posts its send long before the other is there. But large messages meet
+(NCCL and MPI call it a rendezvous): both sides leave together. So the ends are looked at as well:
+if receives end behind their sends by as much in all messages, and by opposite amounts in the two
+directions, that amount is the difference of the clocks:
+
+    forward    r − s  =  j − i + lag         offset = (forward − backward) / 2
+    backward   r − s  =  i − j + lag         wrong by (forward + backward) / 2 at most, and by how
+                                             far messages differ in r − s
+
+Where that is less than the bounds leave open, it counts. Example: sends that wait 0.5 to 1 ms for
+their receivers; ends say 5 µs where the bounds said 3.9 ms. Buffered sends end long before
+their receives in both directions, and so say nothing.
+
 Anchors of one class scatter alike: the collectives of one parallel axis, operation and size. The
 8 bytes of a flag end everywhere within a microsecond, a ring of gigabytes within tens of them.
 
@@ -50,7 +63,9 @@ from megascan.arrays import (
     group_lengths,
     group_numbers,
     group_starts,
+    median_by,
 )
+from megascan.schema import NOT_APPLICABLE, OWN_END
 from megascan.timeline import equals, narrow, narrow_codes, numbers
 from megascan.vocabulary import ROOTED_OPS, axis_of_group
 
@@ -61,6 +76,8 @@ ASYMMETRY = 0.05
 
 Production pipelines on NCCL show 0.02 to 0.1 between stages whose clocks are good.
 """
+LEAST_LAG_SLACK_NS = 2_000
+"""How far apart the ends of a send and its receive may lie where all messages say they do not."""
 _SIZE_BITS = 6
 """Sizes of one class or kind differ by less than a factor of 2**6."""
 _FEWEST_OF_CLASS = 24
@@ -119,6 +136,7 @@ class Messages:
     source: Integers
     destination: Integers
     send_start_ns: Integers
+    send_end_ns: Integers
     receive_end_ns: Integers
     certain: Flags
     """False where the receive's end is only a bound."""
@@ -129,8 +147,9 @@ class Members:
     """Every member of a matched collective that joins all its ranks, ordered by `event`.
 
     event, rank, label as in Anchors; start_ns and end_ns by the rank's own clock. `certain` is
-    false where the end is only a bound (the trainer's own wait): this end says nothing about when
-    other members ended, but like every end it comes after the last member's start.
+    false where the end is only a bound (the trainer's own wait, or work of the rank's own): it says
+    nothing about when other members ended, but like every end it comes after the last member's
+    start.
     """
 
     event: Integers
@@ -154,7 +173,7 @@ class Members:
             start_ns,
             start_ns + numbers(spans, "duration_ns")[rows],
             _classes(spans, rows),
-            narrow(spans, "end_is_bound")[rows] != 1,
+            _ends_together(spans, rows),
             narrow(spans, "iteration")[rows].astype(np.int64),
         )
         return everyone.at(everyone.in_company(np.ones(len(rows), dtype=np.bool_)))
@@ -181,6 +200,26 @@ def joining_members(spans: pa.Table, matches: Matches) -> RowNumbers:
     return joining
 
 
+def _ends_together(spans: pa.Table, rows: RowNumbers) -> Flags:
+    """Flag the rows, (row,), whose end is that of the collective.
+
+    One that work of the rank's own follows is believed where no other collective of its axis is
+    there to tie clocks: better a wrong tie than none.
+    """
+    bound = narrow(spans, "end_is_bound")[rows]
+    certain: Flags = np.asarray(bound == NOT_APPLICABLE)
+    axis = _axes(spans, rows)
+    return np.asarray(certain | ((bound == OWN_END) & ~np.isin(axis, axis[certain])))
+
+
+def _axes(spans: pa.Table, rows: RowNumbers) -> Integers:
+    """Number the parallel axes of rows, (row,), in alphabetical order from 0: tp of tp@4."""
+    group_codes, names = narrow_codes(spans, "group")
+    axes = [axis_of_group(name) if "@" in name else "" for name in names]
+    numbered = {axis: number for number, axis in enumerate(sorted({"", *axes}))}
+    return np.array([numbered[axis] for axis in axes], dtype=np.int64)[group_codes[rows]]
+
+
 def _classes(spans: pa.Table, rows: RowNumbers) -> Integers:
     """Number the classes of rows, (row,): the axis in the group's name (tp of tp@4), operation and
     size together.
@@ -188,15 +227,12 @@ def _classes(spans: pa.Table, rows: RowNumbers) -> Integers:
     Sizes differ by factors of 2**_SIZE_BITS; a class of too few members joins the class of its
     axis.
     """
-    group_codes, names = narrow_codes(spans, "group")
     op_codes, ops = narrow_codes(spans, "op")
-    axes = [axis_of_group(name) if "@" in name else "" for name in names]
-    numbered = {axis: number for number, axis in enumerate(sorted({"", *axes}))}
-    axis = np.array([numbered[axis] for axis in axes], dtype=np.int64)[group_codes[rows]]
+    axis = _axes(spans, rows)
     size = _size_classes(spans, rows)
     num_sizes = 64 // _SIZE_BITS + 1
     op = by_name(op_codes[rows], ops)
-    fine = (axis * max(len(ops), 1) + op) * num_sizes + size + len(numbered)
+    fine = (axis * max(len(ops), 1) + op) * num_sizes + size + int(axis.max(initial=0)) + 1
     counts = np.bincount(fine)
     label = np.where(counts[fine] >= _FEWEST_OF_CLASS, fine, axis) if len(rows) else fine
     used = np.flatnonzero(np.bincount(label))
@@ -228,8 +264,9 @@ def matched_messages(
         source[apart].astype(np.int64),
         destination[apart].astype(np.int64),
         start_ns[sends],
+        start_ns[sends] + numbers(spans, "duration_ns")[sends],
         start_ns[receipts] + numbers(spans, "duration_ns")[receipts],
-        narrow(spans, "end_is_bound")[receipts] != 1,
+        narrow(spans, "end_is_bound")[receipts] == NOT_APPLICABLE,
     )
 
 
@@ -254,18 +291,58 @@ def message_anchors(messages: Messages, domain: Integers, component: Integers) -
         np.minimum(source, destination), np.maximum(source, destination), messages.iteration[apart]
     )
     delay = messages.receive_end_ns[apart] - messages.send_start_ns[apart]
-    order = np.lexsort((delay, ~forward, pair))
-    fastest = order[group_starts(combine(pair, (~forward).astype(np.int64))[order])]
+    one_way = combine(pair, (~forward).astype(np.int64))
+    order = np.lexsort((delay, one_way))
+    fastest = order[group_starts(one_way[order])]
     starts = group_starts(pair[fastest])
     lengths = group_lengths(starts, len(fastest))
     first, last = fastest[starts], fastest[starts + lengths - 1]
     linked = component[source[first]] == component[destination[first]]
     useful = (lengths == 2) | ~linked
     first, last, linked = first[useful], last[useful], linked[useful]
-    both = lengths[useful] == 2
     return _middle(
-        messages, apart[first], apart[last], forward=forward[first], both=both, linked=linked
+        messages,
+        apart[first],
+        apart[last],
+        forward=forward[first],
+        linked=linked,
+        lags=_lags(messages, apart, one_way, (first, last)),
     )
+
+
+@dataclass(frozen=True)
+class _Lags:
+    """By how much receives end behind their sends, ns, (pair,): the median of the messages of an
+    iteration, in one direction and `back`, and how far messages differ in that.
+    """
+
+    out_ns: Floats
+    back_ns: Floats
+    spread_ns: Floats
+
+    @property
+    def offset_ns(self) -> Floats:
+        """Return by how much the second clock is ahead."""
+        return (self.out_ns - self.back_ns) / 2
+
+    @property
+    def slack_ns(self) -> Floats:
+        """Return how far that may be off."""
+        return np.abs(self.out_ns + self.back_ns) / 2 + self.spread_ns + LEAST_LAG_SLACK_NS
+
+
+def _lags(
+    messages: Messages, apart: Integers, one_way: Integers, ways: tuple[Integers, Integers]
+) -> _Lags:
+    """Return the lags of pairs, whose messages in one direction and back are `ways` of `apart`."""
+    lag_ns = (messages.receive_end_ns[apart] - messages.send_end_ns[apart]).astype(np.float64)
+    typical_ns = median_by(one_way, lag_ns)
+    spread_ns = median_by(one_way, np.abs(lag_ns - typical_ns))
+    _, way, num_messages = np.unique(one_way, return_inverse=True, return_counts=True)
+    spread_ns[num_messages[way] < 2] = np.inf  # one message has nothing to agree with
+    first, last = ways
+    spread_ns = np.maximum(spread_ns[first], spread_ns[last])
+    return _Lags(typical_ns[first], typical_ns[last], spread_ns)
 
 
 def _middle(
@@ -274,13 +351,15 @@ def _middle(
     other: Integers,
     *,
     forward: Flags,
-    both: Flags,
     linked: Flags,
+    lags: _Lags,
 ) -> Anchors:
-    """Return events of two members from the fastest message of each direction, `one` and `other`.
+    """Return events of two members from the fastest message of each direction, `one` and `other`,
+    or from the ends of all messages where these tell more.
 
-    They are the same message unless there are messages in `both` directions.
+    `one` and `other` are the same message unless there are messages in both directions.
     """
+    both = one != other
     rank_a = np.where(forward, messages.source[one], messages.destination[one])
     rank_b = np.where(forward, messages.destination[one], messages.source[one])
     time_a = np.where(forward, messages.send_start_ns[one], messages.receive_end_ns[one])
@@ -289,12 +368,15 @@ def _middle(
     back_b = np.where(both, messages.send_start_ns[other], time_b)
     half_width = np.abs((time_b - time_a) + (back_a - back_b)) / 2
     slack = np.where(both, half_width, ONE_WAY_SLACK_NS) * np.where(linked, ASYMMETRY, 1.0)
+    middle_a, middle_b = (time_a + back_a) // 2, (time_b + back_b) // 2
+    together = both & (lags.slack_ns < slack)
+    middle_b = np.where(together, middle_a + np.rint(lags.offset_ns).astype(np.int64), middle_b)
     num_events = len(one)
     return Anchors(
         np.repeat(np.arange(num_events), 2).astype(np.int64),
         np.stack([rank_a, rank_b], axis=1).ravel(),
-        np.stack([(time_a + back_a) // 2, (time_b + back_b) // 2], axis=1).ravel(),
-        np.repeat(slack, 2),
+        np.stack([middle_a, middle_b], axis=1).ravel(),
+        np.repeat(np.where(together, lags.slack_ns, slack), 2),
         np.repeat(np.where(linked, 0, 1), 2).astype(np.int64),
     )
 

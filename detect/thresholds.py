@@ -467,6 +467,11 @@ class _Optimizer:
         "by which the other ranks wait longer than the slow one: one for whom nobody waits may "
         "wait itself",
     )  # fmt: skip
+    together_share: float = limit(
+        0.75, "share of the longer excess", Origin.CONVENTION,
+        "to which two stages' steps of one replica are longer by the same time: who waits for the "
+        "same rank ends with it, and loses as much",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -542,6 +547,10 @@ class _Ordinary:
     largest_factor: float = limit(
         3.0, "times the largest", Origin.BENCHMARK,
         "of the sound ranks' distances, from which on a small slowdown stands out",
+    )  # fmt: skip
+    sound_share: float = limit(
+        0.9975, "share of sound ranks", Origin.CONVENTION,
+        "that stray from few others by less: of four of them one in a hundred jobs does not",
     )  # fmt: skip
     most_log: float = limit(
         math.log(1.2), "log", Origin.PHYSICS, "by which sound devices of one model differ at most"

@@ -21,6 +21,8 @@ NOT_APPLICABLE = -1
 
 Text columns have "" there.
 """
+OWN_END = 2
+"""In `end_is_bound`: what the rank does by itself follows a collective within its span."""
 
 
 class Kind(StrEnum):
@@ -143,7 +145,8 @@ SPAN_COLUMNS: tuple[Column, ...] = (
         "end_is_bound",
         "int8",
         "",
-        "1: asynchronous work whose completion cannot be timed; its end is the trainer's wait",
+        "1: asynchronous work whose completion cannot be timed; its end is the trainer's wait. 2: "
+        "a collective and what the rank does by itself thereafter; members need not end together",
     ),
     _argument(
         "launch_ns", "int64", "ns", "GPU runs: host time of the launch, relative to start_ns"

@@ -37,6 +37,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 
 from detect.causes.device import (
     Slowness,
@@ -202,10 +203,30 @@ def ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -
     if not lasts:
         return None
     is_short = len(inquiry.seen.iterations) < inquiry.settings.min_iterations
-    is_little = is_small or (is_short and effect < np.log(ORDINARY.little_ratio))
+    may_be_chips = is_short or _shows_no_spread(inquiry.seen, found, slow)
+    is_little = is_small or (may_be_chips and effect < np.log(ORDINARY.little_ratio))
     if is_little and slow.num_peers < ORDINARY.min_peers:
         return f"sound devices may differ by as much, and it has {slow.num_peers} peers only"
     return _as_others_differ(inquiry, found, slow)
+
+
+def _shows_no_spread(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
+    """Return whether a row is compared with two others, and nothing else shows how much sound
+    devices differ or that it is slow. (Of pairs the rules for pairs decide.)
+
+    Example: three replicas at 0, 0.2 and 8 %. Of chips that differ by 5 % two may be alike.
+    """
+    known = int(np.isfinite(_levels(found)).sum())
+    is_alone = slow.num_peers == ORDINARY.min_peers - 1 and known < ORDINARY.min_ranks
+    return is_alone and len(found.slow) < 2 and not _is_confirmed(seen, found, slow)
+
+
+def _is_confirmed(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
+    """Return whether a row's clock or its optimizer step, which no data lengthen, is slow, too."""
+    if clock_of_slow(seen, found, slow) is not None:
+        return True
+    optimizer = found.optimizer[:, slow.suspect.course.active]
+    return optimizer_shows(optimizer, effects_beside(seen, found, slow), slow.suspect.row)
 
 
 def _as_others_differ(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> str | None:
@@ -237,21 +258,20 @@ def _is_one_of_few(seen: Observations, found: ComputeSearch, slow: SlowRow) -> b
     Example: four replicas at 0, 1, 6.5 and 7.5 %. The third is no peer of the fourth, since it is
     slow itself, and the other two happen to be alike.
     """
-    row, active = slow.suspect.row, slow.suspect.course.active
     is_little = slow.suspect.course.effect < np.log(ORDINARY.little_ratio)
     if not is_little or slow.num_peers >= ORDINARY.min_peers or len(found.slow) < 2:
         return False
     gaps = np.concatenate(_gaps_by_stage(seen, found))
-    if np.isfinite(gaps).sum() >= ORDINARY.min_pairs:
-        return False
-    is_slow_by_clock = clock_of_slow(seen, found, slow) is not None
-    beside = effects_beside(seen, found, slow)
-    return not (is_slow_by_clock or optimizer_shows(found.optimizer[:, active], beside, row))
+    is_known = np.isfinite(gaps).sum() >= ORDINARY.min_pairs
+    return not is_known and not _is_confirmed(seen, found, slow)
 
 
 def _within_distances(found: ComputeSearch, slow: SlowRow, small: float) -> float | None:
     """Return the largest distance of another rank from its peers, log; None where the slowdown
     stands out from these distances. Ranks that are slower by `small` or more are left out.
+
+    Few ranks may happen to be alike: the quantile of Student's t that says how far one more strays
+    from so many others is 7.5 root mean squares for three of them, and 4.5 for six.
     """
     large = [one.suspect.row for one in found.slow if one.suspect.course.effect >= small]
     others = ~mask_of([*large, slow.suspect.row], len(found.slow_rows))
@@ -262,7 +282,8 @@ def _within_distances(found: ComputeSearch, slow: SlowRow, small: float) -> floa
     if len(levels) < min(slow.num_peers, 2):  # one rank of another pair tells what both would
         return None
     square, largest = float(np.mean(levels**2)), float(levels.max())
-    most = min(ORDINARY.rms_factor * np.sqrt(square), ORDINARY.largest_factor * largest)
+    few = max(1.0, float(special.stdtrit(len(levels), ORDINARY.sound_share)) / ORDINARY.rms_factor)
+    most = few * min(ORDINARY.rms_factor * np.sqrt(square), ORDINARY.largest_factor * largest)
     return None if slow.suspect.course.effect >= _lasting(found, square) * most else largest
 
 

@@ -231,7 +231,9 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
     medians = _medians(cell, found.quickest_ns, len(names) * num_iterations)
     transfer_ns = medians.reshape(len(names), num_iterations)
     kind, kinds = _by_wire(names, size, robust.median(transfer_ns, axis=1), labels)
+    moved = np.bincount(row, minlength=len(names)) * np.maximum(size, 0)
     keep = _worth_comparing(kind, kinds, sum_ns.sum(axis=1))
+    keep |= _worth_comparing(kind, kinds, moved.astype(np.float64))
     return Transfers(
         members=tuple(labels.members[one // num_kinds] for one in names[keep].tolist()),
         kinds=kinds,
@@ -275,11 +277,13 @@ def _medians(cell: Integers, values: Floats, num_cells: int) -> Floats:
 
 
 def _worth_comparing(kind: Integers, kinds: tuple[str, ...], total: Floats) -> Flags:
-    """Flag rows whose kind usually makes up a noticeable part of its axis's transfer time.
+    """Flag rows whose kind usually makes up a noticeable part of its axis's `total`, (row,): of the
+    transfer time, or of the bytes.
 
     Usually (`usual_total`), because otherwise a small message that a late launch lengthens would
     count where it is slow. Example: next to all-reduces of 9.3 ms an iteration, a broadcast of
-    131 kB takes 0.15 ms in one group and 3 ms in another.
+    131 kB takes 0.15 ms in one group and 3 ms in another. Of bytes, because one stage's rings of
+    793 MB may take 72 ms for being slow, so that 11 ms for 478 MB of another's look like nothing.
     """
     axis = np.array([name.partition(" ")[0] for name in kinds])
     usual = usual_total(kind, len(kinds), total) * np.bincount(kind, minlength=len(kinds))

@@ -17,9 +17,10 @@ order, and a message that waits for its partner keeps the next pass from startin
 `messages_hold_up` recognises these messages by their ends: no pass begins before, and the next pass
 begins at once.
 
-Collectives beside compute begin when their stream is free: in one iteration before the end of a
-pass, in the next one after it. They are put where they began at the earliest in any iteration of
-any rank of the stage: by then what they need was ready.
+Communication beside compute begins when its stream is free: in one iteration before the end of a
+pass, in the next one after it. It is put where it began at the earliest in any iteration of any
+rank of the stage: by then what it needs was ready. A profile knows no more of it than that a pass
+lay beside it; what has one beside it in most iterations is taken to run beside compute in all.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Marks:
     """Marks of all ranks, sorted by (rank, iteration, time); arrays (mark,).
 
     `row` is the mark's span in the timeline's table, `edge` one of the constants above, `key` is
-    equal for marks that mean the same. `bounds` (rank, iteration, 2) are the first and last
+    equal for marks that mean the same; `beside` flags communication that runs beside compute and
+    holds up nothing before it is needed. `bounds` (rank, iteration, 2) are the first and last
     instants of each iteration, 0 where a rank has none.
     """
 
@@ -58,6 +60,7 @@ class Marks:
     time_ns: Integers
     end_ns: Integers
     key: Integers
+    beside: Flags
     segment: Integers
     """rank number x iterations + iteration number, ascending."""
     ranks: Integers
@@ -91,21 +94,46 @@ def marks_of(timeline: Timeline) -> Marks:
     key = _keys(table, row, edge)
     sooner = time - ROUNDING_NS * (edge == END)  # what ends when the next begins comes first
     order = _in_order(segment[row], sooner, edge, key)
+    beside = numbers(table, "track")[row[order]] == Track.OVERLAPPED
     marks = Marks(
         row=row[order],
         edge=edge[order],
         time_ns=time[order],
         end_ns=until[order],
         key=key[order],
+        beside=beside & (edge[order] == COMMUNICATION),
         segment=segment[row][order],
         ranks=ranks,
         iterations=iterations,
         bounds=bounds,
     )
-    overlapped = equals(table, "kind", Kind.COLLECTIVE)
-    overlapped &= numbers(table, "track") == Track.OVERLAPPED
-    stage = np.array([timeline.layout.coordinates(int(rank)).pp for rank in ranks])
-    return _at_their_earliest(marks, overlapped[marks.row], stage)
+    of_stage = np.array([timeline.layout.coordinates(int(rank)).pp for rank in ranks])
+    stage = of_stage[marks.segment // len(iterations)]
+    marks = replace(marks, beside=_mostly_beside(marks, stage))
+    messages = equals(table, "kind", Kind.P2P)[marks.row]
+    if messages_hold_up(marks, marks.beside & messages):
+        marks = replace(marks, beside=marks.beside & ~messages)
+    return _at_their_earliest(marks, stage)
+
+
+def _mostly_beside(marks: Marks, stage: Integers) -> Flags:
+    """Return `marks.beside`, the same for each n-th communication of a name on a stage: what it is
+    in most iterations of most ranks.
+    """
+    talks = np.flatnonzero(marks.edge == COMMUNICATION)
+    if not len(talks):
+        return marks.beside
+    same = _same_on_stage(marks, talks, stage)
+    beside = np.zeros_like(marks.beside)
+    beside[talks] = (2 * np.bincount(same, weights=marks.beside[talks]) > np.bincount(same))[same]
+    return beside
+
+
+def _same_on_stage(marks: Marks, chosen: Integers, stage: Integers) -> Integers:
+    """Return a number, (chosen,), that is equal for the n-th marks of a key on a stage's ranks."""
+    key = marks.key[chosen]
+    ordinal = _ordinals(combine(marks.segment[chosen], key))
+    return np.unique(combine(stage[chosen], key, ordinal), return_inverse=True)[1]
 
 
 def _in_order(segment: Integers, time: Integers, edge: Integers, key: Integers) -> Integers:
@@ -126,28 +154,25 @@ def _in_order(segment: Integers, time: Integers, edge: Integers, key: Integers) 
     return order
 
 
-def _at_their_earliest(marks: Marks, overlapped: Flags, stage: Integers) -> Marks:
-    """Return the marks with `overlapped` collectives (mark,) where they began at the earliest.
+def _at_their_earliest(marks: Marks, stage: Integers) -> Marks:
+    """Return the marks with communication beside compute where it began at the earliest.
 
-    A place counts the other marks of the iteration before it; `stage` is (rank,). The n-th
-    collective of a name is the same one in every iteration of a stage. Where it began later, the
+    A place counts the other marks of the iteration before it; `stage` is (mark,). The n-th
+    communication of a name is the same one in every iteration of a stage. Where it began later, the
     work up to the next mark is taken to lie before it.
     """
-    floating = np.flatnonzero(overlapped & (marks.edge == COMMUNICATION))
+    floating = np.flatnonzero(marks.beside)
     if not len(floating):
         return marks
-    fixed = ~overlapped | (marks.edge != COMMUNICATION)
-    before = np.cumsum(fixed) - fixed  # of all segments up to here
+    fixed = ~marks.beside
+    before: Integers = np.cumsum(fixed) - fixed  # of all segments up to here
     first = np.searchsorted(marks.segment, np.arange(int(marks.segment.max()) + 2))
-    place = before - before[first[marks.segment]]
-    of_stage = stage[marks.segment[floating] // len(marks.iterations)]
-    key = marks.key[floating]
-    ordinal = _ordinals(combine(marks.segment[floating], key))
-    _, same = np.unique(combine(of_stage, key, ordinal), return_inverse=True)
+    place: Integers = before - before[first[marks.segment]]
+    same = _same_on_stage(marks, floating, stage)
     earliest = np.full(int(same.max()) + 1, len(fixed))
     np.minimum.at(earliest, same, place[floating])
     place[floating] = earliest[same]
-    turn = np.full(len(fixed), len(earliest))  # after the collectives that are put before it
+    turn = np.full(len(fixed), len(earliest))  # after the communication that is put before it
     turn[floating] = same
     order = np.lexsort((turn, place, marks.segment))
     time = _no_later_than_next(marks.time_ns[order], fixed[order], marks.segment)
@@ -158,6 +183,7 @@ def _at_their_earliest(marks: Marks, overlapped: Flags, stage: Integers) -> Mark
         time_ns=time,
         end_ns=marks.end_ns[order],
         key=marks.key[order],
+        beside=marks.beside[order],
     )
 
 
@@ -224,9 +250,8 @@ def _keys(table: pa.Table, row: Integers, edge: Integers) -> Integers:
     group, groups = codes(table, "group")
     axes = np.array([axis_of_group(name) for name in groups] or [""])
     axis = np.unique(axes, return_inverse=True)[1][group[row]]
-    overlapped = numbers(table, "track")[row] == Track.OVERLAPPED
     parts = [
-        np.where(communication, COMMUNICATION + overlapped, edge),
+        edge,
         np.where(communication, axis, 0),
         codes(table, "name")[0][row],
         np.where(communication, codes(table, "direction")[0][row], 0),
@@ -245,7 +270,8 @@ def programs(marks: Marks) -> Words:
     place = np.arange(len(marks.segment)) - first[marks.segment]
     seed = np.random.default_rng(0)
     odd = seed.integers(0, 2**63, int(lengths.max(initial=0)) + 1, dtype=np.uint64) * 2 + 1
-    word = (marks.key.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)) * odd[place]
+    key = (marks.key * 2 + marks.beside).astype(np.uint64)
+    word = (key * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)) * odd[place]
     total = np.zeros(size, dtype=np.uint64)
     filled = lengths > 0
     total[filled] = np.add.reduceat(word, first[filled])
@@ -315,10 +341,8 @@ class SpanColumns:
     def of(cls, timeline: Timeline, marks: Marks) -> SpanColumns:
         """Return the columns of a timeline."""
         table = timeline.spans
-        overlapped = numbers(table, "track") == Track.OVERLAPPED
-        messages = equals(table, "kind", Kind.P2P)
-        if messages_hold_up(marks, overlapped & messages):
-            overlapped &= ~messages
+        overlapped = np.zeros(table.num_rows, dtype=np.bool_)
+        overlapped[marks.row[marks.beside]] = True
         return cls(
             kind=TextColumn(*codes(table, "kind")),
             name=TextColumn(*codes(table, "name")),
@@ -347,14 +371,13 @@ it up."""
 
 
 def messages_hold_up(marks: Marks, messages: Flags) -> bool:
-    """Return whether asynchronous `messages` (row of the table,) keep passes from starting.
+    """Return whether asynchronous `messages`, (mark,), keep passes from starting.
 
     False where no message waits: then it makes no difference.
     """
     begins = np.flatnonzero(marks.edge == BEGIN)
     length = marks.end_ns - marks.time_ns
-    chosen = (marks.edge == COMMUNICATION) & messages[marks.row] & (length >= LEAST_NS)
-    waiting = np.flatnonzero(chosen)
+    waiting = np.flatnonzero(messages & (length >= LEAST_NS))
     place = np.searchsorted(begins, waiting, side="right")
     following = np.append(begins, -1)[place]
     same = (following >= 0) & (marks.segment[following] == marks.segment[waiting])

@@ -19,7 +19,9 @@ from detect.stats.robust import ordinary
 from detect.thresholds import COSTS, NETWORKS
 from detect.whatif.graph import (
     BACKWARD,
+    DATA,
     FORWARD,
+    GC,
     HOST,
     NS_PER_S,
     OPTIMIZER,
@@ -110,8 +112,8 @@ def saved_by_fixing(
 
     For every operation type and step the rank's own times are scaled so that their sum is the
     median of its peers' sums; what is left is the rank's own scatter, as a healthy rank has it. A
-    slow host's delays and late loads scatter far more: with `scatters` the scatter is that of peers
-    in another step.
+    slow host's delays and late loads scatter far more: with `scatters` loads, pauses and gaps are
+    those of a peer in another step, as rare and as long, and other work scatters as a peer's does.
     Without `gaps`, time that no span covers stays as it is: a slow device or link does not make it.
     With `links` the transfers that `ranks` take part in (between them, when there are several) are
     brought to those of the other lanes as well. Ranks whose work cannot be told apart from that of
@@ -184,6 +186,7 @@ def _fix_work(
     if not have_peers and len(stages) == graph.num_stages:
         return "nobody"
     types = np.array([node.optype for node in graph.nodes])
+    before = _step_before(replay)
     for optype in np.unique(types[graph.is_local & (gaps | (types != HOST))]):
         sums = _time_by_rank(replay, types == optype)  # (stage, lane, step)
         for stage in stages:
@@ -198,7 +201,9 @@ def _fix_work(
             if not len(others):
                 continue
             if like_peers and have_peers and not own.all():
-                _borrow_work(weights, nodes, own)
+                _borrow_work(weights, nodes, own, before)
+                if optype in (DATA, GC, HOST):
+                    continue
             now, goal = weights[nodes].sum(axis=0), np.median(others, axis=0)
             if not have_peers:
                 goal = np.maximum(goal, now / slowdown)
@@ -213,12 +218,21 @@ def _time_by_rank(replay: Replay, chosen: Flags) -> Floats:
     return np.stack([replay.weights[chosen & own].sum(axis=0) for own in of_stage])
 
 
-def _borrow_work(weights: Floats, nodes: Integers, own: Flags) -> None:
-    """Give each of the `own` lanes the work of another lane, in turn, from another step."""
+def _step_before(replay: Replay) -> Integers:
+    """Return the step before each, (step,), without exceptional ones: the first has the last, and
+    an exceptional one itself.
+    """
+    step = np.arange(len(replay.steps))
+    usual = np.flatnonzero(ordinary(replay.traced_s, np.ones(len(step), dtype=bool)))
+    step[usual] = np.roll(usual, 1)
+    return step
+
+
+def _borrow_work(weights: Floats, nodes: Integers, own: Flags, step: Integers) -> None:
+    """Give each of the `own` lanes the work of another lane, in turn, from other steps, (step,)."""
     others = np.flatnonzero(~own)
     lenders = others[np.arange(int(own.sum())) % len(others)]
-    borrowed = np.roll(weights[np.ix_(nodes, lenders)], 1, axis=2)
-    weights[np.ix_(nodes, np.flatnonzero(own))] = borrowed
+    weights[np.ix_(nodes, np.flatnonzero(own))] = weights[np.ix_(nodes, lenders, step)]
 
 
 def _fix_links(replay: Replay, places: Flags, weights: Floats) -> None:

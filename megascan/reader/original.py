@@ -46,7 +46,7 @@ from megascan.reader.segments import (
     stable_order,
 )
 from megascan.reader.templates import Templates
-from megascan.schema import NOT_APPLICABLE, Granularity, Kind, Phase, Track
+from megascan.schema import NOT_APPLICABLE, OWN_END, Granularity, Kind, Phase, Track
 from megascan.timeline import codes, equals, numbers
 from megascan.topology import Layout
 from megascan.vocabulary import (
@@ -78,6 +78,10 @@ class Operation:
     op: str = ""
     axis: str = ""
     direction: str = ""
+    size_bytes: int = NOT_APPLICABLE
+    """What it always moves; most records say it themselves."""
+    holds_embeddings: bool = False
+    """On a pipeline's first and last stage, whether what a replica does by itself follows in it."""
 
 
 def _work(name: str, phase: Phase = Phase.FORWARD) -> tuple[Operation, ...]:
@@ -100,7 +104,13 @@ def _message(op: str, direction: str) -> Operation:
 
 
 _LOSS = Operation(
-    kind=Kind.COLLECTIVE, name=LOSS_SYNC, track=Track.COMMUNICATION, phase=Phase.FORWARD
+    kind=Kind.COLLECTIVE,
+    name=LOSS_SYNC,
+    track=Track.COMMUNICATION,
+    op="all_reduce",
+    axis="dp",
+    phase=Phase.FORWARD,
+    size_bytes=4,
 )
 OPERATIONS: dict[str, tuple[Operation, ...]] = {
     STEP: (Operation(kind=Kind.ITERATION, name=ITERATION),),
@@ -127,7 +137,16 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
     "_gather_along_first_dim": _collective("all_gather"),
     "_reduce_scatter_along_last_dim": _collective("reduce_scatter"),
     "_reduce_scatter_along_first_dim": _collective("reduce_scatter"),
-    "allreduce": _collective("all_reduce", "dp"),
+    "allreduce": (
+        Operation(
+            kind=Kind.COLLECTIVE,
+            name="all_reduce",
+            track=Track.COMMUNICATION,
+            op="all_reduce",
+            axis="dp",
+            holds_embeddings=True,
+        ),
+    ),
     "optimizer": (Operation(kind=Kind.OPTIMIZER, name=OPTIMIZER),),
     "grad-sync": (Operation(kind=Kind.OPTIMIZER, name=GRAD_SYNC),),
 }
@@ -135,8 +154,10 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
 
 An event that is two messages at once becomes two spans of the same times, as in our own traces.
 `_reduce` is labelled with a larger group than it works on: it is a tensor-parallel all-reduce.
-`allreduce` (gradients, then a device synchronisation) ends together on data-parallel peers. `loss`
-contains the reduction of the logged loss over the replicas, so it may be waiting as well as work.
+`allreduce` (gradients, then a device synchronisation) ends together on data-parallel peers, but for
+the first and the last stage, whose embeddings are added within it, each replica's by itself. `loss`
+contains the reduction of the logged loss over the replicas, one number of 4 bytes: it may be
+waiting as well as work, and ends together.
 """
 
 MISNUMBERED = "send-extra"
@@ -462,6 +483,7 @@ def original_spans(one: Recorded, layout: Layout, step_starts: Integers) -> pa.T
     shares = np.bincount(scope, minlength=len(scopes.row))[scope]
     data = scopes.data_bytes[scope]
     data = np.where(data > 0, data // shares, data)
+    always = np.array([item.size_bytes for item in table])[operation]
     negative = scopes.end_ns < scopes.start_ns
     if negative.any():
         raise InputError(
@@ -473,7 +495,7 @@ def original_spans(one: Recorded, layout: Layout, step_starts: Integers) -> pa.T
     keys = scopes.step[scope] * len(table) + _channel(table)[operation]
     communicates = np.array([bool(item.op) for item in table])[operation]
     members = [_group(layout, one.place.rank, item) for item in table]
-    peers = np.array([_peer(layout, one.place.rank, item) for item in table], dtype=np.int64)
+    peers = np.array([_peer(layout, one.place.rank, item) for item in table])
     return span_table(
         len(scope),
         {
@@ -486,8 +508,9 @@ def original_spans(one: Recorded, layout: Layout, step_starts: Integers) -> pa.T
             "chunk": scopes.chunk[scope],
             "layer": np.array([_without_layer(name)[1] for name in one.names])[scopes.name][scope],
             "sequence": np.where(communicates, running_numbers(keys), NOT_APPLICABLE),
-            "size_bytes": data,
+            "size_bytes": np.maximum(data, always),
             "peer": peers[operation],
+            "end_is_bound": _own_ends(layout, one.place, table)[operation],
         },
         {
             "kind": (operation, [str(item.kind) for item in table]),
@@ -530,6 +553,13 @@ def _channel(table: list[Operation]) -> Integers:
     """Return each operation's channel: operations of one group, op and direction share a number."""
     channels = [(item.axis, item.op, item.direction) for item in table]
     return np.array([channels.index(channel) for channel in channels], dtype=np.int64)
+
+
+def _own_ends(layout: Layout, place: Place, table: list[Operation]) -> Integers:
+    """Return OWN_END for each operation, (operation,), in which work of the rank's own follows."""
+    is_end = layout.pp > 1 and place.pp in (0, layout.pp - 1)
+    follows = [is_end and item.holds_embeddings for item in table]
+    return np.where(follows, OWN_END, NOT_APPLICABLE)
 
 
 def _group(layout: Layout, rank: int, operation: Operation) -> str:

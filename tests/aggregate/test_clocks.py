@@ -199,6 +199,32 @@ def test_messages_both_ways_link_clocks_that_no_collective_does(build):
     assert "bounds from messages" in fit.method
 
 
+@pytest.mark.parametrize(
+    ("ends_early", "most_ns"), [(0, 3_000), (900_000, None)], ids=["rendezvous", "buffered"]
+)
+def test_ends_of_messages_that_wait_for_each_other_are_a_common_moment(build, ends_early, most_ns):
+    """Sends forward wait a millisecond for their receives, so the bounds are as wide; both sides
+    leave together, unless sends are buffered and end early.
+    """
+    rows, offset = [], 70_000
+    for n in range(40):
+        at = 10**7 * n
+        away, home = at + 10**6, at + 5 * 10**6
+        back = {"direction": "backward", "sequence": n}
+        rows += [
+            build.send(0, 1, at, away + 300_000 - ends_early, sequence=n),
+            build.receive(1, 0, away - offset, away + 300_000 - offset, sequence=n),
+            build.send(1, 0, home - offset, home + 300_000 - ends_early - offset, **back),
+            build.receive(0, 1, home - 10**6, home + 300_000, **back),
+        ]
+    fit = aligned(build.trace(rows))
+    if most_ns is None:
+        assert fit.residual_p99_ns[1] >= 300_000
+    else:
+        assert fit.lines.offset_ns[1] == pytest.approx(offset, abs=60)
+        assert fit.residual_p99_ns[1] <= most_ns
+
+
 def test_messages_one_way_link_clocks_up_to_their_transfer_time(build):
     fit = aligned(pipeline(build, 70_000, backward=False))
     assert fit.lines.offset_ns[1] == pytest.approx(70_000 - 400, abs=60)

@@ -24,6 +24,8 @@ def chosen(*words):
         ("profiles", range(140, 221), {2, 4, 8, 16, 32}),
         ("fleet", range(150, 221), {2, 4, 8, 16, 32, 64}),
         ("yard", range(220, 281), {4, 8, 16, 32, 64}),
+        ("harbour", range(220, 281), {4, 8, 16, 32, 64}),
+        ("archive", range(220, 281), {4, 8, 16, 32, 64}),
     ],
 )
 def test_cases_are_the_same_each_time_and_bear_their_seed(name, num_cases, sizes):
@@ -37,7 +39,15 @@ def test_cases_are_the_same_each_time_and_bear_their_seed(name, num_cases, sizes
 
 
 @pytest.mark.parametrize(
-    ("name", "of_the_job"), [("cluster", ()), ("profiles", ()), ("fleet", ()), ("yard", ("gc",))]
+    ("name", "of_the_job"),
+    [
+        ("cluster", ()),
+        ("profiles", ()),
+        ("fleet", ()),
+        ("yard", ("gc",)),
+        ("archive", ("gc",)),
+        ("harbour", ()),
+    ],
 )
 def test_only_faults_lie_at_a_node(name, of_the_job):
     for case in ground_named(name).cases():
@@ -53,7 +63,7 @@ def test_some_grounds_are_judged_when_they_are_asked_for_only(name):
     assert {case.ground for case in chosen("--ground", name)} == {name}
 
 
-@pytest.mark.parametrize("name", ["fleet", "yard", "rack"])
+@pytest.mark.parametrize("name", ["fleet", "yard", "rack", "archive", "harbour"])
 def test_another_draw_has_the_same_families_and_other_cases(name):
     first, second = (list(ground_named(name).cases(draw)) for draw in (0, 3))
     assert [case.family for case in first] == [case.family for case in second]

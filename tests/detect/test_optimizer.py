@@ -10,7 +10,7 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.device import GPU_ADVICE, HOST_ADVICE
-from detect.causes.optimizer import ADVICE, NOBODY_WAITS, NOT_ALONE, ONE_PEER
+from detect.causes.optimizer import ADVICE, END_TOGETHER, NOBODY_WAITS, NOT_ALONE, ONE_PEER
 from detect.detector import judge
 from detect.observe.extract import observe
 from megascan.topology import Layout
@@ -160,6 +160,22 @@ def test_steps_of_two_pairs_that_are_slow_alike_may_wait(job):
         ((1,), Owner.UNDECIDED), ((5,), Owner.UNDECIDED)
     }  # fmt: skip
     assert all(NOT_ALONE in one.evidence for one in two)
+
+
+@pytest.mark.parametrize(("other", "together"), [(3.0, True), (9.0, False)])
+def test_stages_of_a_replica_that_lose_the_same_time_may_wait_for_one_rank(job, other, together):
+    """Ranks 2 and 8 are of replica 2 of six; one that loses far more is no victim."""
+    layout = Layout(pp=2, dp=6)
+
+    def both(slot):
+        return slow_step(2, 3.0)(slot) * slow_step(8, other)(slot)
+
+    waits = [60.0] * 12
+    waits[2] = waits[8] = 0.0
+    found = report_of(job(layout=layout, work=both), waits).findings
+    assert {one.ranks for one in found} == {(2,), (8,)}
+    assert all((END_TOGETHER in one.evidence) == together for one in found)
+    assert together == all(one.owner is Owner.UNDECIDED for one in found)
 
 
 def slow_at_both(step, passes, slow=2, mate=1.0):

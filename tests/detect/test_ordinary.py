@@ -66,6 +66,28 @@ def test_a_small_difference_from_two_peers_is_undecided(job):
 
 
 @pytest.mark.parametrize(
+    ("level", "num_replicas", "owner"),
+    [(1.08, 3, Owner.UNDECIDED), (1.13, 3, Owner.NODE), (1.08, 4, Owner.NODE)],
+    ids=["two peers", "far more than chips differ", "three peers"],
+)
+def test_two_peers_alone_do_not_show_how_much_devices_differ(job, level, num_replicas, owner):
+    levels = [1.0, 1.002, *[0.999] * (num_replicas - 3), level]
+
+    def work(slot):  # the optimizer moves memory, which a lower clock does not slow
+        return 1.0 if slot.name == "optimizer" else levels[slot.rank]
+
+    made = job(layout=Layout(dp=num_replicas), work=work, tokens=lambda rank: (4096, 4096))
+    report = made.report()
+    assert owners(report) == [((num_replicas - 1,), owner)]
+
+
+def test_three_that_happen_to_be_alike_are_no_measure_of_a_small_difference(job):
+    """3.9 % over ranks within 1 %: less than 7.5 root mean squares of three of them."""
+    three = job(layout=Layout(dp=4), work=chips((0.993, 1.006, 0.99, 1.038)))
+    assert not [one for one in three.report().findings if one.owner is Owner.NODE]
+
+
+@pytest.mark.parametrize(
     ("levels", "optimizer", "named"),
     [
         ((1.0, 1.003, 1.065, 1.075), 1.0, []),

@@ -118,7 +118,7 @@ def test_the_originals_loss_is_no_compute_for_it_contains_communication():
     assert word.counts_as is CountsAs.LOSS
     assert word.contains_communication
     assert word.kind is not Kind.COMPUTE
-    assert not loss.op  # a bracket: nothing that members could be matched by
+    assert (loss.op, loss.axis) == ("all_reduce", "dp")  # that of the loss, over the replicas
 
 
 def test_a_profiles_names_become_ours():

@@ -140,6 +140,7 @@ class Original:
     tp: int = 2
     num_steps: int = 2
     num_microbatches: int = 2
+    has_loss: bool = False
 
     def write_rank(self, dp: int, pp: int, tp: int) -> Path:
         self.path.mkdir(exist_ok=True)
@@ -170,6 +171,8 @@ class Original:
                 writer.scope("attention", 50_000)
                 writer.scope("_reduce", 20_000, {"expect": "_reduce", "group": mates})
                 writer.end("decoder")
+                if self.has_loss and after is None:
+                    writer.scope("loss", 10_000)
                 writer.end("forward", {"micro_batch_index": number})
                 writer.message("exchange-next", after, {"expect": "exchange-prev"})
                 writer.scope("backward", 200_000, {"micro_batch_index": number})

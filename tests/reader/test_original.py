@@ -13,6 +13,7 @@ import pytest
 from megascan.errors import InputError
 from megascan.parallel import Here
 from megascan.reader import read_ends, read_trace
+from megascan.schema import OWN_END
 from megascan.timeline import END_COLUMNS, in_order, is_end
 from megascan.topology import Layout
 
@@ -49,6 +50,26 @@ def test_one_rank_in_our_words(original: Original) -> None:
     ]
     last = table[(table["rank"] == 7) & (table["kind"] == "p2p")]
     assert last[["name", "peer"]].values.tolist() == [["recv_forward", 3], ["send_backward", 3]]
+
+
+def test_the_logged_loss_is_reduced_over_the_replicas(original: Original) -> None:
+    """Its end is the same moment on all of them; that of the gradients is not where the embeddings
+    of first and last stage are added within it.
+    """
+    original.has_loss = True
+    table = spans(original.write())
+    loss = table[table["name"] == "loss-sync"]
+    assert set(loss["rank"]) == {4, 5, 6, 7}
+    assert set(loss["group"]) == {"dp@4", "dp@5"}
+    assert set(loss["size_bytes"]) == {4}
+    gradients = table[(table["op"] == "all_reduce") & (table["name"] == "all_reduce")]
+    gradients = gradients[gradients["group"].str.startswith("dp")]
+    assert set(gradients["end_is_bound"]) == {OWN_END}
+    original.pp = 3
+    original.path = original.path.with_name("three stages")
+    table = spans(original.write())
+    middle = table[table["rank"].between(4, 7) & (table["group"].str.startswith("dp"))]
+    assert set(middle["end_is_bound"]) == {-1}
 
 
 def test_headers_and_layout(original: Original) -> None:

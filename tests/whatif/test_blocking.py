@@ -25,6 +25,7 @@ def marks(*rows: tuple[int, int, int]) -> Marks:
         time_ns=start * MS,
         end_ns=end * MS,
         key=nothing,
+        beside=edge == COMMUNICATION,
         segment=nothing,
         ranks=np.zeros(1, dtype=np.int64),
         iterations=np.ones(1, dtype=np.int64),

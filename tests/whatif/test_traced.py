@@ -288,6 +288,66 @@ def test_a_mended_host_scatters_like_its_peers() -> None:
     assert saved_by_fixing(paused, [0, 1]).fixed_step_s > 1.1 * sound_s
 
 
+def test_a_mended_loader_is_late_as_often_as_its_peers() -> None:
+    """Each rank is late once in a while, and the slow one always: as its peers are late in other
+    steps, it will be, too, and not by the median of the step, which is none.
+    """
+    replay = replay_of_timeline(simulated(LAYOUTS["no pipeline"]))
+    weights, late_s = replay.weights.copy(), float(replay.traced_s.mean())
+    node = int(np.flatnonzero(replay.graph.is_local)[0])
+    nodes = list(replay.graph.nodes)
+    nodes[node] = replace(nodes[node], optype="data-loading")
+    steps = np.arange(weights.shape[2])
+    for lane in range(replay.num_lanes):  # in turn
+        weights[node, lane] += late_s * (steps % replay.num_lanes == lane)
+    sound = replace(replay, graph=replace(replay.graph, nodes=tuple(nodes)), weights=weights)
+    slow = weights.copy()
+    slow[node, 0] = weights[node].max()
+    mended = saved_by_fixing(replace(sound, weights=slow), [0], scatters=True)
+    assert mended.fixed_step_s > 1.2 * late_s, "others are late in most steps all the same"
+    assert mended.fixed_step_s <= mended.step_s
+
+
+def test_messages_beside_compute_may_come_in_any_order(timeline: Callable[..., Timeline]) -> None:
+    """A message begins when its stream is free: behind the pass in one iteration, within the next
+    pass in another. Both iterations are replayed.
+    """
+    spans = []
+    for iteration, begin in ((3, 10.0), (4, 12.0), (5, 10.0), (6, 12.0)):
+        for rank, op in ((0, "send"), (1, "recv")):
+            at = 100.0 * iteration
+            talk: Span = {"op": op, "direction": "forward", "peer": 1 - rank, "microbatch": 0}
+            talk |= {"group": "pp@0", "match": iteration, "track": int(Track.OVERLAPPED)}
+            talk |= {"wait_ns": 0.0, "transfer_ns": 5.0, "self_ns": -1}
+            first = span(rank, "compute", "forward", at, at + 10, microbatch=0, chunk=0)
+            second = span(rank, "compute", "forward", at + 11, at + 30, microbatch=1, chunk=0)
+            message = span(rank, "p2p", f"{op}_forward", at + begin, at + begin + 5, **talk)
+            whole = span(rank, "iteration", "iteration", at, at + 50)
+            spans += [{**one, "iteration": iteration} for one in (whole, first, second, message)]
+    made = timeline(Layout(pp=2), spans, {"pp@0": (0, 1)})
+    assert replay_of_timeline(made).steps.tolist() == [3, 4, 5, 6]
+
+
+def test_what_mostly_runs_beside_compute_does_so_always(timeline: Callable[..., Timeline]) -> None:
+    """A profile tells by what lies beside a collective; here a pass does in three iterations of
+    four.
+    """
+    spans = []
+    for iteration in (3, 4, 5, 6):
+        at = 100.0 * iteration
+        track = Track.COMMUNICATION if iteration == 5 else Track.OVERLAPPED
+        for rank in range(2):
+            here = [
+                span(rank, "iteration", "iteration", at, at + 50),
+                *passes(rank, (at, at + 10), (at + 10, at + 40)),
+                collective(rank, at + 20, at + 46, 0, track=int(track)),
+                span(rank, "optimizer", "optimizer", at + 46, at + 50),
+            ]
+            spans += [{**one, "iteration": iteration, "match": iteration} for one in here]
+    replay = replay_of_timeline(timeline(Layout(dp=2), spans, {"dp@0": (0, 1)}))
+    assert replay.steps.tolist() == [3, 4, 5, 6]
+
+
 def test_who_waits_unseen_for_a_slow_link_is_mended_with_it() -> None:
     """The norm of the gradients is reduced inside the optimizer: there all others wait for rank 1,
     which arrives last and waits for nobody.
