@@ -226,6 +226,15 @@ class _Stalls:
 class _Starvation:
     """When a device waits for its host."""
 
+    plain_pace_log: float = limit(
+        math.log(1.5), "log", Origin.CONVENTION,
+        "by which a host that launches more slowly than its peers' is more than a little slower",
+    )  # fmt: skip
+    far_ratio: float = limit(
+        1.5, "ratio", Origin.BENCHMARK,
+        "of a starved rank's work to that of any other of its stage, from which on hosts that are "
+        "all late do not explain it",
+    )  # fmt: skip
     lead_ns: int = limit(
         20_000, "ns", Origin.PHYSICS,
         "a host that is less ahead than a few launches take (5 to 10 µs each) starves its device",

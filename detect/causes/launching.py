@@ -120,7 +120,7 @@ def starvation(
         f"{own:.0%} of its operations were launched only just in time, so the device waited for "
         f"the host; of its peers' {theirs:.0%}"
     )
-    if _are_starved(others):
+    if _are_starved(others) and not _is_far_busier(seen, row, active):
         return Owner.JOB, (
             f"{words}; but other TP groups have a starved rank too: the job is host-bound, "
             "whatever the node"
@@ -135,6 +135,21 @@ def starvation(
     if not len(others) and theirs > STARVATION.fed_share:
         return Owner.JOB, f"{words}: the job is host-bound, whatever the node"
     return (Owner.UNDECIDED, f"{words}; {doubt}") if doubt else (Owner.NODE, words)
+
+
+def _is_far_busier(seen: Observations, row: int, active: Flags) -> bool:
+    """Return whether a rank is at work for far longer than any other of its stage: of ranks that
+    their hosts hold up alike nobody is.
+
+    Example: a host-bound job, one of whose hosts launches twice as slowly for one rank. Its work
+    takes 16 times the time of its peers', who wait for it and so get ahead; the next one's 1.6.
+    """
+    peers = _stage_peers(seen, row)
+    if not peers.any():
+        return False
+    own = float(robust.median(seen.busy_ns[row][active]))
+    others = robust.median(seen.busy_ns[peers][:, active], axis=1)
+    return own >= STARVATION.far_ratio * float(np.max(others))
 
 
 def _is_at_work(seen: Observations, row: int, active: Flags, effect: float) -> bool:
@@ -272,13 +287,13 @@ def _hardly_slower_host(
     seems to compute 3.5 times as long as the second, although its host is 6 % slower.
 
     So the host is to blame only where it launches slower than its peers' by `least` (log), a good
-    part of what its device loses; 0 where that is not known. Empty then, too, where the trace does
-    not tell launches, where the host stops now and then (`stands_still`) or does something else for
-    longer than all its launching takes, and where the device is not starved (less than
-    `least_starved` of its work comes just in time, by default `_least_starved`).
+    part of what its device loses, or by half and more; 0 where that is not known. Empty then, too,
+    where the trace does not tell launches, where the host stops now and then (`stands_still`) or
+    does something else for longer than all its launching takes, and where the device is not starved
+    (less than `least_starved` of its work comes just in time, by default `_least_starved`).
     """
     over = _behind_by_launching(seen, row, active, least_starved) if least else np.nan
-    if not over < least:
+    if not over < min(least, STARVATION.plain_pace_log):
         return ""
     return (
         f"but from launch to launch its host takes {np.exp(over):.2f}x the time of its peers': "

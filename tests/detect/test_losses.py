@@ -211,6 +211,34 @@ def test_a_starved_rank_whose_host_is_hardly_slower_is_undecided(job):
 
 
 @pytest.mark.parametrize(
+    ("pace", "owner"), [(1.2, Owner.UNDECIDED), (2.0, Owner.NODE)], ids=["little", "twice"]
+)
+def test_a_host_that_takes_twice_as_long_is_no_little_slower_however_slow_its_device(
+    job, pace, owner
+):
+    """Its device stands still for most of passes that seem 16 times as long."""
+    lead = lambda rank: 1000 if rank == 3 else 10**8  # noqa: E731
+    seen = observe(job(layout=Layout(dp=4), launch_lead_ns=lead).timeline())
+    paces = np.log(pace) * (np.arange(4) == 3)[:, None] * np.ones(20)
+    active = np.ones(20, dtype=bool)
+    found = starvation(replace(seen, held_pace=paces), 3, active, np.log(16.0))
+    assert found is not None and found[0] is owner
+
+
+@pytest.mark.parametrize(("factor", "owner"), [(1.2, Owner.JOB), (3.0, Owner.NODE)])
+def test_in_a_host_bound_job_one_rank_far_behind_all_others_is_its_hosts(job, factor, owner):
+    """Each TP group has a starved rank; the work of rank 3 takes longer than that of the others."""
+    made = job(
+        layout=Layout(tp=2, dp=4),
+        work=lambda slot: factor if slot.rank == 3 else 1.0,
+        launch_lead_ns=lambda rank: 1000 if rank % 2 else 10**8,
+    )
+    seen, active = observe(made.timeline()), np.ones(20, dtype=bool)
+    found = starvation(replace(seen, held_pace=None), 3, active, np.log(factor))
+    assert found is not None and found[0] is owner
+
+
+@pytest.mark.parametrize(
     ("idle_ms", "owner"), [(8.0, Owner.UNDECIDED), (100.0, Owner.NODE)], ids=["little", "much"]
 )
 def test_a_device_idle_for_longer_than_all_launching_takes_is_its_hosts(job, idle_ms, owner):
