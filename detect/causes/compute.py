@@ -46,6 +46,7 @@ from detect.causes.launching import (
     half_starved,
     is_host_bound,
     launched_by_slow_host,
+    mate_starves,
     may_wait_for_launches,
     most_cost_of_host,
     starvation,
@@ -355,6 +356,7 @@ def _by_what_is_ordinary(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) 
         _shared_core(seen, slow)
         or ordinary_difference(inquiry, found, slow)
         or half_starved(seen, row, course.active)
+        or mate_starves(seen, row, course.active)
         or launched_by_slow_host(seen, row, course.active, course.effect)
         or _perhaps_not_slow(slow)
         or _may_be_slowed(seen, slow)

@@ -145,18 +145,33 @@ def optimizer_shows(
 
 
 def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> bool:
-    """Return whether most ranks of the replica's other stages, at least two, are slow alike, and
-    none of their optimizers is: longer data explain all of them, while the one optimizer of `row`
-    may be slow by chance. On three hosts and more their optimizers need not be asked: so many
-    devices are not slow alike, but all may wait in this step for the longest.
+    """Return whether most ranks of the replica's other stages, at least two, are slow alike (beside
+    one other replica only, all of its TP mates), and none of their optimizers is: longer data
+    explain all of them, while the one optimizer of `row` may be slow by chance. On three hosts and
+    more their optimizers need not be asked: so many devices are not slow alike, but all may wait in
+    this step for the longest.
 
-    Example: a replica's eight ranks on four hosts take 1.32 to 1.35 times as long, each; the steps
-    of its middle stages, which have fewer parameters and wait, 1.26 to 1.37 times.
+    Examples: a replica's eight ranks on four hosts take 1.32 to 1.35 times as long, each; the steps
+    of its middle stages, which have fewer parameters and wait, 1.26 to 1.37 times. Of two replicas
+    four mates take 1.31 and 1.32 times as long, and their steps 1.03, 1.00, 1.00 and 1.00.
     """
     rows = stages_alike(seen.members, passes.effects, row)
     if len({seen.members.hosts[one] for one in (row, *rows)}) >= DEVICE.min_hosts_of_replica:
         return True
-    return len(rows) > 1 and not any(optimizer_shows(optimizer, passes, one) for one in rows)
+    return any(
+        len(alike) > 1 and not any(optimizer_shows(optimizer, passes, one) for one in alike)
+        for alike in (rows, _mates_alike(seen.members, passes, row))
+    )
+
+
+def _mates_alike(members: Members, passes: Slowness, row: int) -> list[int]:
+    """Return the row's TP mates if all of them are slow alike, beside one other replica only."""
+    mates = mates_of(members, row)
+    others = members.rows_of_stage(int(members.stage[row]))
+    others = others[~passes.slow[others]]
+    is_alike = (passes.effects[mates] >= DEVICE.alike_share * passes.effects[row]).all()
+    is_pair = len(np.unique(members.replica[others])) < 2
+    return mates.tolist() if is_alike and is_pair else []
 
 
 def stages_alike(members: Members, effects: Floats, row: int) -> list[int]:

@@ -243,6 +243,29 @@ def half_starved(seen: Observations, row: int, active: Flags) -> str:
     )
 
 
+def mate_starves(seen: Observations, row: int, active: Flags) -> str:
+    """Say that a TP mate of a device, which is fed, waits for its host's launches: where hosts can
+    hardly keep up, which of two mates waits for the other may change. Empty elsewhere.
+
+    Example: of four TP groups of two one mate waits for launches in each, the first in most. In one
+    group the first takes a quarter of what other first mates take, and the second 1.7 times what
+    other second mates do.
+    """
+    if seen.starved_share is None:
+        return ""
+    mates = np.flatnonzero(seen.members.tensor_group == seen.members.tensor_group[row])
+    starved = robust.median(seen.starved_share[:, active], axis=1)
+    others = starved[mates[mates != row]]
+    if not others.size or starved[row] >= STARVATION.fed_share:
+        return ""
+    if not np.nan_to_num(others).max() >= STARVATION.starved_share:
+        return ""
+    return (
+        f"{np.nanmax(others):.0%} of a TP mate's operations were launched only just in time: where "
+        "hosts can hardly keep up, which of two mates waits for the other may change"
+    )
+
+
 def _just_in_time(
     seen: Observations, starved: Floats, row: int, active: Flags
 ) -> tuple[float, float]:

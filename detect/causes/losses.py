@@ -371,10 +371,14 @@ def _doubt_of_host(inquiry: Inquiry, suspect: Suspect) -> str:
 
 
 def _waits_for_its_replica(inquiry: Inquiry, row: int) -> bool:
-    """Return whether another stage of the row's replica is named as a slow device: the row waits
-    for it, and its gaps may hold what the trace does not show of that.
+    """Return whether another stage of the row's replica, or a TP mate, is named as a slow device:
+    the row waits for it, and its gaps may hold what the trace does not show of that.
+
+    Example: a throttled device and its mate, whose backward passes reduce in no span of their own.
     """
-    others = inquiry.seen.members.other_stages(row)
+    members = inquiry.seen.members
+    others = members.other_stages(row)
+    others[mates_of(members, row)] = True
     return bool((inquiry.named_for(Cause.COMPUTE) & others).any())
 
 
@@ -442,7 +446,7 @@ OF_ITS_STAGE = (
     "launches (a trace with launch times), or a second replica, decides"
 )
 OF_ITS_REPLICA = (
-    "another stage of its replica computes slowly: waiting for that one, where the trace does not "
+    "another rank of its replica computes slowly: waiting for that one, where the trace does not "
     "show it, may be the reason as well as its host"
 )
 HARDLY_MORE = (

@@ -219,6 +219,22 @@ def test_one_slow_optimizer_does_not_outweigh_a_replica_that_is_slow_on_all_stag
     assert Owner.NODE in {owner for _, owner in owners(made.report()).values()}
 
 
+@pytest.mark.parametrize(("num_replicas", "is_named"), [(2, False), (3, True)])
+def test_beside_one_replica_one_slow_step_does_not_outweigh_mates(job, num_replicas, is_named):
+    """Four TP mates take 1.3 times as long, each, and one step 1.045 times: of two replicas either
+    may have the longer data; beside more of them the mates wait for that one.
+    """
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return 1.045 if slot.rank == 1 else 1.0
+        return 1.3 if slot.replica == 0 else 1.0
+
+    found = owners(job(layout=Layout(tp=4, dp=num_replicas), work=work).report())
+    assert {0, 1, 2, 3} <= {rank for ranks in found for rank in ranks}
+    assert (Owner.NODE in {owner for _, owner in found.values()}) is is_named
+
+
 @pytest.mark.parametrize(("ranks_a_host", "is_named"), [(12, True), (2, True), (1, False)])
 def test_a_replica_on_many_hosts_is_not_slow_on_all_of_its_devices(job, ranks_a_host, is_named):
     """Ranks 0, 1, 6 and 7, whose optimizers are slow as well: they may wait in them."""

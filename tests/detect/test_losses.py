@@ -14,6 +14,7 @@ from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.finding import undecided_if_free, undecided_if_no_gain
 from detect.causes.launching import (
     half_starved,
+    mate_starves,
     most_cost_of_host,
     stands_still,
     starvation,
@@ -144,9 +145,33 @@ def test_gaps_of_a_stage_whose_replica_has_a_slow_device_name_no_host(job, slow,
     )
     found = {one.ranks: one for one in made.report().findings if one.cause is Cause.HOST}
     assert found[(2,)].owner is owner
-    assert any("another stage of its replica" in one for one in found[(2,)].evidence) == (
+    assert any("another rank of its replica" in one for one in found[(2,)].evidence) == (
         owner is Owner.UNDECIDED
     )
+
+
+@pytest.mark.parametrize(("slow_rank", "owner"), [(3, Owner.UNDECIDED), (5, Owner.NODE)])
+def test_gaps_beside_a_slow_tp_mate_name_no_host(job, slow, slow_rank, owner):
+    """Rank 2 may wait for rank 3, its mate, in reductions that nobody recorded; not for rank 5."""
+    made = job(
+        layout=Layout(tp=2, dp=4),
+        work=slow(slow_rank, 1.2),
+        gap_ms=lambda slot: 60.0 if slot.rank == 2 else 1.0,
+    )
+    found = {one.ranks: one for one in made.report().findings if one.cause is Cause.HOST}
+    assert found[(2,)].owner is owner
+
+
+def test_a_mate_of_one_that_waits_for_launches_may_take_turns_with_it(job):
+    """Rank 4 waits for launches: whether 5 or 4 is behind may change. Rank 7 has no such mate."""
+    seen = observe(job(layout=Layout(tp=2, dp=4), launch_lead_ns=lambda rank: 10**8).timeline())
+    starved = np.zeros((8, 20))
+    starved[[0, 2, 4]] = 0.9
+    told, active = replace(seen, starved_share=starved), np.ones(20, dtype=bool)
+    assert "90% of a TP mate's operations" in mate_starves(told, 5, active)
+    assert not mate_starves(told, 7, active)
+    assert not mate_starves(told, 4, active), "it starves itself, which other rules judge"
+    assert not mate_starves(seen, 5, active)
 
 
 @pytest.mark.parametrize(("iterations", "owner"), [(3, Owner.UNDECIDED), (8, Owner.NODE)])
