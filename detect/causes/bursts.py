@@ -587,6 +587,15 @@ def _waits_for_mate(seen: Observations, burst: Burst, known: Flags, found: list[
     return bool((absent.mean(axis=1) > BURSTS.most_of_host_share).any())
 
 
+def _of_pause(inquiry: Inquiry, burst: Burst) -> Finding:
+    """Return the finding of pauses. A mate of a slow device may only wait for it."""
+    seen = inquiry.seen
+    cause = _main_cause(seen.lost_ns, burst)
+    slow = inquiry.named_for(Cause.COMPUTE)[mates_of(seen.members, burst.row)]
+    is_mates = burst.is_mates or (cause == Cause.HOST and bool(slow.any()))
+    return _finding(seen, replace(burst, is_mates=is_mates), cause)
+
+
 def _search(inquiry: Inquiry) -> Answer:
     """Count on GPUs only: on CPUs, processes take time from each other in bursts all the while."""
     seen = inquiry.seen
@@ -600,7 +609,7 @@ def _search(inquiry: Inquiry) -> Answer:
     if not known.any() and not throttled and len(seen.iterations) <= BURSTS.short_window:
         doubtful = _too_few(inquiry)
         return Answer(findings=(doubtful,) if doubtful else ())
-    of_pauses = [_finding(seen, one, _main_cause(seen.lost_ns, one)) for one in paused]
+    of_pauses = [_of_pause(inquiry, one) for one in paused]
     return Answer(
         findings=(
             *_loaders_on_several_hosts(of_pauses),

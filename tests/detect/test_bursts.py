@@ -469,6 +469,19 @@ def test_which_of_two_mates_waits_for_the_other_is_not_told(job):
     }
 
 
+@pytest.mark.parametrize(("slow_rank", "owner"), [(3, Owner.UNDECIDED), (9, Owner.NODE)])
+def test_pauses_beside_a_slow_mate_name_no_host(job, slow, slow_rank, owner):
+    """Rank 2 stands still in three iterations; it may wait for its mate 3, and not for rank 9."""
+    made = job(
+        layout=Layout(tp=2, dp=8),
+        iterations=20,
+        work=slow(slow_rank, 1.3),
+        gap_ms=lambda slot: 400.0 if slot.rank == 2 and slot.iteration in (4, 9, 14) else 0.0,
+    )
+    found = {one.ranks: one for one in made.report().findings if one.cause is Cause.HOST}
+    assert found[(2,)].owner is owner
+
+
 def test_a_mate_that_is_slow_for_long_may_be_who_is_waited_for(job):
     """Rank 3 is 1.2 times slower in the second half, in some of which its mate has bursts."""
 
