@@ -627,6 +627,14 @@ class _Pairs:
     min_normal_iterations: int = limit(
         2, "iterations", Origin.MATHEMATICS, "outside the slow ones that make a history"
     )
+    least_as_mate: float = limit(
+        0.9, "times the mate's effect", Origin.CONVENTION,
+        "in one kind of passes, from which on to its inverse a rank may wait there for the mate",
+    )  # fmt: skip
+    most_apart: float = limit(
+        0.7, "times the mate's effect", Origin.CONVENTION,
+        "in the other kind, for the mate to be the slow one of the two",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -235,6 +235,22 @@ def test_beside_one_replica_one_slow_step_does_not_outweigh_mates(job, num_repli
     assert (Owner.NODE in {owner for _, owner in found.values()}) is is_named
 
 
+@pytest.mark.parametrize(("backward", "named"), [(1.6, {(7,)}), (1.2, {(6,), (7,)})])
+def test_a_mate_that_is_as_slow_in_one_kind_of_passes_may_wait_there(job, backward, named):
+    """Rank 7 takes 1.6 times as long in all passes, its mate 1.2 times forward, and backward as
+    long as 7: reductions of backward passes were recorded in no span of their own.
+    """
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return 1.1 if slot.rank in (6, 7) else 1.0
+        of_mate = backward if slot.name == "backward" else 1.2
+        return {7: 1.6, 6: of_mate}.get(slot.rank, 1.0)
+
+    found = owners(job(layout=Layout(tp=2, dp=4), work=work).report())
+    assert {ranks for ranks, (_, owner) in found.items() if owner is Owner.NODE} == named
+
+
 @pytest.mark.parametrize(("ranks_a_host", "is_named"), [(12, True), (2, True), (1, False)])
 def test_a_replica_on_many_hosts_is_not_slow_on_all_of_its_devices(job, ranks_a_host, is_named):
     """Ranks 0, 1, 6 and 7, whose optimizers are slow as well: they may wait in them."""
