@@ -208,8 +208,11 @@ def _ends_together(spans: pa.Table, rows: RowNumbers) -> Flags:
     """
     bound = narrow(spans, "end_is_bound")[rows]
     certain: Flags = np.asarray(bound == NOT_APPLICABLE)
+    own = bound == OWN_END
+    if not own.any():  # so it is in all but the original's format
+        return certain
     axis = _axes(spans, rows)
-    return np.asarray(certain | ((bound == OWN_END) & ~np.isin(axis, axis[certain])))
+    return np.asarray(certain | (own & ~np.isin(axis, axis[certain])))
 
 
 def _axes(spans: pa.Table, rows: RowNumbers) -> Integers:
@@ -293,9 +296,12 @@ def message_anchors(messages: Messages, domain: Integers, component: Integers) -
     delay = messages.receive_end_ns[apart] - messages.send_start_ns[apart]
     one_way = combine(pair, (~forward).astype(np.int64))
     order = np.lexsort((delay, one_way))
-    fastest = order[group_starts(one_way[order])]
+    begins = group_starts(one_way[order])
+    num_messages = group_lengths(begins, len(order))
+    fastest = order[begins]
     starts = group_starts(pair[fastest])
     lengths = group_lengths(starts, len(fastest))
+    fewest = np.minimum(num_messages[starts], num_messages[starts + lengths - 1])
     first, last = fastest[starts], fastest[starts + lengths - 1]
     linked = component[source[first]] == component[destination[first]]
     useful = (lengths == 2) | ~linked
@@ -306,7 +312,7 @@ def message_anchors(messages: Messages, domain: Integers, component: Integers) -
         apart[last],
         forward=forward[first],
         linked=linked,
-        lags=_lags(messages, apart, one_way, (first, last)),
+        lags=_lags(messages, apart, one_way, (first, last), fewest[useful]),
     )
 
 
@@ -332,16 +338,20 @@ class _Lags:
 
 
 def _lags(
-    messages: Messages, apart: Integers, one_way: Integers, ways: tuple[Integers, Integers]
+    messages: Messages,
+    apart: Integers,
+    one_way: Integers,
+    ways: tuple[Integers, Integers],
+    fewest: Integers,
 ) -> _Lags:
-    """Return the lags of pairs, whose messages in one direction and back are `ways` of `apart`."""
+    """Return the lags of pairs, whose messages in one direction and back are `ways` of `apart`,
+    `fewest` (pair,) in either direction. One message has nothing to agree with.
+    """
     lag_ns = (messages.receive_end_ns[apart] - messages.send_end_ns[apart]).astype(np.float64)
     typical_ns = median_by(one_way, lag_ns)
     spread_ns = median_by(one_way, np.abs(lag_ns - typical_ns))
-    _, way, num_messages = np.unique(one_way, return_inverse=True, return_counts=True)
-    spread_ns[num_messages[way] < 2] = np.inf  # one message has nothing to agree with
     first, last = ways
-    spread_ns = np.maximum(spread_ns[first], spread_ns[last])
+    spread_ns = np.where(fewest < 2, np.inf, np.maximum(spread_ns[first], spread_ns[last]))
     return _Lags(typical_ns[first], typical_ns[last], spread_ns)
 
 

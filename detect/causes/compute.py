@@ -32,6 +32,7 @@ from detect.causes.device import (
     stages_alike,
     stands_out_by_lookups,
     waits_beside,
+    waits_for_slower_mate,
 )
 from detect.causes.finding import (
     UNDECIDED_WHOSE,
@@ -357,34 +358,12 @@ def _by_what_is_ordinary(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) 
         or ordinary_difference(inquiry, found, slow)
         or half_starved(seen, row, course.active)
         or mate_starves(seen, row, course.active)
-        or _waits_for_slower_mate(seen, found, slow)
+        or waits_for_slower_mate(seen.members, effects_beside(seen, found, slow), row)
         or launched_by_slow_host(seen, row, course.active, course.effect)
         or _perhaps_not_slow(slow)
         or _may_be_slowed(seen, slow)
     )
     return Decision(False, doubt) if doubt else None
-
-
-def _waits_for_slower_mate(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str:
-    """Return why a row may only wait for a slower TP mate: in one kind of passes both are slow by
-    as much, as mates are that wait for each other unseen, and in the other it is slow by far less.
-    Empty where no mate is like that.
-
-    Example: backward passes of two mates take 1.66 times as long, each, and forward passes 1.60 and
-    1.21 times: the output layer's reductions are recorded no more than those of backward passes.
-    """
-    row = slow.suspect.row
-    level = robust.median(found.residuals.by_phase[:, :, slow.suspect.course.active], axis=2)
-    mates = [one for one in mates_of(seen.members, row).tolist() if found.slow_rows[one]]
-    for mate in mates:
-        less, more = np.sort(level[:, row] / np.maximum(level[:, mate], 1e-9))
-        if PAIRS.least_as_mate <= more <= 1 / PAIRS.least_as_mate and less < PAIRS.most_apart:
-            return (
-                f"in one kind of passes rank {seen.members.ranks[mate]} of its TP group is slow by "
-                "as much, in the other by far more: waiting for it, where the trace does not show "
-                "it, may be the reason as well"
-            )
-    return ""
 
 
 def _may_be_slowed(seen: Observations, slow: SlowRow) -> str:

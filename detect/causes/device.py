@@ -421,6 +421,26 @@ def mates_of(members: Members, row: int) -> Integers:
     return np.flatnonzero(same)
 
 
+def waits_for_slower_mate(members: Members, passes: Slowness, row: int) -> str:
+    """Return why a row may only wait for a slower TP mate: in one kind of passes both are slow by
+    as much, as mates are that wait for each other unseen, and in the other it is slow by far less.
+    Empty where no mate is like that.
+
+    Example: backward passes of two mates take 1.66 times as long, each, and forward passes 1.60 and
+    1.21 times: the output layer's reductions are recorded no more than those of backward passes.
+    """
+    mates = mates_of(members, row)
+    for mate in mates[passes.slow[mates]].tolist():
+        less, more = np.sort(passes.by_phase[:, row] / np.maximum(passes.by_phase[:, mate], 1e-9))
+        if PAIRS.least_as_mate <= more <= 1 / PAIRS.least_as_mate and less < PAIRS.most_apart:
+            return (
+                f"in one kind of passes rank {members.ranks[mate]} of its TP group is slow by as "
+                "much, in the other by far more: waiting for it, where the trace does not show it, "
+                "may be the reason as well"
+            )
+    return ""
+
+
 def _level_error(residual: Floats, slow: Flags, row: int) -> float:
     """Return the standard error of a row's level in what no fault quickens: its optimizer step, or
     lookups. Slow rows set no scale.

@@ -253,9 +253,8 @@ def mate_starves(seen: Observations, row: int, active: Flags) -> str:
     """
     if seen.starved_share is None:
         return ""
-    mates = np.flatnonzero(seen.members.tensor_group == seen.members.tensor_group[row])
     starved = robust.median(seen.starved_share[:, active], axis=1)
-    others = starved[mates[mates != row]]
+    others = starved[mates_of(seen.members, row)]
     if not others.size or starved[row] >= STARVATION.fed_share:
         return ""
     if not np.nan_to_num(others).max() >= STARVATION.starved_share:

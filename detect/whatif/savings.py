@@ -36,6 +36,8 @@ from megascan.header import Json
 HOURS_A_DAY = 24.0
 UNSEEN_WAITS = (HOST, OPTIMIZER)
 """Types of local work that may hold waiting for others."""
+LATENESS = (DATA, GC, HOST)
+"""Types of local work that are rare and long: most ranks have none of it in most steps."""
 SCATTERED = frozenset({Cause.HOST, Cause.LOADER})
 """Causes that take much time in some operations and none in others."""
 
@@ -202,8 +204,8 @@ def _fix_work(
                 continue
             if like_peers and have_peers and not own.all():
                 _borrow_work(weights, nodes, own, before)
-                if optype in (DATA, GC, HOST):
-                    continue
+                if optype in LATENESS:
+                    continue  # scaled to a step's median, which has none, it would be gone
             now, goal = weights[nodes].sum(axis=0), np.median(others, axis=0)
             if not have_peers:
                 goal = np.maximum(goal, now / slowdown)

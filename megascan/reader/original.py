@@ -88,8 +88,19 @@ def _work(name: str, phase: Phase = Phase.FORWARD) -> tuple[Operation, ...]:
     return (Operation(kind=Kind.COMPUTE, name=name, phase=phase),)
 
 
-def _collective(op: str, axis: str = "tp") -> tuple[Operation, ...]:
-    return (Operation(kind=Kind.COLLECTIVE, name=op, track=Track.COMMUNICATION, op=op, axis=axis),)
+def _collective(
+    op: str, axis: str = "tp", *, holds_embeddings: bool = False
+) -> tuple[Operation, ...]:
+    return (
+        Operation(
+            kind=Kind.COLLECTIVE,
+            name=op,
+            track=Track.COMMUNICATION,
+            op=op,
+            axis=axis,
+            holds_embeddings=holds_embeddings,
+        ),
+    )
 
 
 def _message(op: str, direction: str) -> Operation:
@@ -137,16 +148,7 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
     "_gather_along_first_dim": _collective("all_gather"),
     "_reduce_scatter_along_last_dim": _collective("reduce_scatter"),
     "_reduce_scatter_along_first_dim": _collective("reduce_scatter"),
-    "allreduce": (
-        Operation(
-            kind=Kind.COLLECTIVE,
-            name="all_reduce",
-            track=Track.COMMUNICATION,
-            op="all_reduce",
-            axis="dp",
-            holds_embeddings=True,
-        ),
-    ),
+    "allreduce": _collective("all_reduce", "dp", holds_embeddings=True),
     "optimizer": (Operation(kind=Kind.OPTIMIZER, name=OPTIMIZER),),
     "grad-sync": (Operation(kind=Kind.OPTIMIZER, name=GRAD_SYNC),),
 }
@@ -483,7 +485,7 @@ def original_spans(one: Recorded, layout: Layout, step_starts: Integers) -> pa.T
     shares = np.bincount(scope, minlength=len(scopes.row))[scope]
     data = scopes.data_bytes[scope]
     data = np.where(data > 0, data // shares, data)
-    always = np.array([item.size_bytes for item in table])[operation]
+    always = np.array([item.size_bytes for item in table], dtype=np.int64)[operation]
     negative = scopes.end_ns < scopes.start_ns
     if negative.any():
         raise InputError(
@@ -495,7 +497,7 @@ def original_spans(one: Recorded, layout: Layout, step_starts: Integers) -> pa.T
     keys = scopes.step[scope] * len(table) + _channel(table)[operation]
     communicates = np.array([bool(item.op) for item in table])[operation]
     members = [_group(layout, one.place.rank, item) for item in table]
-    peers = np.array([_peer(layout, one.place.rank, item) for item in table])
+    peers = np.array([_peer(layout, one.place.rank, item) for item in table], dtype=np.int64)
     return span_table(
         len(scope),
         {
@@ -559,7 +561,7 @@ def _own_ends(layout: Layout, place: Place, table: list[Operation]) -> Integers:
     """Return OWN_END for each operation, (operation,), in which work of the rank's own follows."""
     is_end = layout.pp > 1 and place.pp in (0, layout.pp - 1)
     follows = [is_end and item.holds_embeddings for item in table]
-    return np.where(follows, OWN_END, NOT_APPLICABLE)
+    return np.where(np.array(follows, dtype=np.bool_), OWN_END, NOT_APPLICABLE)
 
 
 def _group(layout: Layout, rank: int, operation: Operation) -> str:

@@ -14,14 +14,13 @@ from zlib import crc32
 import numpy as np
 
 from benchmarks.grounds.archive import plants
-from benchmarks.grounds.archive.job import Effect, Job, Kind, Tracer
+from benchmarks.grounds.archive.job import Effect, Job, Kind, Layout, Tracer
 from benchmarks.grounds.archive.plants import Plant
 from benchmarks.grounds.archive.settings import (
     FLAT,
     LAYOUTS,
     LONELY,
     SMALL,
-    Layout,
     Wish,
     draw_job,
 )

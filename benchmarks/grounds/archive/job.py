@@ -32,15 +32,14 @@ CHIPS = (
 """What vendors' and users' own GEMM, STREAM and nccl-tests runs reach, not what data sheets say."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """State the parallel sizes, how many layers each stage has, and how many GPUs a host."""
+@dataclass(frozen=True)
+class Layout:
+    """State the parallel sizes, and how many GPUs a host has."""
 
     tp: int
     pp: int
     dp: int
     gpus_per_host: int
-    layers: tuple[int, ...]
 
     @property
     def num_ranks(self) -> int:
@@ -51,6 +50,18 @@ class Shape:
     def num_hosts(self) -> int:
         """Return the number of hosts; the last one may be part of the job only."""
         return -(-self.num_ranks // self.gpus_per_host)
+
+    @property
+    def name(self) -> str:
+        """Return it in a word."""
+        return f"tp{self.tp}pp{self.pp}dp{self.dp}h{self.num_hosts}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape(Layout):
+    """State a layout, and how many layers each stage has."""
+
+    layers: tuple[int, ...]
 
     def rank(self, pp: int, dp: int, tp: int) -> int:
         """Return a global rank."""

@@ -11,36 +11,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.grounds.archive.costs import USUAL_VOCABULARY, layer_of, output_of
-from benchmarks.grounds.archive.job import CHIPS, Chip, Habits, Job, Model, Shape, Site, Tracer
+from benchmarks.grounds.archive.job import (
+    CHIPS,
+    Chip,
+    Habits,
+    Job,
+    Layout,
+    Model,
+    Shape,
+    Site,
+    Tracer,
+)
 
 MOST_RECORDS = 80_000
 LEAST_ITERATIONS, MOST_ITERATIONS = 5, 20
 COPIES = {Tracer.JUNE: 1, Tracer.JULY: 2, Tracer.HEAD: 2}
-
-
-@dataclass(frozen=True)
-class Layout:
-    """State the parallel sizes, and how many GPUs a host has."""
-
-    tp: int
-    pp: int
-    dp: int
-    gpus_per_host: int
-
-    @property
-    def num_ranks(self) -> int:
-        """Return the world size."""
-        return self.tp * self.pp * self.dp
-
-    @property
-    def num_hosts(self) -> int:
-        """Return the number of hosts."""
-        return -(-self.num_ranks // self.gpus_per_host)
-
-    @property
-    def name(self) -> str:
-        """Return it in a word."""
-        return f"tp{self.tp}pp{self.pp}dp{self.dp}h{self.num_hosts}"
 
 
 LAYOUTS = tuple(
