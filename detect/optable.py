@@ -53,7 +53,7 @@ from detect.whatif.savings import ReplayedCosts
 from megascan.arrays import Flags, Floats, Integers, Singles
 from megascan.errors import InputError
 from megascan.schema import NOT_APPLICABLE
-from megascan.timeline import first_rows
+from megascan.timeline import first_rows, number_type
 from megascan.topology import Layout
 
 _NUMBERS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc")
@@ -158,7 +158,7 @@ def _chunk(path: Path, table: pa.Table, name: str) -> pa.Array:
 
 
 def _view(array: pa.Array) -> Column:
-    kind = np.dtype(array.type.to_pandas_dtype())
+    kind = number_type(array.type)
     values = np.frombuffer(array.buffers()[1], dtype=kind)
     return values[array.offset : array.offset + len(array)]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -333,6 +334,16 @@ def numbers(table: pa.Table, name: str) -> Integers:
 def narrow(table: pa.Table, name: str) -> Narrow:
     """Return an integer column as wide as it is stored, without a copy if it is in one piece."""
     return np.asarray(_whole(table.column(name)).to_numpy(zero_copy_only=False))
+
+
+def number_type(kind: pa.DataType) -> np.dtype[Any]:
+    """Return numpy's type for Arrow's type of integers or floats.
+
+    Arrow's own answer (`to_pandas_dtype`) fails before its version 26 where pandas is not there.
+    """
+    is_unsigned = pa.types.is_unsigned_integer(kind)
+    letter = "f" if pa.types.is_floating(kind) else "u" if is_unsigned else "i"
+    return np.dtype(f"{letter}{kind.bit_width // 8}")
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

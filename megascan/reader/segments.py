@@ -40,6 +40,7 @@ from megascan.timeline import (
     narrow,
     narrow_codes,
     narrowed,
+    number_type,
     numbers,
     text_column,
 )
@@ -287,7 +288,7 @@ def span_table(
         else:
             value = integers.get(field.name, NOT_APPLICABLE)
             if isinstance(value, int):
-                value = np.full(num_rows, value, dtype=field.type.to_pandas_dtype())
+                value = np.full(num_rows, value, dtype=number_type(field.type))
             arrays.append(pa.array(value).cast(field.type))
     return pa.Table.from_arrays(arrays, schema=TRACE_SCHEMA)
 

@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 from megascan.arrays import Bytes, Flags, Floats, Integers, Words
 from megascan.reader.lines import GeneralParser, address, compiled
 from megascan.schema import NOT_APPLICABLE
-from megascan.timeline import distinct, first_rows
+from megascan.timeline import distinct, first_rows, number_type
 
 MOST_DIGITS = 18
 """Longer runs of digits have no value."""
@@ -187,7 +187,7 @@ class Filler:
         """Return a column of the schema, of type `kind`."""
         if pa.types.is_string(kind):
             return self._texts(column)
-        dtype = np.dtype(kind.to_pandas_dtype())
+        dtype = number_type(kind)
         values: npt.NDArray[np.integer | np.float64]
         if pa.types.is_floating(kind):
             values = self._decimals(column)
@@ -455,7 +455,7 @@ class _Room:
             self._values = np.empty(num_lines, dtype=np.int32)
         else:
             absent = np.nan if pa.types.is_floating(kind) else NOT_APPLICABLE
-            self._values = np.full(num_lines, absent, dtype=kind.to_pandas_dtype())
+            self._values = np.full(num_lines, absent, dtype=number_type(kind))
         self._slots = np.zeros(2 << num_lines.bit_length() if self._is_text else 0, dtype=np.int32)
         self.samples = np.empty((num_lines if self._is_text else 0, 2), dtype=np.int64)
         """Begin and end in the block of each text with digits, in the order of first appearance."""

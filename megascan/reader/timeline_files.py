@@ -54,6 +54,7 @@ from megascan.timeline import (
     Timeline,
     equals,
     in_order,
+    number_type,
     numbers,
     shifted,
     with_column,
@@ -718,7 +719,7 @@ class _ProtobufReading:
 
     def _integer(self, column: Column, values: Integers) -> pa.Array:
         kind = TIMELINE_SCHEMA.field(column.name).type
-        limits = np.iinfo(kind.to_pandas_dtype())
+        limits = np.iinfo(number_type(kind))
         if len(values) and (values.min() < limits.min or values.max() > limits.max):
             raise InputError(
                 f"{self._path}: the {column.name} of a slice does not fit ({values.max()}); {AGAIN}"

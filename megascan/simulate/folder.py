@@ -39,7 +39,15 @@ from megascan.simulate.program import (
     StageProgram,
     compile_job,
 )
-from megascan.timeline import TRACE_SCHEMA, Completeness, Trace, in_order, narrow_codes, text_column
+from megascan.timeline import (
+    TRACE_SCHEMA,
+    Completeness,
+    Trace,
+    in_order,
+    narrow_codes,
+    number_type,
+    text_column,
+)
 
 _TEXT_FIELDS = ("kind", "name", "phase", "op", "direction")
 _NUMBER_FIELDS = ("track", "microbatch", "chunk", "layer", "sequence", "size_bytes")
@@ -139,7 +147,7 @@ class TableBuilder:
     def _put(self, name: str, values: npt.NDArray[np.generic]) -> None:
         field_type = TRACE_SCHEMA.field(name).type
         is_text = pa.types.is_dictionary(field_type)
-        dtype = np.int32 if is_text else field_type.to_pandas_dtype()
+        dtype = np.int32 if is_text else number_type(field_type)
         self.columns[name].append(values.astype(dtype, copy=False))
 
     def _device_times(self, launch: Floats, cpu: Floats) -> None:

@@ -139,6 +139,18 @@ def test_only_tracing_and_training_touch_torch(package):
     )
 
 
+@pytest.mark.parametrize("package", ["megascan", "aggregate", "detect", "megascope", "training"])
+def test_nothing_asks_arrow_for_what_needs_pandas(package):
+    """The newest Arrow gives a type's `to_pandas_dtype` without pandas, those before 26 fail."""
+    calls = {
+        (path.relative_to(ROOT).as_posix(), node.attr)
+        for path in sources(package)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and "pandas" in node.attr
+    }
+    assert calls == set(), "use number_type or numbers of megascan.timeline"
+
+
 @pytest.mark.parametrize(
     ("statement", "heavy"),
     [

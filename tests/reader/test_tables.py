@@ -10,7 +10,7 @@ import pyarrow as pa
 from megascan.api import run_tables
 from megascan.reader import read_timeline
 from megascan.schema import Kind, Track
-from megascan.timeline import TIMELINE_SCHEMA, Timeline
+from megascan.timeline import TIMELINE_SCHEMA, Timeline, number_type
 
 
 def row(rank: int, start_ns: int, duration_ns: int, **columns: int | str) -> dict[str, int | str]:
@@ -93,3 +93,10 @@ def test_clocks_and_the_rest(merged: Path) -> None:
 def test_a_timeline_without_communication(merged: Path) -> None:
     tables = run_tables(timeline_of(merged, row(0, 1, 2, kind=Kind.COMPUTE, name="forward")))
     assert (len(tables.collectives), len(tables.messages)) == (0, 0)
+
+
+def test_types_of_numbers() -> None:
+    kinds = (pa.int8(), pa.int64(), pa.uint16(), pa.float32(), pa.float64())
+    assert [str(number_type(kind)) for kind in kinds] == [
+        *("int8", "int64", "uint16", "float32", "float64")
+    ]

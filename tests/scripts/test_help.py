@@ -12,7 +12,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-@pytest.mark.parametrize("name", ["test.sh", "megatron_matrix.sh"])
+@pytest.mark.parametrize("name", ["test.sh", "megatron_matrix.sh", "oldest_versions.sh"])
 def test_help_helps_and_installs_nothing(name: str, flag: str, tmp_path: Path) -> None:
     folder = tmp_path / "scripts"
     folder.mkdir()
