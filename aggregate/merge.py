@@ -69,7 +69,7 @@ from megascan.arrays import (
 )
 from megascan.errors import InputError
 from megascan.header import RESTARTING_CLOCK, RankHeader
-from megascan.parallel import Here, Kept, Workers
+from megascan.parallel import Here, Kept, Workers, over_blocks
 from megascan.timeline import (
     TIMELINE_SCHEMA,
     TRACE_SCHEMA,
@@ -96,6 +96,8 @@ if TYPE_CHECKING:
 
 BLOCK_ROWS = 1 << 16
 """About how many spans a shard has, in whole ranks, if this process holds the whole trace."""
+_CORRECTED_ROWS = 1 << 18
+"""Times that one thread corrects at a time: more than a shard has, as shards have processes."""
 
 
 @dataclass(frozen=True)
@@ -209,9 +211,13 @@ class Correction:
     def applied(self, spans: pa.Table) -> pa.Table:
         """Return spans with start_ns and duration_ns on the common clock."""
         start_ns, duration_ns = np.empty((2, spans.num_rows), dtype=np.int64)
-        for low in range(0, spans.num_rows, BLOCK_ROWS):
-            rows = slice(low, low + BLOCK_ROWS)
-            start_ns[rows], duration_ns[rows] = self._times(spans.slice(low, BLOCK_ROWS))
+
+        def correct(low: int) -> None:
+            rows = slice(low, low + _CORRECTED_ROWS)
+            start_ns[rows], duration_ns[rows] = self._times(spans.slice(low, _CORRECTED_ROWS))
+
+        for _ in over_blocks(correct, range(0, spans.num_rows, _CORRECTED_ROWS)):
+            pass
         spans = with_column(spans, "start_ns", start_ns)
         return with_column(spans, "duration_ns", duration_ns)
 
@@ -484,7 +490,8 @@ def build_timeline(trace: Trace) -> Timeline:
 
 
 def _check_ranks(trace: Trace) -> None:
-    unknown = np.setdiff1d(np.unique(narrow(trace.spans, "rank")), sorted(trace.headers))
+    rank = narrow(trace.spans, "rank")
+    unknown = np.setdiff1d(rank[group_starts(rank)], sorted(trace.headers))
     if len(unknown):
         raise InputError(
             f"run {trace.run_id!r} has spans of rank {unknown[0]}, which has no header; "

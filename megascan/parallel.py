@@ -42,6 +42,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count as counting
 from itertools import islice
 from multiprocessing.connection import Connection
@@ -405,7 +406,14 @@ def workers_here(*, worth_processes: bool) -> Iterator[Workers]:
         with process_pool(count, "fork", advice, folder) as executor:
             yield Pool(executor, count, folder)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder of files; threads do it, as the system frees what files held one by one."""
+    with suppress(OSError):
+        list(across_threads(partial(Path.unlink, missing_ok=True), folder.iterdir()))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from megascan.arrays import Flags, Integers, Narrow, RowNumbers, rank_blocks
 from megascan.header import Json, RankHeader, WindowRecord
-from megascan.parallel import Kept, Workers
+from megascan.parallel import Kept, Workers, over_blocks
 from megascan.schema import (
     COMMUNICATION_KINDS,
     NOT_APPLICABLE,
@@ -42,6 +42,8 @@ _ARROW_TYPES = {
 
 
 _PIECE_ROWS = 1 << 16
+_CHECKED_ROWS = 1 << 18
+"""Rows whose order one thread checks at a time: more than a shard has, as shards have processes."""
 
 
 def arrow_schema(columns: tuple[Column, ...]) -> pa.Schema:
@@ -402,7 +404,7 @@ def equals(table: pa.Table, name: str, *values: str) -> Flags:
     """Mark the rows whose text column is one of `values`."""
     row_codes, texts = narrow_codes(table, name)
     wanted = np.array([text in values for text in texts] or [False], dtype=np.bool_)
-    return wanted[row_codes]
+    return wanted.take(row_codes)
 
 
 def row_order(spans: pa.Table) -> RowNumbers | None:
@@ -439,19 +441,31 @@ def _block_order(rank: Narrow, start: Integers, longest_first: Integers) -> Inte
 
 
 def _is_in_order(spans: pa.Table) -> bool:
-    """Return whether spans are in order; batches are checked one by one, without whole copies."""
-    previous: list[int] = []
-    for batch in spans.select(["rank", "start_ns", "duration_ns"]).to_batches():
-        if not batch.num_rows:
-            continue
-        rank, start, duration = (np.asarray(column) for column in batch.columns)
-        first = [int(rank[0]), int(start[0]), -int(duration[0])]
-        ranks, steps = np.diff(rank), np.diff(start)
-        follows = (steps > 0) | ((steps == 0) & (np.diff(duration) <= 0))
-        if first < previous or not np.all((ranks > 0) | ((ranks == 0) & follows)):
-            return False
-        previous = [int(rank[-1]), int(start[-1]), -int(duration[-1])]
-    return True
+    """Return whether spans are in order; pieces are checked by threads, without whole copies."""
+    batches = spans.select(["rank", "start_ns", "duration_ns"]).to_batches()
+    pieces = [
+        batch.slice(low, _CHECKED_ROWS)
+        for batch in batches
+        for low in range(0, batch.num_rows, _CHECKED_ROWS)
+    ]
+    edges = list(over_blocks(_edges_in_order, pieces))
+    return all(edges) and all(one[1] <= other[0] for one, other in pairwise(edges) if one and other)
+
+
+_Place = tuple[int, int, int]
+
+
+def _edges_in_order(piece: pa.RecordBatch) -> tuple[_Place, _Place] | None:
+    """Return (rank, start, minus the duration) of a piece's first and last span; None if its spans
+    are not in order.
+    """
+    rank, start, duration = (np.asarray(column) for column in piece.columns)
+    ranks, steps = np.diff(rank), np.diff(start)
+    follows = (steps > 0) | ((steps == 0) & (np.diff(duration) <= 0))
+    if not np.all((ranks > 0) | ((ranks == 0) & follows)):
+        return None
+    first, last = ((int(rank[at]), int(start[at]), -int(duration[at])) for at in (0, -1))
+    return first, last
 
 
 def in_order(spans: pa.Table) -> pa.Table:

@@ -6,8 +6,9 @@ speed, memory, sizes and each stage's share as Markdown. The traces need up to 5
 temporary folder. --quick takes a minute. --against measures another checkout in the same sitting,
 in turns, and prints how the two compare, also CPU time by stage (of all work with --by threads,
 else of the one process that aligns and writes). --cores runs the jobs on so many of the machine's
-cores in turn, and prints speed, parallel efficiency and memory of all processes. --original runs
-the original MegaScan's aggregator in turns with ours on the trace in its format.
+cores in turns, and prints speed, parallel efficiency and memory of all processes: of each the turn
+of the median. --original runs the original MegaScan's aggregator in turns with ours on the trace in
+its format.
 
     python -m benchmarks.aggregate_scale --cores 1,2,4,8,16 --sizes 5 --only 64,16384
     python -m benchmarks.aggregate_scale --cores 16 --sizes 80 --only 1024 --layout 8,8,16
@@ -21,7 +22,9 @@ import os
 import shlex
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -75,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=3,
         metavar="N",
-        help="runs of each with --against and --original (default 3)",
+        help="runs of each with --against, --original and --cores (default 3)",
     )
     parser.add_argument("--cores", metavar="LIST", help="on how many cores in turn (1,2,4,8,16)")
     parser.add_argument(
@@ -130,23 +133,29 @@ def _sizes(text: str | None) -> tuple[float, ...]:
 
 
 def _on_cores(case: Case, folder: Path, chosen: argparse.Namespace) -> Iterator[CoresRow]:
-    """Run a job on the first so many cores, the fewest first; more than there are are left out."""
+    """Run a job on the first so many cores, in turns; more than there are are left out.
+
+    Of each the turn of the median is told: single runs on a shared host differ by a third.
+    """
     available = sorted(os.sched_getaffinity(0))
     print(f"writing {case.name}, {case.num_events:,} spans …", file=sys.stderr, flush=True)
     num_events = case.write(folder)
     try:
+        wanted = sorted({int(number) for number in chosen.cores.split(",")})
         for suffix in chosen.suffixes.split(","):
-            for num_cores in sorted({int(number) for number in chosen.cores.split(",")}):
-                if num_cores > len(available):
-                    continue
-                print(f"{case.name} {suffix}, {num_cores} cores …", file=sys.stderr, flush=True)
-                measured = measure(folder, suffix, chosen.by, cores=available[:num_cores])
+            runs = defaultdict(list)
+            for _ in range(chosen.turns):
+                for num_cores in (number for number in wanted if number <= len(available)):
+                    print(f"{case.name} {suffix}, {num_cores} cores …", file=sys.stderr, flush=True)
+                    used = available[:num_cores]
+                    runs[num_cores].append(measure(folder, suffix, chosen.by, cores=used))
+            for num_cores, measured in runs.items():
                 yield CoresRow(
                     case=case,
                     suffix=suffix,
                     num_events=num_events,
                     num_cores=num_cores,
-                    measured=measured,
+                    measured=sorted(measured, key=attrgetter("seconds"))[len(measured) // 2],
                 )
     finally:
         shutil.rmtree(folder)

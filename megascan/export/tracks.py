@@ -583,6 +583,7 @@ def make_drawing(
     shards, found = [], []
     laying = sharded.workers.keep(lay, ((shard.spans, selection) for shard in sharded.shards))
     arrows = find_arrows(ends)  # while workers lay spans
+    bound = bind(arrows, ends) if selection.takes_all else None
     for number, (shard, (table, laid)) in enumerate(zip(sharded.shards, laying, strict=True)):
         end_shard[shard.ends], end_row[shard.ends] = number, laid.end_rows
         shards.append(DrawnShard(shard.spans, table, laid.num_rows, shard.ranks))
@@ -605,7 +606,7 @@ def make_drawing(
         num_spans=num_spans,
         iterations=ends.filter(pa.array(iterations)),
         tracks=tracks,
-        arrows=bind(arrows if selection.takes_all else arrows.within(end_row >= 0), ends),
+        arrows=bound or bind(arrows.within(end_row >= 0), ends),
         end_shard=end_shard,
         end_row=end_row,
         counters=tuple(_selected(curve, selection) for curve in curves),

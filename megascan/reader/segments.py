@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,7 +28,7 @@ from megascan.arrays import (
     rows_of_runs,
 )
 from megascan.header import RankHeader, WindowRecord
-from megascan.parallel import Workers
+from megascan.parallel import Workers, over_blocks
 from megascan.schema import HEADER_EVENT, NOT_APPLICABLE, WINDOW_EVENT, Column, Kind
 from megascan.timeline import (
     END_COLUMNS,
@@ -190,7 +191,7 @@ def settled_shard(segments: Sequence[Segment], number: int) -> tuple[pa.Table, P
 def joined_ends(segments: Sequence[Segment]) -> pa.Table:
     """Return the ends of all ranks in their order, each column as wide as its widest piece.
 
-    Pieces are copied to their rows column by column, so memory holds no more than the pieces and
+    Threads copy pieces to their rows, a column each, so memory holds no more than the pieces and
     the joined table. Ranks that share a shard share their texts and are taken together.
     """
     bounds = np.cumsum([0, *(one.spans.num_rows for one in segments)]).tolist()
@@ -202,7 +203,8 @@ def joined_ends(segments: Sequence[Segment]) -> pa.Table:
         parts.append(pa.concat_tables([segments[rank].spans for rank in own]))
         places.append(_places([(bounds[rank], bounds[rank + 1]) for rank in own]))
     names = parts[0].column_names
-    return pa.table([_joined_column(parts, places, name) for name in names], names=names)
+    columns = over_blocks(partial(_joined_column, parts, places), names)
+    return pa.table(list(columns), names=names)
 
 
 _Rows: TypeAlias = slice | RowNumbers
