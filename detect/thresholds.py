@@ -1446,6 +1446,15 @@ class _Costs:
         "that other ranks may spend in no span: a replay keeps such waits and would make the "
         "finding too cheap by as much",
     )  # fmt: skip
+    least_waiting_share: float = limit(
+        0.5, "share of an optimizer step", Origin.CONVENTION,
+        "that the earliest rank waits for the last one to begin, for steps to be replayed as ones "
+        "that begin together",
+    )  # fmt: skip
+    least_waiting_steps: float = limit(
+        0.95, "share of optimizer steps", Origin.CONVENTION,
+        "that end when the last rank has begun at the earliest, for the same",
+    )  # fmt: skip
     most_elsewhere: float = limit(
         2.0, "ratio of excesses", Origin.CONVENTION,
         "of the cost of all findings over that of a host's, above which those of other hosts count "

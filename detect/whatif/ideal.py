@@ -182,7 +182,7 @@ def _matches(graph: Graph, shown: Integers, shape: tuple[int, int, int]) -> Inte
     """Return ids shared by a send and its receive; collectives need none, they end together."""
     pair_of = np.full(len(graph.nodes), NOT_APPLICABLE)
     for number, group in enumerate(graph.groups):
-        if len(group.nodes) == 2 and not group.partition:
+        if len(group.nodes) == 2 and graph.nodes[group.nodes[0]].is_message:
             pair_of[list(group.nodes)] = number
     pair = pair_of[shown]
     cell = np.arange(shape[0])[:, None, None] * shape[2] + np.arange(shape[2])

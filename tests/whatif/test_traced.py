@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from detect.report import Cause
-from detect.whatif import replay_of_timeline, saved_by_fixing
+from detect.whatif import Replay, replay_of_timeline, saved_by_fixing
 from detect.whatif.graph import sweep
 from detect.whatif.savings import ReplayedCosts
 from detect.whatif.slowness import analyze, keep_each_rank, keep_places
@@ -396,3 +396,62 @@ def test_gaps_that_do_not_hold_what_a_host_loses_tell_no_cost(
     assert costs.ratio((0,), host, (1, 1), lost_ns) == pytest.approx(101 / 13, rel=0.02)
     assert costs.ratio((0,), host, (1, 1), 5 * lost_ns) is None
     assert costs.ratio((0,), (Cause.LINK,), (1, 1), 5 * lost_ns) is not None
+
+
+def pipeline_of_two(early: tuple[float, float], replica: int = 0) -> list[Span]:
+    """Two stages of a replica; the second is through with its passes 20 ms before the first.
+
+    stage 0:  forward 0-20   backward 20-45   optimizer 45-50
+    stage 1:  forward 0-10   backward 10-25   optimizer as given
+
+    Clocks of the second replica are 100 ms ahead.
+    """
+    ahead, spans = 100 * replica, []
+    for stage, (turn, done), (begin, end) in ((0, (20, 45), (45, 50)), (1, (10, 25), early)):
+        rank = 2 * replica + stage
+        spans += [
+            span(rank, "iteration", "iteration", ahead, ahead + 50),
+            *passes(rank, (ahead, ahead + turn), (ahead + turn, ahead + done)),
+            span(rank, "optimizer", "optimizer", ahead + begin, ahead + end),
+        ]
+    return spans
+
+
+def optimizer_ms(replay: Replay) -> list[float]:
+    """Return what the optimizer step takes in stage 0 and in stage 1, the mean of all lanes."""
+    nodes = replay.graph.of_type("optimizer")
+    stages = replay.graph.stage[nodes]
+    return [1e3 * float(replay.weights[nodes[stages == n]].mean()) for n in (0, 1)]
+
+
+def test_waiting_for_a_stage_in_the_optimizer_is_no_work(timeline: Callable[..., Timeline]) -> None:
+    """Nobody recorded the norm's exchange: 20 of 25 ms are waiting, gone with quicker passes."""
+    replay = replay_of_timeline(timeline(Layout(pp=2), pipeline_of_two((25, 50)), {}))
+    assert optimizer_ms(replay) == pytest.approx([5, 5])
+    assert replay.traced_s.tolist() == pytest.approx([0.05])
+    is_pass = np.array([node.optype != "optimizer" for node in replay.graph.nodes])
+    quick = is_pass & (replay.graph.stage == 0)
+    halved = np.where(quick[:, None, None], replay.weights / 2, replay.weights)
+    assert sweep(replay.graph, lambda node: halved[node][:, None, :]).item() == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize(
+    ("step", "taken"),
+    [((25, 30), 5), ((25, 44), 19), ((43, 50), 7)],
+    ids=["through before the last begins", "just before it", "mostly work"],
+)
+def test_a_stage_that_waits_for_nobody_keeps_its_optimizer(
+    timeline: Callable[..., Timeline], step: tuple[float, float], taken: float
+) -> None:
+    replay = replay_of_timeline(timeline(Layout(pp=2), pipeline_of_two(step), {}))
+    assert optimizer_ms(replay) == pytest.approx([5, taken])
+    assert all(len(group.nodes) == 1 for group in replay.graph.groups)
+
+
+def test_replicas_whose_clocks_nothing_ties_meet_lane_by_lane(
+    timeline: Callable[..., Timeline],
+) -> None:
+    spans = [*pipeline_of_two((25, 50)), *pipeline_of_two((25, 50), replica=1)]
+    layout = Layout(pp=2, dp=2, order="tp-cp-ep-pp-dp")
+    replay = replay_of_timeline(timeline(layout, spans, {}))
+    assert optimizer_ms(replay) == pytest.approx([5, 5])
