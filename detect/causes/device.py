@@ -90,6 +90,45 @@ class Slowness:
         return bool(self.attention[row] >= PAIRS.agrees_share * self.effects[row])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Suspicion:
+    """A row that is slow, of which more than whole passes is compared with its peers."""
+
+    seen: Observations
+    excluded: Flags
+    """(row,): rows that are nobody's peers."""
+    row: int
+    active: Flags
+    """(iteration,): those in which the row is slow."""
+    effect: float
+    """Log slowdown of the row."""
+
+    def slower_products(self) -> float:
+        """Return by how much the row's products of matrices are slower than those of the others of
+        its stage, log; NaN where none were recorded.
+        """
+        if self.seen.tokenwise is None:
+            return np.nan
+        groups = stage_groups(self.seen.members)
+        over = over_others(self.seen.tokenwise.dense_ns, groups, self.excluded)
+        return float(robust.centre(over[:, self.active][self.row]))
+
+    def lookups_over(self, groups: list[Integers]) -> list[Floats]:
+        """Return log time of each kind of lookup that is long enough to tell less that of the
+        others of each row's group, (row, active iteration) each.
+
+        A lookup that is short takes as long as its launch, whatever the number of tokens.
+        """
+        if self.seen.tokenwise is None:
+            return []
+        lookups_ns = self.seen.tokenwise.lookups_ns
+        lengths = robust.median(lookups_ns[self.row][self.active], axis=0)
+        return [
+            over_others(lookups_ns[:, :, kind], groups, self.excluded)[:, self.active]
+            for kind in np.flatnonzero(lengths >= DEVICE.least_lookup_ns)
+        ]
+
+
 def not_shown(
     seen: Observations, optimizer: Floats, passes: Slowness, row: int, *, more_tokens: bool
 ) -> str | None:
@@ -222,8 +261,7 @@ def slowest_optimizer(seen: Observations, row: int, active: Flags) -> tuple[int,
     if seen.workers is None:
         return None
     known, residuals = seen.workers.members, {}
-    with np.errstate(divide="ignore"):
-        log_ns = np.log(seen.workers.optimizer_ns[:, active].astype(np.float64))
+    log_ns = robust.log_of(seen.workers.optimizer_ns[:, active])
     for place, ranks in enumerate(seen.members.workers):
         own = log_ns[[known.row(rank) for rank in ranks]]
         if len(ranks) > 1 and np.isfinite(own).all():
@@ -255,35 +293,34 @@ def attention_residuals(seen: Observations, excluded: Flags) -> Floats | None:
 
 def over_others(time_ns: Floats, groups: list[Integers], excluded: Flags) -> Floats:
     """Return log time less that of the others of each row's group, (row, iteration)."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_ns = np.where(time_ns > 0, np.log(time_ns), np.nan)
-    residual = np.full_like(log_ns, np.nan)
+    return beyond_others(robust.log_of(time_ns), groups, excluded)
+
+
+def beyond_others(value: Floats, groups: list[Integers], excluded: Flags) -> Floats:
+    """Return values less those of the others of each row's group, (row, iteration); NaN where there
+    are none.
+    """
+    beyond = np.full_like(value, np.nan)
     for rows in groups:
-        expected = robust.expected_from_others(log_ns[rows], excluded[rows])
-        residual[rows] = log_ns[rows] - expected
-    return residual
+        beyond[rows] = value[rows] - robust.expected_from_others(value[rows], excluded[rows])
+    return beyond
 
 
-def spares_lookups(
-    seen: Observations, excluded: Flags, row: int, active: Flags, effect: float
-) -> str:
-    """Say that products of matrices are slow by about `effect`, log, and what moves memory for each
-    token is not, so that data cannot be the reason; empty where that is not so, or not known.
-
-    `active` (iteration,) are the iterations in which the row is slow; `excluded` rows are nobody's
-    peers. A lookup that is short takes as long as its launch, whatever the number of tokens, and
-    says nothing.
+def spares_lookups(of: Suspicion) -> str:
+    """Say that products of matrices are as slow as the row, and what moves memory for each token is
+    not, so that data cannot be the reason; empty where that is not so, or not known.
 
     Example: a clock that is 1.3 times lower. MLPs and the output layer take 1.29 times the time of
     the peers', the embedding, 210 us, 1.08 times. A replica with 1.12 times the tokens shows 1.12
     in both; one whose documents are longer, in as many tokens, 1.00 in both and 1.16 in attention.
     """
-    level = _slower_products(seen, excluded, row, active)
-    if not level >= PAIRS.agrees_share * effect:
+    level = of.slower_products()
+    if not level >= PAIRS.agrees_share * of.effect:
         return ""
     most = [
-        float(robust.centre(over[row])) + DEVICE.sure_sigmas * _level_error(over, excluded, row)
-        for over in _lookups_over(seen, stage_groups(seen.members), excluded, row, active)
+        float(robust.centre(over[of.row]))
+        + DEVICE.sure_sigmas * _level_error(over, of.excluded, of.row)
+        for over in of.lookups_over(stage_groups(of.seen.members))
     ]
     if not most or not max(most) < PAIRS.agrees_share * level:
         return ""
@@ -291,87 +328,55 @@ def spares_lookups(
     return SPARES_LOOKUPS.format(dense=times(float(np.exp(level))), lookups=times(slowest))
 
 
-def lookups_follow(
-    seen: Observations, excluded: Flags, row: int, active: Flags, effect: float
-) -> bool:
-    """Return whether the row's products of matrices are slow by about `effect`, and its lookups by
-    about as much, as more tokens would make them. For the arguments see `spares_lookups`.
+def lookups_follow(of: Suspicion) -> bool:
+    """Return whether products of matrices are as slow as the row, and its lookups by about as much,
+    as more tokens would make them.
     """
-    level = _slower_products(seen, excluded, row, active)
-    lookups = _lookups_over(seen, stage_groups(seen.members), excluded, row, active)
-    least = min((float(robust.centre(over[row])) for over in lookups), default=-np.inf)
-    return level >= PAIRS.agrees_share * effect and least >= DEVICE.alike_share * level
+    level = of.slower_products()
+    lookups = of.lookups_over(stage_groups(of.seen.members))
+    least = min((float(robust.centre(over[of.row])) for over in lookups), default=-np.inf)
+    return level >= PAIRS.agrees_share * of.effect and least >= DEVICE.alike_share * level
 
 
-def stands_out_by_lookups(
-    seen: Observations, excluded: Flags, row: int, active: Flags, effect: float
-) -> str:
+def stands_out_by_lookups(of: Suspicion) -> str:
     """Say that of a TP group one rank alone is slow where it moves memory for each token, which all
     of the group do alike, and in which nobody waits for it as in its layers; empty where that is
-    not so, or no other group shows how long it takes. For the arguments see `spares_lookups`.
+    not so, or no other group shows how long it takes.
 
     Example: both ranks of a group take 1.25 times the time of other groups' in their layers, with
     whatever all-reduces nobody recorded. The embedding of one takes 1.09 times as long as at its
     place in other groups, that of the other 1.002 times.
 
     Far slower lookups than layers are those of slow memory, which slows the optimizer step as well;
-    else they hold waiting. Example: 1.44 times in the layers, 3.5 times in a loss that adds up over
-    the group, 1.000 times in the optimizer step: it waits for its mate.
+    else they hold waiting: 3.5 times in a loss that adds up over the group, 1.44 in the layers.
     """
-    members = seen.members
+    members, row = of.seen.members, of.row
     mates = mates_of(members, row)
-    number = members.numbered("pp", "tp", "cp")
-    groups = [np.flatnonzero(number == one) for one in np.unique(number)]
-    if seen.tokenwise is None or not len(mates):
+    if not len(mates):
         return ""
-    steps = over_others(seen.optimizer_ns, groups, excluded)[row, active]
+    groups = rows_alike(members.numbered("pp", "tp", "cp"))
+    steps = over_others(of.seen.optimizer_ns, groups, of.excluded)[row, of.active]
     of_memory = float(np.nan_to_num(robust.centre(steps)))
+    most = max(PAIRS.max_phase_ratio * of.effect, of_memory / PAIRS.agrees_share)
     levels = []
-    for over in _lookups_over(seen, groups, excluded, row, active):
+    for over in of.lookups_over(groups):
         level = np.nan_to_num(robust.centre(over), nan=np.inf)
         own, others = float(level[row]), float(np.abs(level[mates]).max())
-        error = _level_error(over, excluded, row)
-        least = max(DEVICE.least_lookups_share * effect, DEVICE.sure_sigmas * error)
-        most = max(PAIRS.max_phase_ratio * effect, of_memory / PAIRS.agrees_share)
+        error = _level_error(over, of.excluded, row)
+        least = max(DEVICE.least_lookups_share * of.effect, DEVICE.sure_sigmas * error)
         if not (least <= own <= most and others < PAIRS.agrees_share * own):
             return ""
         levels.append(own)
     return OF_GROUP_BY_LOOKUPS.format(times=times(float(np.exp(min(levels))))) if levels else ""
 
 
-def _slower_products(seen: Observations, excluded: Flags, row: int, active: Flags) -> float:
-    """Return by how much the row's products of matrices are slower than those of the others of its
-    stage, log; NaN where none were recorded.
-    """
-    if seen.tokenwise is None:
-        return np.nan
-    over = over_others(seen.tokenwise.dense_ns, stage_groups(seen.members), excluded)[:, active]
-    return float(robust.centre(over[row]))
-
-
-def _lookups_over(
-    seen: Observations, groups: list[Integers], excluded: Flags, row: int, active: Flags
-) -> list[Floats]:
-    """Return log time of each kind of lookup that is long enough to tell less that of the others of
-    each row's group, (row, active iteration) each.
-    """
-    if seen.tokenwise is None:
-        return []
-    lookups_ns = seen.tokenwise.lookups_ns
-    lengths = robust.median(lookups_ns[row][active], axis=0)
-    return [
-        over_others(lookups_ns[:, :, kind], groups, excluded)[:, active]
-        for kind in np.flatnonzero(lengths >= DEVICE.least_lookup_ns)
-    ]
-
-
-def shares_its_memory(seen: Observations, excluded: Flags, row: int, active: Flags) -> str:
+def shares_its_memory(of: Suspicion) -> str:
     """Say that kernels of a profile that only move memory are slow in some parts of a pass and as
     quick as the peers' in others; empty where they are not, or were not recorded.
 
     Longer data lengthen all layers of a pass alike. Another process on the device takes it for some
     time and leaves it for some, in each iteration for others. A busy expert is slow in the same
-    parts of all iterations. `active` and `excluded` are those of `spares_lookups`.
+    parts of all iterations.
 
     Example: parts of three forward passes beside those of seven peers, log. The device is shared:
 
@@ -379,10 +384,11 @@ def shares_its_memory(seen: Observations, excluded: Flags, row: int, active: Fla
         0.00  0.30  0.41  0.13  0.00  0.41  0.42        0.15  0.16  0.16  0.15  0.16  0.17
         0.41  0.00 -0.01  0.30  0.00 -0.01  0.00        0.14  0.16  0.15  0.14  0.14  0.16
     """
-    if seen.boundness is None or seen.members.layout.ep > 1:
+    kinds, members = of.seen.boundness, of.seen.members
+    if kinds is None or members.layout.ep > 1:
         return ""
-    over = deviations(seen.boundness.memory, stage_groups(seen.members), excluded)[:, active]
-    own, sound = over[row], np.abs(over[~excluded])
+    over = deviations(kinds.memory, stage_groups(members), of.excluded)[:, of.active]
+    own, sound = over[of.row], np.abs(over[~of.excluded])
     known, known_sound = np.isfinite(own), np.isfinite(sound)
     if not known.any() or not known_sound.any():
         return ""
@@ -412,6 +418,11 @@ def is_isolated(members: Members, passes: Slowness, row: int) -> bool:
     over = own - effects[:, mates].max(axis=1)
     least = max(DEVICE.isolated_share * float(own.max()), DEVICE.least_isolated_log)
     return bool(over.max() >= least and over.min() >= -DEVICE.least_isolated_log)
+
+
+def rows_alike(number: Integers) -> list[Integers]:
+    """Return the rows of each number of (row,): those at one place, by `Members.numbered`."""
+    return [np.flatnonzero(number == one) for one in np.unique(number)]
 
 
 def mates_of(members: Members, row: int) -> Integers:

@@ -430,19 +430,16 @@ def bursts(
     value: Floats,
     known: Flags,
     rate: float,
-    least_share: float,
     least_hit: float = 0.0,
     *,
-    num_tests: int | None = None,
     group: Integers | None = None,
 ) -> list[Burst]:
     """Return the rows of (row, iteration) that exceed the others now and then, the heaviest first.
 
     `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
-    a row must exceed the others by `least_share` on the mean, and by `least_hit` in its hits.
-    `num_tests` is the number of rows tested in all, if `value` has only some of them. Rows of one
-    `group`, (row,), may wait for each other: a hit of a row's mate in the same iteration, but
-    smaller, does not count towards the rate of sound rows.
+    a row must exceed the others by `least_hit` in its hits. Rows of one `group`, (row,), may wait
+    for each other: a hit of a row's mate in the same iteration, but smaller, does not count towards
+    the rate of sound rows.
     """
     num_rows, num_iterations = value.shape
     if int((~known).sum()) < BURSTS.min_rows or not np.isfinite(value[~known]).any():
@@ -450,7 +447,7 @@ def bursts(
     hits, lost = hits_of(value, known)
     counts, share = hits.sum(axis=1), lost.mean(axis=1)
     is_burst = (counts >= BURSTS.min_hits) & (counts <= BURSTS.max_hit_share * num_iterations)
-    is_small = (share < least_share) | (lost.sum(axis=1) < least_hit * counts)
+    is_small = (share < BURSTS.least_share) | (lost.sum(axis=1) < least_hit * counts)
     left, found = ~known, list[Burst]()
     for row in heaviest_first(share, is_burst & ~is_small & ~known):
         others = left & (np.arange(num_rows) != row)
@@ -459,7 +456,7 @@ def bursts(
             mates = others & (group == group[row])
             counted_hits[mates] &= ~(hits[row] & (lost[mates] < lost[row]))
         tally = Tally.of(counted_hits, row, others)
-        q_value = tally.by_chance * ((num_tests or num_rows) / (len(found) + 1))
+        q_value = tally.by_chance * (num_rows / (len(found) + 1))
         if q_value > rate or not tally.is_alone:
             continue
         left = others
@@ -486,7 +483,7 @@ def hits_of(value: Floats, known: Flags) -> tuple[Flags, Floats]:
     return hits, np.where(hits, excess, 0.0)
 
 
-def pair_burst(log_ns: Floats, rate: float, least_share: float) -> Burst | None:
+def pair_burst(log_ns: Floats, rate: float) -> Burst | None:
     """Return the row of two that is slow now and then, None where that is not shown.
 
     `log_ns` (2, iteration, operation) are the rows' own times, operations in the order in which
@@ -516,7 +513,7 @@ def pair_burst(log_ns: Floats, rate: float, least_share: float) -> Burst | None:
     excess = np.where(slow, np.expm1(gap), 0.0).mean(axis=1)
     is_sure = q_value <= rate
     is_alone = num_own >= BURSTS.min_pair and not num_other
-    if not (is_sure or is_alone) or excess.mean() < least_share:
+    if not (is_sure or is_alone) or excess.mean() < BURSTS.least_share:
         return None
     return Burst(
         row=row,

@@ -36,6 +36,7 @@ from detect.causes.device import (
     HOST_ADVICE,
     mates_of,
     over_others,
+    rows_alike,
 )
 from detect.causes.finding import (
     UNDECIDED_WHOSE,
@@ -115,7 +116,8 @@ def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
     members, time_ns = seen.members, seen.optimizer_ns
     if seen.workers is not None:
         members, time_ns = seen.workers.members, seen.workers.optimizer_ns
-    groups = [rows for rows in _rows_by_place(members) if len(rows) > 1]
+    # they update equally many parameters
+    groups = [rows for rows in rows_alike(members.numbered("pp", "tp")) if len(rows) > 1]
     suspects = _suspects(inquiry, members, time_ns, groups) if groups else ()
     if not suspects:
         return []
@@ -184,15 +186,6 @@ def _stands_out(over: Floats, suspect: Suspect, group: Integers) -> bool:
     spread = float(np.sqrt(np.nanmean(peers**2))) if np.isfinite(peers).any() else np.inf
     least = OPTIMIZER.confirmed_sigmas * max(spread, OPTIMIZER.noise_log / 2)
     return least <= float(level[suspect.row]) <= DEVICE.most_optimizer_log
-
-
-def _rows_by_place(members: Members) -> list[Integers]:
-    """Return the rows of each stage and TP rank: they update equally many parameters."""
-    return [
-        rows[members.place["tp"][rows] == one]
-        for rows in stage_groups(members)
-        for one in np.unique(members.place["tp"][rows])
-    ]
 
 
 def _suspects(
