@@ -13,7 +13,7 @@ is longer, nor what sound chips differ by, nor data that nobody else has.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -69,19 +69,10 @@ from detect.causes.searches import (
     search_compute,
     search_means,
 )
-from detect.observe.observations import (
-    PHASE_NAMES,
-    Members,
-    Observations,
-    num_judgeable,
-    settled,
-)
+from detect.observe.observations import PHASE_NAMES, Members, Observations, num_judgeable, settled
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import (
-    deviations,
-    stage_groups,
-)
+from detect.stats.residuals import deviations, stage_groups
 from detect.text import counted, place, ranks_of, ranks_text, times
 from detect.thresholds import COMPUTE as LIMITS
 from detect.thresholds import (
@@ -401,7 +392,7 @@ def _is_slow_for_its_place(case: Case) -> bool:
 
 
 def _slow_on_the_mean(case: Case) -> Decision:
-    """Doubt what is slow in some passes only, where neither kernels nor lookups tell more."""
+    """Judge a row whose typical pass is as quick as its peers', by its kernels and lookups."""
     if stages_alike(case.seen.members, case.passes.effects, case.row):
         return Decision(False, OF_ITS_REPLICA)
     why = _by_what_it_moves(case) or spares_lookups(case)
@@ -520,8 +511,7 @@ def _by_what_it_moves(case: Case) -> str:
     not, or were not recorded, and where a router may send one rank's experts more to move.
 
     Example: another process has a stage's GPU for half of the time. Its products of matrices take
-    2.3 times as long as those of the other stages, and so would heavier layers, whose products sum
-    over more at an equal launch; but its additions of as many elements take 2.2 times as long, too.
+    2.3 times as long, as those of heavier layers would, but its additions of as many elements 2.2.
     """
     seen, slow = case.seen, case.slow
     if seen.boundness is None or seen.members.layout.ep > 1:
@@ -600,16 +590,14 @@ def _advice(members: Members, row: int, cause: Cause, owner: Owner) -> tuple[str
 def _search(inquiry: Inquiry) -> Answer:
     seen = inquiry.seen
     found = search_compute(inquiry)
-    reach = _reach(inquiry, found) if found.num_compared else _Reach()
-    least = reach.least
+    reach = _reach(inquiry, found) if found.num_compared else Answer()
+    least = reach.least_slowdown
     is_blind = least is not None and (least >= POWER.healthy_ratio or bool(reach.unseen))
     floor = least_slowdown(seen, inquiry.settings)
-    return Answer(
+    return replace(
+        reach,
         findings=tuple(_finding(one) for one in _reported(inquiry, found)),
-        least_slowdown=least,
-        least_named=reach.named,
         least_because=_why_no_less(inquiry, found, least),
-        unseen=reach.unseen,
         slow=found.slow_rows & ~_unsaid(found),
         notes=(
             *reach.notes,
@@ -632,36 +620,23 @@ def _unsaid(found: ComputeSearch) -> Flags:
     return mask_of(unsaid, len(found.slow_rows))
 
 
-@dataclass(frozen=True)
-class _Reach:
-    """Which slowdowns this trace would have shown; the defaults are those of nothing compared."""
-
-    least: float | None = None
-    """The smallest that is found."""
-    named: float | None = None
-    """The smallest for which a node is named."""
-    unseen: tuple[int, ...] = ()
-    """Ranks that would not be found at all."""
-
-    notes: tuple[str, ...] = ()
-    """Where a slow rank is found and its node not named, or where it is not found at all."""
-
-
-def _reach(inquiry: Inquiry, found: ComputeSearch) -> _Reach:
-    """Try slowdowns on the ranks of this trace, where its noise and its waits let any be seen."""
+def _reach(inquiry: Inquiry, found: ComputeSearch) -> Answer:
+    """Return which slowdowns would have been found and named: tried on the ranks of this trace,
+    where its noise and its waits let any be seen.
+    """
     effect = inquiry.detectable_effect(found.noise)
     effect = max(float(np.log(least_slowdown(inquiry.seen, inquiry.settings))), effect)
     if effect >= np.log(POWER.blind_ratio):
-        return _Reach(float(np.exp(effect)))
+        return Answer(least_slowdown=float(np.exp(effect)))
     if is_host_bound(inquiry.seen) or inquiry.seen.hides_waiting:
-        return _Reach(POWER.blind_ratio)
+        return Answer(least_slowdown=POWER.blind_ratio)
     power = planted_power(inquiry, effect, found.slow_rows, _owner_of)
     if not np.isfinite(power.found):
-        return _Reach(POWER.blind_ratio)
+        return Answer(least_slowdown=POWER.blind_ratio)
     unseen = inquiry.seen.members.ranks_of(power.unseen)
-    return _Reach(
-        least=float(np.exp(power.found)),
-        named=float(np.exp(power.named)) if np.isfinite(power.named) else None,
+    return Answer(
+        least_slowdown=float(np.exp(power.found)),
+        least_named=float(np.exp(power.named)) if np.isfinite(power.named) else None,
         unseen=unseen,
         notes=tuple(_notes_on(power, unseen)),
     )

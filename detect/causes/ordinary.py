@@ -1,5 +1,6 @@
 """What else may make a rank look slow: chips that differ, its place, or a single peer.
 
+    Case                   a slow row, as it is judged here and in `compute.py`
     ordinary_difference    slow by so little, or in such a place, that no node need be at fault
     decide_pair            with one peer: which of the two
     even_data              why longer data are not the reason
@@ -273,14 +274,11 @@ def _as_one_of_few(case: Case, small: float) -> str:
         return ""
     if len(case.found.slow) > 1:
         gaps = np.concatenate(_gaps_by_stage(case))
-        are_known = np.isfinite(gaps).sum() >= ORDINARY.min_pairs
+        if np.isfinite(gaps).sum() >= ORDINARY.min_pairs:
+            return ""
         return (
-            ""
-            if are_known
-            else (
-                f"it has {counted(num_peers, 'peer')} only, and another of so few ranks is slow "
-                "as well: these devices may differ by as much and be sound"
-            )
+            f"it has {counted(num_peers, 'peer')} only, and another of so few ranks is slow "
+            "as well: these devices may differ by as much and be sound"
         )
     num_known = int(np.isfinite(case.levels).sum())
     is_pair = num_peers < ORDINARY.min_peers - 1  # the rules for pairs decide
