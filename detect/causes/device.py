@@ -12,8 +12,7 @@ lower clock hardly touches). So:
 
 * passes and optimizer slower: the device;
 * passes slower, optimizer not, and all ranks that share the data or the hidden communication are
-  slow alike: not shown to be the device, and undecided;
-* passes slower, optimizer not, but other ranks on the same data are not slow: the device;
+  slow alike: not shown to be the device, and undecided; if others of them are not: the device;
 * passes slower, optimizer not, but all passes got as many tokens (`Observations.rules_data_out`)
   and nobody shares the rank's data: the device;
 * passes slower, optimizer not, but parts whose time grows with the tokens differ: products of
@@ -27,9 +26,7 @@ lower clock hardly touches). So:
 
 Example: DP 8. Rank 3's passes take 1.30 times its peers', its optimizer 1.003 times, and the other
 ranks' optimizers differ by 0.4 %: 0.003 is less than 8 % of log 1.30, and than 3 times 0.004.
-Undecided. In a TP group of 8, rank 6 takes 1.31 times its peers' time in both passes, its mates
-1.13 times in the forward and 1.31 times in the backward pass, in which nobody recorded the
-all-reduces: rank 6.
+Undecided.
 
 **What do its readings say?** Longer data, heavier layers or hidden waiting lower no clock. A clock
 lower than those of all sound devices of the model, by about as much as the rank is slower, is why
@@ -40,8 +37,7 @@ But a device that is at its limit with far less power than sound devices draw ha
 no work lowers a limit.
 
 Example: rank 3 computes 1.28 times slower, at 1545 MHz where all others run at 1980: log ratios
-0.247 and 0.248. A clock of 1890 MHz (0.047, less than half) would leave most of it unexplained. At
-its power limit with 605 W it is undecided, where others draw 610 W; with 452 W it is the device.
+0.247 and 0.248. A clock of 1890 MHz (0.047, less than half) would leave most of it unexplained.
 """
 
 from __future__ import annotations
@@ -51,6 +47,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from detect.causes.finding import Answer, rows_of_findings
 from detect.observe.observations import (
     REASONS_NAME,
     Members,
@@ -59,7 +56,7 @@ from detect.observe.observations import (
     is_capped,
     peculiar_reasons,
 )
-from detect.report import Owner
+from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import Usual, deviations, estimate_noise, stage_groups
 from detect.text import milliseconds, times
@@ -190,9 +187,8 @@ def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: i
     more their optimizers need not be asked: so many devices are not slow alike, but all may wait in
     this step for the longest.
 
-    Examples: a replica's eight ranks on four hosts take 1.32 to 1.35 times as long, each; the steps
-    of its middle stages, which have fewer parameters and wait, 1.26 to 1.37 times. Of two replicas
-    four mates take 1.31 and 1.32 times as long, and their steps 1.03, 1.00, 1.00 and 1.00.
+    Example: of two replicas four mates take 1.31 and 1.32 times as long, and their steps 1.03,
+    1.00, 1.00 and 1.00.
     """
     rows = stages_alike(seen.members, passes.effects, row)
     if len({seen.members.hosts[one] for one in (row, *rows)}) >= DEVICE.min_hosts_of_replica:
@@ -616,13 +612,24 @@ def _reading_beside_peers(name: str, own: float, peers: Sequence[float]) -> list
         return [words] if special else []
     if "temperature" in name:
         notable = abs(own - theirs) > READINGS.temperature_degrees
-    elif "power" in name:
-        notable = theirs > 0 and abs(own / theirs - 1) > READINGS.power_share
-    elif "clock" in name:
-        notable = theirs > 0 and abs(own / theirs - 1) > READINGS.clock_share
+    elif "power" in name or "clock" in name:
+        share = READINGS.power_share if "power" in name else READINGS.clock_share
+        notable = theirs > 0 and abs(own / theirs - 1) > share
     else:
         return []
     return [f"counter {name} is {own:.0f} against its peers' {theirs:.0f}"] if notable else []
+
+
+def answer_of_slow_parts(seen: Observations, found: tuple[Finding, ...]) -> Answer:
+    """Return the answer of a search that found what of some ranks' work is slow: with it, slow
+    passes of the same ranks are explained.
+    """
+    ranks = [one.ranks for one in found]
+    return Answer(
+        findings=found,
+        slow=rows_of_findings(seen.members, found),
+        explains=lambda one: one.cause in (Cause.COMPUTE, Cause.UNKNOWN) and one.ranks in ranks,
+    )
 
 
 SPARES_LOOKUPS = (
@@ -678,10 +685,8 @@ def waits_beside(
     In rank files it is the waiting beyond that of the `others`, whose passes are slow beside it,
     too. Kernels of a profile that run beside others are not compared.
 
-    Examples: FSDP2, whose gathers run beside the layers. The products of three ranks take 1.3 times
-    as long as those of the fourth, which arrives last and waits for nobody. Or HSDP, with longer
-    data on one rank: the other one of its group waits 33 ms beside its passes, ranks of another
-    group 14, and its passes take 47 ms for their 44.
+    Example: HSDP, with longer data on one rank: the other one of its group waits 33 ms beside its
+    passes, ranks of another group 14, and its passes take 47 ms for their 44.
     """
     if seen.beside_ns is None or (seen.tells_passes and not others.any()):
         return ""

@@ -1,9 +1,8 @@
 """Hits: iterations and passes in which somebody loses time, counted; several causes share them.
 
 An iteration is a hit of a row when it loses more than a margin over its own quiet ones and over the
-others. Sound rows have hits, too; so many of one row must be improbable at the others' rate.
-
-Example: 5 hits in 20 iterations, where the others have 1 in 60, are chance once in 630 times.
+others. Sound rows have hits, too; so many of one row must be improbable at the others' rate
+(`chance`).
 
 **Single passes** (`slow_passes`). Problem: a device that is throttled for 300 ms in every few
 seconds slows one pass in five, or all passes of one iteration in ten. The level of an iteration
@@ -38,10 +37,7 @@ from detect.causes.device import Slowness, is_isolated, mates_of
 from detect.observe.observations import BACKWARD, FORWARD, Observations
 from detect.report import Cause
 from detect.stats import robust
-from detect.stats.residuals import (
-    pass_residuals,
-    peer_groups,
-)
+from detect.stats.residuals import pass_residuals, peer_groups
 from detect.stats.search import Course
 from detect.thresholds import BURSTS, LOSSES, OCCUPANCY, PAIRS, SEARCH, STARVATION
 from megascan.arrays import Flags, Floats, Integers
@@ -114,8 +110,7 @@ def as_large(hits: Flags, size: Floats, row: int) -> Flags:
     """Return the `hits` that are at least half as large as the typical one of `row`, all (row,
     ...); those next to each other stay together where one of them is.
 
-    What sound rows exceed each other by now and then is no event of the row's kind. Example: one
-    rank has passes 1.5 to 2 times as long, the others some that are 1.02 to 1.06 times as long.
+    What sound rows exceed each other by now and then is no event of the row's kind.
     """
     flat, sizes = hits.reshape(len(hits), -1), size.reshape(len(hits), -1)
     if not flat[row].any():
@@ -256,7 +251,7 @@ class _Passes:
             over=over,
             hits=hits,
             phase=phase,
-            own=np.nan_to_num(_over_quiet_quarter(seen.work.log_ns[:, :, order])),
+            own=np.nan_to_num(over_quiet(seen.work.log_ns[:, :, order], BURSTS.quiet_share)),
             num_known=np.isfinite(beside_peers).sum(axis=(1, 2)),
         )
 
@@ -349,9 +344,11 @@ def _quiet_level(beside_peers: Floats, phase: Integers) -> tuple[Floats, Floats]
     return level, sigma
 
 
-def _over_quiet_quarter(log_ns: Floats) -> Floats:
-    """Return what `log_ns`, (row, iteration, operation), exceeds its row's quietest quarter by."""
-    quiet = int(BURSTS.quiet_share * (log_ns.shape[1] - 1))
+def over_quiet(log_ns: Floats, share: float) -> Floats:
+    """Return what `log_ns`, (row, iteration, operation), exceeds its row's quiet iterations by: the
+    level that a `share` of them keep below.
+    """
+    quiet = int(share * (log_ns.shape[1] - 1))
     return np.asarray(log_ns - np.sort(log_ns, axis=1)[:, quiet : quiet + 1])
 
 
@@ -487,9 +484,8 @@ def pair_burst(log_ns: Floats, rate: float) -> Burst | None:
     """Return the row of two that is slow now and then, None where that is not shown.
 
     `log_ns` (2, iteration, operation) are the rows' own times, operations in the order in which
-    they run. Slow passes in a row are one burst. Example: 17 bursts in which passes of row 0 take 8
-    to 17 % longer than those of row 1, none the other way round: p = 2^-16. Three bursts may be
-    chance: the row is then returned as not sure.
+    they run. Slow passes in a row are one burst. Example: 17 bursts of row 0, none of row 1: p =
+    2^-16. Three bursts may be chance: the row is then returned as not sure.
     """
     gap, longer = _apart(log_ns[0] - log_ns[1])
     num_bursts = [num_runs(one) for one in longer]

@@ -34,6 +34,7 @@ import numpy as np
 from detect.causes.device import (
     GPU_ADVICE,
     HOST_ADVICE,
+    answer_of_slow_parts,
     mates_of,
     over_others,
     rows_alike,
@@ -56,7 +57,7 @@ from detect.stats.residuals import Usual, compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds import COMPUTE, DEVICE, OCCUPANCY, OPTIMIZER, PAIRS
-from megascan.arrays import Flags, Floats, Integers, mask_of
+from megascan.arrays import Flags, Floats, Integers
 
 ADVICE = (
     "read that GPU's PCIe link, memory errors and remapped rows, beside a peer's: nvidia-smi -i "
@@ -357,15 +358,7 @@ def _search(inquiry: Inquiry) -> Answer:
     if not _is_compared(seen):
         return Answer()
     steps = slow_steps(inquiry)
-    found = tuple(_judged(inquiry, one, steps) for one in steps)
-
-    def explains(finding: Finding) -> bool:
-        """Return whether a finding is about slow passes of a rank whose step is slow."""
-        of_device = finding.cause in (Cause.COMPUTE, Cause.UNKNOWN)
-        return of_device and finding.ranks in [one.ranks for one in found]
-
-    rows = [row for one in found for row in seen.members.rows_with(one.ranks)]
-    return Answer(findings=found, slow=mask_of(rows, len(seen.members)), explains=explains)
+    return answer_of_slow_parts(seen, tuple(_judged(inquiry, one, steps) for one in steps))
 
 
 def _is_compared(seen: Observations) -> bool:
