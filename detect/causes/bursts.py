@@ -84,13 +84,7 @@ from detect.causes.searches import (
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import (
-    compare_within,
-    data_of,
-    deviations,
-    peer_groups,
-    stage_groups,
-)
+from detect.stats.residuals import compare_within, data_of, deviations, peer_groups, stage_groups
 from detect.text import counted, milliseconds, percent, subject_of
 from detect.thresholds import BURSTS, IMBALANCE, LOSSES, PAIRS, STARVATION
 from megascan.arrays import Flags, Floats, Integers, mask_of
@@ -353,12 +347,9 @@ def _stands_idle(seen: Observations, burst: Burst) -> bool:
 
     Example: 2.3 ms longer in seven of ten iterations; in five of them 1.2 ms or more idle.
     """
-    lost = seen.lost_ns.get(Cause.HOST)
-    if lost is None:
-        return False
-    longer_ns = _longer_ns(seen, burst)
-    idle = np.nan_to_num(lost[burst.row])[burst.hits] / np.maximum(longer_ns[burst.hits], 1.0)
-    return float(np.median(idle)) >= BURSTS.idle_share
+    idle_ns = np.nan_to_num(seen.lost(Cause.HOST)[burst.row])[burst.hits]
+    longer_ns = np.maximum(_longer_ns(seen, burst)[burst.hits], 1.0)
+    return float(np.median(idle_ns / longer_ns)) >= BURSTS.idle_share
 
 
 def _may_be_noisier(burst: Burst) -> bool:
@@ -472,14 +463,15 @@ def _may_write(seen: Observations, burst: Burst) -> bool:
     return is_long or bool(is_regular and is_whole)
 
 
-def _pauses(inquiry: Inquiry, known: Flags, named: Flags) -> list[Burst]:
+def _pauses(inquiry: Inquiry) -> list[Burst]:
     """Return the bursts of rows that pause now and then.
 
     Loading is compared among rows of one place only. A row that computes slowly may wait for its
-    loader all the same, so for loading only `named` rows are left out, for other pauses all that
-    are `known` to be slow.
+    loader all the same, so for loading only named rows are left out, else slow ones, too.
     """
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
+    named = inquiry.named
+    known = inquiry.slow | named
     if len(seen.members) == 2 and not known.any() and (lone := pair_pause(seen, rate)):
         return [lone]
     slow = np.flatnonzero(inquiry.slow)
@@ -595,10 +587,9 @@ def _search(inquiry: Inquiry) -> Answer:
     seen = inquiry.seen
     if seen.members.device_kind == "cpu" or len(seen.iterations) < BURSTS.min_hits:
         return Answer()
-    known, named = inquiry.slow | inquiry.named, inquiry.named
-    paused = _pauses(inquiry, known, named) if seen.lost_ns else []
-    known = known.copy()
-    known[[one.row for one in paused]] = True
+    paused = _pauses(inquiry) if seen.lost_ns else []
+    known = inquiry.slow | inquiry.named
+    known |= mask_of([one.row for one in paused], len(known))
     throttled = _throttled(inquiry, known)
     if not known.any() and not throttled and len(seen.iterations) <= BURSTS.short_window:
         doubtful = _too_few(inquiry)

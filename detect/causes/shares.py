@@ -28,13 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from detect.causes.device import DATA_ADVICE
-from detect.causes.finding import (
-    Answer,
-    CauseSpec,
-    Claim,
-    Inquiry,
-    build_finding,
-)
+from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
