@@ -12,7 +12,8 @@ lower clock hardly touches). So:
 
 * passes and optimizer slower: the device;
 * passes slower, optimizer not, and all ranks that share the data or the hidden communication are
-  slow alike: not shown to be the device, and undecided; if others of them are not: the device;
+  slow alike: not shown to be the device, and undecided;
+* passes slower, optimizer not, but other ranks on the same data are not slow: the device;
 * passes slower, optimizer not, but all passes got as many tokens (`Observations.rules_data_out`)
   and nobody shares the rank's data: the device;
 * passes slower, optimizer not, but parts whose time grows with the tokens differ: products of
@@ -37,7 +38,8 @@ But a device that is at its limit with far less power than sound devices draw ha
 no work lowers a limit.
 
 Example: rank 3 computes 1.28 times slower, at 1545 MHz where all others run at 1980: log ratios
-0.247 and 0.248. A clock of 1890 MHz (0.047, less than half) would leave most of it unexplained.
+0.247 and 0.248. A clock of 1890 MHz (0.047, less than half) would leave most of it unexplained. At
+its power limit with 605 W it is undecided, where others draw 610 W; with 452 W it is the device.
 """
 
 from __future__ import annotations
@@ -496,26 +498,28 @@ def _slow_on_the_same_data(seen: Observations, passes: Slowness, row: int) -> In
 CLOCK_NAME, POWER_NAME = "sm_clock_mhz", "power_w"
 
 
-def slow_clock(seen: Observations, slow: Flags, row: int, effect: float) -> tuple[int, str] | None:
+def slow_clock(of: Suspicion) -> tuple[int, str] | None:
     """Return the one rank of a row whose clock is as low as its passes are slow, and a sentence.
 
-    `effect` is the row's log slowdown; `slow` rows are no measure of a usual clock. A row may stand
-    for a TP group whose ranks wait for each other unseen: None where no clock or several are low,
-    and where a mate's is lower still, by more than the passes are slow: whose doing it is nobody
-    knows then.
+    A row may stand for a TP group whose ranks wait for each other unseen: None where no clock or
+    several are low, and where a mate's is lower still, by more than the passes are slow: whose
+    doing it is nobody knows then.
     """
-    low = low_clocks(seen, slow, row, effect)
+    low = low_clocks(of.seen, of.excluded, of.row, of.effect)
     if len(low) != 1:
         return None
-    clocks = {rank: seen.counters.get(rank, {}).get(CLOCK_NAME, 0.0)
-              for rank in seen.members.workers[row]}  # fmt: skip
-    rank, words = next(iter(low.items()))
-    is_lowest = not any(0.0 < clock < clocks[rank] for clock in clocks.values())
+    ((rank, words),) = low.items()
+    ranks = of.seen.members.workers[of.row]
+    clocks = [of.seen.counters.get(one, {}).get(CLOCK_NAME, 0.0) for one in ranks]
+    is_lowest = not any(0.0 < clock < clocks[ranks.index(rank)] for clock in clocks)
     return (rank, words) if is_lowest else None
 
 
 def low_clocks(seen: Observations, slow: Flags, row: int, effect: float) -> dict[int, str]:
-    """Return the ranks of a row whose clocks are as low as its passes are slow, with a sentence."""
+    """Return the ranks of a row whose clocks are as low as its passes are slow, with a sentence.
+
+    `effect` is the row's log slowdown; `slow` rows are no measure of a usual clock.
+    """
     members, ranks = seen.members, seen.members.workers[row]
     sound = [
         seen.counters.get(rank, {})

@@ -234,7 +234,7 @@ class _Passes:
     def of(cls, seen: Observations, known: Flags) -> _Passes | None:
         """Compare all passes; None where some row has no peer."""
         groups = peer_groups(seen.work, seen.members)
-        if min(len(rows) for rows in groups) < 2 or not (~known).any():
+        if min(len(rows) for rows in groups) < 2:
             return None
         order = np.argsort(seen.work.microbatch, kind="stable")
         phase = seen.work.phase[order]
@@ -358,8 +358,8 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
     `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
     hits must be slower by `floor` on the mean.
     """
-    passes = _Passes.of(seen, known)
-    if passes is None or int((~known).sum()) < BURSTS.min_rows:
+    passes = _Passes.of(seen, known) if int((~known).sum()) >= BURSTS.min_rows else None
+    if passes is None:
         return []
     excess, num_rows, stage = passes.excess(), len(known), seen.members.stage
     share = excess.mean(axis=1)

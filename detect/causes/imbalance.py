@@ -575,22 +575,17 @@ def _stage_evidence(heavy: HeavyStage) -> tuple[str, ...]:
 
 def _by_pass(heavy: HeavyStage) -> str:
     """Say how much longer forward and backward are, and what that means."""
-    if heavy.doubt:
-        means = (
-            "the same ratio, as slow hardware would show"
-            if heavy.is_multiplied
-            else "extra work of its own kind, on hardware slow or not"
-        )
-    else:
-        means = (
-            "extra work shared by the stage"
-            if heavy.is_multiplied
-            else "extra work, not a slow device, which would multiply both alike"
-        )
+    means = {  # whether hardware may be the reason, and whether both passes are longer alike
+        (True, True): "the same ratio, as slow hardware would show",
+        (True, False): "extra work of its own kind, on hardware slow or not",
+        (False, True): "extra work shared by the stage",
+        (False, False): "extra work, not a slow device, which would multiply both alike",
+    }
     return (
         f"forward {times(heavy.ratio_forward)} (+{milliseconds(heavy.excess_forward_ns)} a "
         f"microbatch), backward {times(heavy.ratio_backward)} "
-        f"(+{milliseconds(heavy.excess_backward_ns)}): {means}"
+        f"(+{milliseconds(heavy.excess_backward_ns)}): "
+        f"{means[bool(heavy.doubt), bool(heavy.is_multiplied)]}"
     )
 
 

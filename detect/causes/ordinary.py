@@ -137,7 +137,7 @@ class Case(Suspicion):
         """Return the rank of the row whose clock explains the slowness, and a sentence; None where
         no clock does.
         """
-        return slow_clock(self.seen, self.excluded, self.row, self.effect)
+        return slow_clock(self)
 
     @property
     def is_confirmed(self) -> bool:
