@@ -30,8 +30,11 @@ from dataclasses import replace
 import numpy as np
 
 from detect.causes.device import (
+    Suspicion,
     attention_residuals,
+    beyond_others,
     mates_of,
+    rows_alike,
     spares_lookups,
     waits_beside,
 )
@@ -81,13 +84,7 @@ from detect.causes.searches import (
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import (
-    compare_within,
-    data_of,
-    deviations,
-    peer_groups,
-    stage_groups,
-)
+from detect.stats.residuals import compare_within, data_of, deviations, peer_groups, stage_groups
 from detect.text import counted, milliseconds, percent, subject_of
 from detect.thresholds import BURSTS, IMBALANCE, LOSSES, PAIRS, STARVATION
 from megascan.arrays import Flags, Floats, Integers, mask_of
@@ -143,20 +140,12 @@ WORDS = {
 }
 
 
-def _over_place(value: Floats, places: Integers) -> Floats:
-    """Return how much more each row loses than the other rows of its place, (row, iteration).
-
-    `value` is (row, iteration), `places` (row,). Rows of other places may have nothing to load. 0
-    where a row is alone at its place.
+def _over_place(value: Floats, places: list[Integers]) -> Floats:
+    """Return how much more each row loses than the other rows of its place, (row, iteration); 0
+    where it is alone there: rows of other places may have nothing to load.
     """
-    excess = np.zeros_like(value)
-    for place_number in np.unique(places):
-        rows = np.flatnonzero(places == place_number)
-        if len(rows) > 1:
-            nobody = np.zeros(len(rows), dtype=bool)
-            expected = robust.expected_from_others(value[rows], nobody)
-            excess[rows] = np.nan_to_num(value[rows] - expected)
-    return excess
+    nobody = np.zeros(len(value), dtype=bool)
+    return np.asarray(np.nan_to_num(beyond_others(value, places, nobody)))
 
 
 def _margin(value: Floats) -> float:
@@ -165,16 +154,16 @@ def _margin(value: Floats) -> float:
     return max(BURSTS.margin_share, BURSTS.margin_sigmas * quiet)
 
 
-def _places(seen: Observations) -> Integers:
-    """Return a number for each row, (row,): equal if rows load the same (`LOADING_AXES`).
+def _places(seen: Observations) -> list[Integers]:
+    """Return the rows of each place, at which all load the same (`LOADING_AXES`).
 
-    All ranks of the job's only TP group get one number if each of them loads for itself.
+    All ranks of the job's only TP group are one place if each of them loads for itself.
     """
     number = seen.members.numbered(*LOADING_AXES)
     mates = mates_that_load(seen)
     if mates is not None:
         number[mates] = number[mates[0]]
-    return number
+    return rows_alike(number)
 
 
 def _compute_excess(seen: Observations, known: Flags) -> Floats:
@@ -214,7 +203,7 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
     members, row = seen.members, burst.row
     num_hits, num_iterations = int(burst.hits.sum()), len(burst.hits)
     if cause == Cause.COMPUTE:
-        excess_ns = np.nan_to_num(seen.busy_ns[row]) * burst.excess / (1.0 + burst.excess)
+        excess_ns = _longer_ns(seen, burst)
         saved_ns = saved_by_compute(seen, row, excess_ns)
     else:
         excess_ns = burst.excess * float(np.median(seen.iteration_ns))
@@ -251,53 +240,62 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
     return undecided_if_free(finding, NOBODY_WAITS, is_estimated=is_usual)
 
 
+def _longer_ns(seen: Observations, burst: Burst) -> Floats:
+    """Return what a row that computes slowly takes longer in its hits, (iteration,) ns."""
+    busy_ns = np.nan_to_num(seen.busy_ns[burst.row])
+    return np.asarray(busy_ns * burst.excess / (1.0 + burst.excess))
+
+
 def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owner, tuple[str, ...]]:
     """Return cause and owner of a burst, with the sentences that carry them."""
     starved = starvation(seen, burst.row, burst.hits) if cause == Cause.COMPUTE else None
     if starved is not None:
-        owner, *why = starved
-        if not burst.is_sure:
-            owner, why = Owner.UNDECIDED, [*why, FEW]
-        elif owner is Owner.NODE and _may_write(seen, burst):
-            owner, why = Owner.UNDECIDED, [*why, WRITES]
-        elif owner is Owner.NODE and _may_be_its_experts(seen, burst):
-            owner, why = Owner.UNDECIDED, [*why, EXPERTS]
-        return Cause.HOST, owner, tuple(why)
+        owner, why = starved
+        is_node = owner is Owner.NODE
+        reasons = {
+            FEW: not burst.is_sure,
+            WRITES: is_node and _may_write(seen, burst),
+            EXPERTS: is_node and _may_be_its_experts(seen, burst),
+        }
+        doubt = _first_of(reasons)
+        return Cause.HOST, Owner.UNDECIDED if doubt else owner, (why, doubt) if doubt else (why,)
     doubt = _doubt(seen, burst, cause)
     if doubt:
-        return cause, Owner.UNDECIDED, doubt
+        return cause, Owner.UNDECIDED, (doubt,)
     # its device or its host: the node in either case
     is_idle = cause == Cause.COMPUTE and _stands_idle(seen, burst)
     return cause, Owner.JOB if cause == Cause.GC else Owner.NODE, (IDLE,) if is_idle else ()
 
 
-def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
-    """Return the sentence that says what else may be the reason of a burst; () where nothing is."""
+def _first_of(reasons: Mapping[str, bool]) -> str:
+    """Return the first sentence that holds; empty where none does."""
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _doubt(seen: Observations, burst: Burst, cause: Cause) -> str:
+    """Return the sentence that says what else may be the reason of a burst; empty if nothing is."""
     is_group = cause != Cause.GC and len(seen.members.workers[burst.row]) > 1
     known = {FEW: not burst.is_sure, OF_GROUP: is_group, SHARED: burst.is_shared}
-    for reason, holds in (known | {MATE: burst.is_mates}).items():
-        if holds:
-            return (reason,)
-    if cause == Cause.GC:
-        return ()
+    doubt = _first_of({**known, MATE: burst.is_mates})
+    if doubt or cause == Cause.GC:
+        return doubt
     if cause == Cause.LOADER:
         return _doubt_of_loader(seen, burst)
     is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
     if cause == Cause.HOST:
         return _doubt_of_host(seen, burst, is_uneven)
+    may_be_data = is_uneven and not _spares_lookups(seen, burst)
     launches = may_wait_for_launches(seen) or waits_for_launches(seen, burst.row, burst.hits)
     waits = _waits_beside(seen, burst)
     reasons = {
         FEW_OTHERS: _may_be_noisier(burst),
         OTHERS_TOO: burst.is_noise,
-        LONGER: is_uneven
-        and not _spares_lookups(seen, burst)
-        and not _others_spare_the_data(seen, burst),
+        LONGER: may_be_data and not _others_spare_the_data(seen, burst),
         launches: bool(launches),
         waits: bool(waits),
         EXPERTS: _may_be_its_experts(seen, burst),
     }
-    return tuple(reason for reason, holds in reasons.items() if holds)[:1]
+    return _first_of(reasons)
 
 
 def _may_be_its_experts(seen: Observations, burst: Burst) -> bool:
@@ -323,7 +321,10 @@ def _spares_lookups(seen: Observations, burst: Burst) -> bool:
     """Return whether the row's products of matrices are slow in its bursts, and what moves memory
     for each token is not: no data look like this.
     """
-    return bool(spares_lookups(seen, ~burst.others, burst.row, burst.hits, burst.effect))
+    of = Suspicion(
+        seen=seen, excluded=~burst.others, row=burst.row, active=burst.hits, effect=burst.effect
+    )
+    return bool(spares_lookups(of))
 
 
 def _others_spare_the_data(seen: Observations, burst: Burst) -> bool:
@@ -346,12 +347,9 @@ def _stands_idle(seen: Observations, burst: Burst) -> bool:
 
     Example: 2.3 ms longer in seven of ten iterations; in five of them 1.2 ms or more idle.
     """
-    lost = seen.lost_ns.get(Cause.HOST)
-    if lost is None:
-        return False
-    longer_ns = np.nan_to_num(seen.busy_ns[burst.row]) * burst.excess / (1.0 + burst.excess)
-    idle = np.nan_to_num(lost[burst.row])[burst.hits] / np.maximum(longer_ns[burst.hits], 1.0)
-    return float(np.median(idle)) >= BURSTS.idle_share
+    idle_ns = np.nan_to_num(seen.lost(Cause.HOST)[burst.row])[burst.hits]
+    longer_ns = np.maximum(_longer_ns(seen, burst)[burst.hits], 1.0)
+    return float(np.median(idle_ns / longer_ns)) >= BURSTS.idle_share
 
 
 def _may_be_noisier(burst: Burst) -> bool:
@@ -363,15 +361,15 @@ def _may_be_noisier(burst: Burst) -> bool:
     return is_few and not burst.is_one_speed and not is_sure
 
 
-def _doubt_of_loader(seen: Observations, burst: Burst) -> tuple[str, ...]:
+def _doubt_of_loader(seen: Observations, burst: Burst) -> str:
     is_shared = burst.usual_rate >= BURSTS.shared_storage_share or _others_pause(seen, burst)
     others = np.flatnonzero(burst.others)
     if is_shared or others_load_as_long(seen, burst.row, others, burst.hits):
-        return (STORAGE,)
+        return STORAGE
     if _neighbours_load_as_long(seen, burst):
-        return (OF_NEIGHBOURS,)
+        return OF_NEIGHBOURS
     is_first = int(seen.members.place["tp"][burst.row]) == 0
-    return (OF_FIRST,) if is_first and mates_that_load(seen) is not None else ()
+    return OF_FIRST if is_first and mates_that_load(seen) is not None else ""
 
 
 def _neighbours_load_as_long(seen: Observations, burst: Burst) -> bool:
@@ -410,8 +408,8 @@ def _shows_in_attention(seen: Observations, burst: Burst) -> bool:
     return bool(change >= PAIRS.agrees_share * burst.effect)
 
 
-def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> tuple[str, ...]:
-    """Return how launching, noise, or uneven data, may explain what a rank lost to its host; ()
+def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> str:
+    """Return how launching, noise, or uneven data, may explain what a rank lost to its host; empty
     where they cannot. Time between passes does not depend on the data.
     """
     stage = seen.members.stage
@@ -428,7 +426,7 @@ def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> tuple[s
         LENGTHS: is_uneven and 0 < int(stage[row]) == int(stage.max()),
         LONGER: _stalls_by_its_data(seen, burst, share),
     }
-    return tuple(reason for reason, holds in reasons.items() if holds)[:1]
+    return _first_of(reasons)
 
 
 def _stalls_by_its_data(seen: Observations, burst: Burst, share: float) -> bool:
@@ -465,47 +463,33 @@ def _may_write(seen: Observations, burst: Burst) -> bool:
     return is_long or bool(is_regular and is_whole)
 
 
-def _pauses(inquiry: Inquiry, known: Flags, named: Flags) -> list[Burst]:
+def _pauses(inquiry: Inquiry) -> list[Burst]:
     """Return the bursts of rows that pause now and then.
 
     Loading is compared among rows of one place only. A row that computes slowly may wait for its
-    loader all the same, so for loading only `named` rows are left out, for other pauses all that
-    are `known` to be slow.
+    loader all the same, so for loading only named rows are left out, else slow ones, too.
     """
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
+    named = inquiry.named
+    known = inquiry.slow | named
     if len(seen.members) == 2 and not known.any() and (lone := pair_pause(seen, rate)):
         return [lone]
     slow = np.flatnonzero(inquiry.slow)
     mates = [] if seen.tells_passes else [mates_of(seen.members, int(row)) for row in slow]
     waits = mask_of(np.concatenate([np.zeros(0, dtype=np.int64), *mates]).tolist(), len(known))
     places = _places(seen)
-    found = bursts(
-        lost_share(seen, (Cause.GC, Cause.HOST)), known | waits, rate, BURSTS.least_share
-    )
+    found = bursts(lost_share(seen, (Cause.GC, Cause.HOST)), known | waits, rate)
     loading = lost_share(seen, (Cause.LOADER,))
-    for place_number in np.unique(places):
-        rows = np.flatnonzero(places == place_number)
-        found += _bursts_among(rows, loading, named, rate)
+    for rows in places:
+        elsewhere = ~mask_of(rows.tolist(), len(known))
+        found += bursts(loading, named | elsewhere, rate)
     if found or named.any():
         return found
     collecting = lost_share(seen, (Cause.GC,))
     lost = loading + collecting  # garbage is collected where it is made, whatever the place
-    over = _over_place(loading, places) + _over_place(collecting, np.zeros_like(places))
+    over = _over_place(loading, places) + _over_place(collecting, [np.arange(len(known))])
     lone = lone_pause(over, _margin(lost), rate)
     return [lone] if lone else []
-
-
-def _bursts_among(rows: Integers, value: Floats, known: Flags, rate: float) -> list[Burst]:
-    """Return the bursts of `rows` of `value`, (row, iteration), compared with each other only."""
-    num_rows = len(value)
-    return [
-        replace(
-            one, row=int(rows[one.row]), others=mask_of(rows[one.others].tolist(), num_rows)
-        )
-        for one in bursts(
-            value[rows], known[rows], rate, BURSTS.least_share, num_tests=num_rows
-        )
-    ]  # fmt: skip
 
 
 def _throttled(inquiry: Inquiry, known: Flags) -> list[Burst]:
@@ -517,14 +501,14 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[Burst]:
     if len(seen.members) == 2:
         order = np.argsort(seen.work.microbatch, kind="stable")
         log_ns = seen.work.log_ns[:, :, order]
-        lone = None if known.any() else pair_burst(log_ns, rate, BURSTS.least_share)
+        lone = None if known.any() else pair_burst(log_ns, rate)
         return [lone] if lone else []
     floor = inquiry.settings.min_slowdown - 1.0
     over = _compute_excess(seen, known)
     found = slow_passes(seen, known, rate, floor)
     more = known | mask_of([one.row for one in found], len(known))
     group = seen.members.tensor_group
-    found += bursts(over, more, rate, BURSTS.least_share, least_hit=floor, group=group)
+    found += bursts(over, more, rate, least_hit=floor, group=group)
     stage, rows = seen.members.stage, [one.row for one in found]
     rate_of_hits = hits_of(over, known)[0].mean(axis=1)
     return [
@@ -558,7 +542,9 @@ def _too_few(inquiry: Inquiry) -> Finding | None:
     places = _places(seen)
     values = {
         Cause.HOST: lost_share(seen, (Cause.HOST,)),
-        Cause.COMPUTE: np.nan_to_num(_compute_excess(seen, np.zeros(len(places), dtype=bool))),
+        Cause.COMPUTE: np.nan_to_num(
+            _compute_excess(seen, np.zeros(len(seen.members), dtype=bool))
+        ),
     }
     lone = [
         (cause, one)
@@ -601,10 +587,9 @@ def _search(inquiry: Inquiry) -> Answer:
     seen = inquiry.seen
     if seen.members.device_kind == "cpu" or len(seen.iterations) < BURSTS.min_hits:
         return Answer()
-    known, named = inquiry.slow | inquiry.named, inquiry.named
-    paused = _pauses(inquiry, known, named) if seen.lost_ns else []
-    known = known.copy()
-    known[[one.row for one in paused]] = True
+    paused = _pauses(inquiry) if seen.lost_ns else []
+    known = inquiry.slow | inquiry.named
+    known |= mask_of([one.row for one in paused], len(known))
     throttled = _throttled(inquiry, known)
     if not known.any() and not throttled and len(seen.iterations) <= BURSTS.short_window:
         doubtful = _too_few(inquiry)

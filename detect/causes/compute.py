@@ -12,8 +12,8 @@ is longer, nor what sound chips differ by, nor data that nobody else has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
+    devices_of,
     saved_by_compute,
 )
 from detect.causes.launching import (
@@ -53,10 +54,9 @@ from detect.causes.launching import (
     starvation,
 )
 from detect.causes.ordinary import (
+    Case,
     Decision,
-    clock_of_slow,
     decide_pair,
-    effects_beside,
     even_data,
     longer_data,
     ordinary_difference,
@@ -69,19 +69,10 @@ from detect.causes.searches import (
     search_compute,
     search_means,
 )
-from detect.observe.observations import (
-    PHASE_NAMES,
-    Members,
-    Observations,
-    num_judgeable,
-    settled,
-)
+from detect.observe.observations import PHASE_NAMES, Members, Observations, num_judgeable, settled
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import (
-    deviations,
-    stage_groups,
-)
+from detect.stats.residuals import deviations, stage_groups
 from detect.text import counted, place, ranks_of, ranks_text, times
 from detect.thresholds import COMPUTE as LIMITS
 from detect.thresholds import (
@@ -135,23 +126,33 @@ WARMING_UP = (
     "these are the run's first iterations, which still get quicker (allocation, compilation), and "
     "no rank by as much as another: a trace of later ones decides"
 )
+CHANGED_BESIDE_STAGES = (
+    "no other rank shares its stage; against the transformer layers of the other stages it "
+    "changed inside the trace, and what a stage has to do does not"
+)
+OTHER_LAYERS = (
+    "no other rank shares its stage, and layers of one kind may be heavier than others: a "
+    "benchmark of this device and of another stage's, or a second replica, decides"
+)
 ONE_OF_GROUP = (
     "which of these ranks is slow, or whether all are, this trace cannot tell: the others wait for "
     "it inside their passes; a trace at granularity full tells"
 )
 
 
-def _shared_core(seen: Observations, slow: SlowRow) -> str | None:
-    """Return why the neighbours on a CPU may be the reason, as a sentence; None where they are not.
+def _shared_core(case: Case) -> str:
+    """Return why the neighbours on a CPU may be the reason, as a sentence; empty where they are
+    not.
 
     CPU time grows with cold caches after sleeping, with memory shared by neighbours, and most with
     a second thread on the core. A slow core slows the optimizer as well.
     """
-    effect = slow.suspect.course.effect
+    slow = case.slow
     most = LIMITS.shared_core_ratio if slow.num_peers == 1 else LIMITS.mixed_ratio
-    confirmed = slow.optimizer >= LIMITS.cache_share * effect
-    if seen.members.device_kind != "cpu" or confirmed or effect >= np.log(most):
-        return None
+    is_cpu = case.seen.members.device_kind == "cpu"
+    confirmed = slow.optimizer >= LIMITS.cache_share * case.effect
+    if not is_cpu or confirmed or case.effect >= np.log(most):
+        return ""
     optimizer = "was not recorded"
     if np.isfinite(slow.optimizer):
         optimizer = f"takes {np.exp(slow.optimizer):.2f}x the time of its peers'"
@@ -211,21 +212,20 @@ def _in_one_pass(slow: SlowRow) -> bool:
     return small < LIMITS.one_sided_share * large
 
 
-def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
-    seen, members = inquiry.seen, inquiry.seen.members
-    row, course = slow.suspect.row, slow.suspect.course
-    cause, owner, reasons = _judge(inquiry, found, slow)
-    in_all = _slowdown_in_all(seen, slow)
+def _finding(case: Case) -> Finding:
+    seen, slow, row = case.seen, case.slow, case.row
+    cause, owner, reasons = _judge(case)
+    in_all = _slowdown_in_all(case)
     share = 1.0 - 1.0 / in_all  # of its compute time, beyond that of its peers
-    excess = np.where(course.active, np.nan_to_num(seen.busy_ns[row]) * share, 0.0)
+    excess = np.where(case.active, np.nan_to_num(seen.busy_ns[row]) * share, 0.0)
     is_bound = seen.mixes_communication or not seen.splits_tensor_groups
-    ranks, subject = members.workers[row], f"{ranks_of(members, row)} ({place(members, row)})"
-    clock = clock_of_slow(seen, found, slow)
-    is_one = owner == Owner.NODE and len(ranks) > 1
-    slowest = (clock or _named_worker(seen, slow)) if is_one else None
+    members, at = seen.members, row
+    is_one_of_group = owner == Owner.NODE and len(members.workers[row]) > 1
+    slowest = (case.clock or _named_worker(case)) if is_one_of_group else None
     if slowest is not None and seen.workers is not None:
-        known, ranks = seen.workers.members, slowest[:1]
-        subject = f"rank {ranks[0]} ({place(known, known.row(ranks[0]))})"
+        members = seen.workers.members
+        at = members.row(slowest[0])
+    ranks = members.workers[at]
     finding = build_finding(
         seen,
         Claim(
@@ -233,13 +233,13 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
             rows=(row,),
             cause=cause,
             owner=owner,
-            slowdown=float(np.exp(course.effect)),
+            slowdown=float(np.exp(case.effect)),
             interval=_interval(slow, in_all),
-            course=course,
+            course=slow.suspect.course,
             q_value=slow.suspect.q_value,
             num_peers=slow.num_peers,
             saved_ns=saved_by_compute(seen, row, excess),
-            subject=subject,
+            subject=f"{ranks_of(members, at)} ({place(members, at)})",
             predicate=_predicate(slow, cause, owner, is_bound, is_one=len(ranks) == 1),
             evidence=(
                 *_evidence(seen, slow),
@@ -247,16 +247,19 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
                 *reasons,
                 *reading_evidence(seen, row),
             ),
-            advice=_advice(members, row, cause, owner),
+            advice=_advice(seen.members, row, cause, owner),
             is_replayed=cause != Cause.UNKNOWN,
-            most_cost=most_cost_of_host(seen, row, course.active)
-            if cause == Cause.HOST
-            else np.inf,
+            most_cost=most_cost_of_host(seen, row, case.active) if cause == Cause.HOST else np.inf,
             is_bound=is_bound,
-            is_read=clock is not None,
+            is_read=case.clock is not None,
         ),
     )
-    return finding if slowest is None else _at_place_of_its_rank(seen, finding)
+    return replace(
+        finding,
+        coordinates=members.coordinates(at),
+        host=members.hosts[at],
+        device=devices_of(members, [at]),
+    )
 
 
 def _interval(slow: SlowRow, in_all: float) -> tuple[float, float]:
@@ -265,33 +268,20 @@ def _interval(slow: SlowRow, in_all: float) -> tuple[float, float]:
     return low * in_all * float(np.exp(-effect)), high * float(np.exp(LIMITS.hidden_share * effect))
 
 
-def _slowdown_in_all(seen: Observations, slow: SlowRow) -> float:
+def _slowdown_in_all(case: Case) -> float:
     """Return how many times as long a row computes in all, at most what its finding states.
 
     In a profile the two differ: what is stated is that of a typical part of a pass, and a low clock
     slows kernels that move memory by less than products of matrices. Example: 1.96 times in the
     typical part, 1.82 times in all.
     """
-    stated = float(np.exp(slow.suspect.course.effect))
+    seen, slow, stated = case.seen, case.slow, float(np.exp(case.effect))
     if seen.tells_passes or slow.across_stages or slow.is_mean or not len(slow.peers):
         return stated
-    active = slow.suspect.course.active
     busy_ns = np.where(seen.busy_ns > 0, seen.busy_ns, np.nan)
-    beside = busy_ns[slow.suspect.row] / robust.median(busy_ns[slow.peers], axis=0)
-    in_all = float(robust.median(beside[active]))
+    beside = busy_ns[case.row] / robust.median(busy_ns[slow.peers], axis=0)
+    in_all = float(robust.median(beside[case.active]))
     return min(stated, in_all) if in_all > 1.0 else stated
-
-
-def _at_place_of_its_rank(seen: Observations, finding: Finding) -> Finding:
-    """Return the finding of one rank of a row that stands for several, with that rank's place."""
-    members = seen.members if seen.workers is None else seen.workers.members
-    row = members.row(finding.ranks[0])
-    return replace(
-        finding,
-        coordinates=members.coordinates(row),
-        host=members.hosts[row],
-        device=f"{members.devices[row]} #{members.device_index[row]}",
-    )
 
 
 def _predicate(slow: SlowRow, cause: Cause, owner: Owner, is_bound: bool, *, is_one: bool) -> str:
@@ -311,149 +301,118 @@ def _predicate(slow: SlowRow, cause: Cause, owner: Owner, is_bound: bool, *, is_
     return f"{how}," if slow.is_mean else how
 
 
-def _judge(
-    inquiry: Inquiry, found: ComputeSearch, slow: SlowRow
-) -> tuple[Cause, Owner, tuple[str, ...]]:
+def _judge(case: Case) -> tuple[Cause, Owner, tuple[str, ...]]:
     """Return cause and owner, with the sentences that carry them."""
-    seen = inquiry.seen
-    course = slow.suspect.course
-    starved = starvation(seen, slow.suspect.row, course.active, course.effect)
+    seen, slow = case.seen, case.slow
+    starved = starvation(seen, case.row, case.active, case.effect)
     if starved is not None:
         owner, because = starved
         return Cause.HOST, owner, (because,)
-    has_low_clock = clock_of_slow(seen, found, slow) is not None
+    has_low_clock = case.clock is not None
     if not has_low_clock and (_one_sided(slow) or _is_estimated_in_one(seen, slow)):
         return Cause.UNKNOWN, Owner.UNDECIDED, (NOT_ALIKE,)
-    data = None if has_low_clock else longer_data(seen, found, slow)
+    data = None if has_low_clock else longer_data(case)
     if data is not None:
         owner, because = data
         cause = Cause.SEQUENCE_IMBALANCE if owner == Owner.JOB else Cause.COMPUTE
         return cause, owner, (because,)
-    decision = _decide(inquiry, found, slow)
-    is_group = len(seen.members.workers[slow.suspect.row]) > 1
+    decision = _decide(case)
+    is_group = len(seen.members.workers[case.row]) > 1
     if decision.decided and is_group and not has_low_clock:
-        decision = _one_of_group(seen, slow)
+        decision = _one_of_group(case)
     owner = Owner.NODE if decision.decided else Owner.UNDECIDED
     # a device, or the host that launches for it: the node in either case
     launches = may_wait_for_launches(seen) if decision.decided else ""
     return Cause.COMPUTE, owner, tuple(one for one in (decision.because, launches) if one)
 
 
-def _decide(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision:
+def _decide(case: Case) -> Decision:
     """Return whether a slow row's node is at fault: what the first rule says that applies."""
-    rules = (
-        _by_what_is_ordinary, _by_clock, _by_when, _by_worker, _by_other_stages, _by_one_peer
-    )  # fmt: skip
-    for rule in rules:
-        decision = rule(inquiry, found, slow)
-        if decision is not None:
-            return decision
-    return _by_its_peers(inquiry, found, slow)
+    doubt = _doubt(case)
+    if doubt:
+        return Decision(False, doubt)
+    if case.clock is not None:
+        return Decision(True, case.clock[1])
+    if case.slow.is_mean:
+        return _slow_on_the_mean(case)
+    return Decision(False, WARMING_UP) if _warms_up(case) else _beside_others(case)
 
 
-def _by_what_is_ordinary(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
-    seen, row, course = inquiry.seen, slow.suspect.row, slow.suspect.course
-    doubt = (
-        _shared_core(seen, slow)
-        or ordinary_difference(inquiry, found, slow)
-        or half_starved(seen, row, course.active)
-        or mate_starves(seen, row, course.active)
-        or waits_for_slower_mate(seen.members, effects_beside(seen, found, slow), row)
-        or launched_by_slow_host(seen, row, course.active, course.effect)
-        or _perhaps_not_slow(slow)
-        or _may_be_slowed(seen, slow)
+def _beside_others(case: Case) -> Decision:
+    """Judge a row by whom it is compared with."""
+    if _named_worker(case) is not None:
+        return _one_of_group(case)
+    if case.slow.across_stages:
+        return _alone_on_its_stage(case)
+    return decide_pair(case) if case.slow.num_peers == 1 else _by_its_peers(case)
+
+
+def _doubt(case: Case) -> str:
+    """Return why something else than the node may be the reason, as a sentence; empty if not."""
+    seen, row, active, effect = case.seen, case.row, case.active, case.effect
+    return (
+        _shared_core(case)
+        or ordinary_difference(case)
+        or half_starved(seen, row, active)
+        or mate_starves(seen, row, active)
+        or waits_for_slower_mate(seen.members, case.passes, row)
+        or launched_by_slow_host(seen, row, active, effect)
+        or _perhaps_not_slow(case.slow)
+        or _may_be_slowed(case)
     )
-    return Decision(False, doubt) if doubt else None
 
 
-def _may_be_slowed(seen: Observations, slow: SlowRow) -> str:
+def _may_be_slowed(case: Case) -> str:
     """Return why others, or its host's launches, may slow a row's passes; empty where its optimizer
     step, for which it waits for nobody, is slow as well.
     """
-    if seen.tells_passes and _optimizer_agrees(slow):
+    seen = case.seen
+    if seen.tells_passes and _optimizer_agrees(case.slow):
         return ""
-    row, course = slow.suspect.row, slow.suspect.course
-    own = mask_of([row], len(seen.members))
-    others = ~own & (seen.members.stage == seen.members.stage[row])
-    waits = waits_beside(seen, own, others, course.active, course.effect)
-    return waits or ("" if _is_slow_for_its_place(seen, slow) else may_wait_for_launches(seen))
+    own = mask_of([case.row], len(seen.members))
+    others = ~own & (seen.members.stage == seen.members.stage[case.row])
+    waits = waits_beside(seen, own, others, case.active, case.effect)
+    return waits or ("" if _is_slow_for_its_place(case) else may_wait_for_launches(seen))
 
 
-def _is_slow_for_its_place(seen: Observations, slow: SlowRow) -> bool:
+def _is_slow_for_its_place(case: Case) -> bool:
     """Return whether a row is slower than those at its place (stage and TP rank) by more than
     hosts of one model differ in launching: then it is the node, its device or its host.
 
     Where all wait for their launches, a place that launches more than others takes longer.
     """
-    row, active = slow.suspect.row, slow.suspect.course.active
+    seen, row = case.seen, case.row
     place = seen.members.numbered("pp", "tp", "cp")
     same = np.flatnonzero(place == place[row])
-    level = robust.centre(robust.median(seen.work.log_ns[same][:, active], axis=2))
+    level = robust.centre(robust.median(seen.work.log_ns[same][:, case.active], axis=2))
     others = level[same != row]
     if not np.isfinite(others).any():
-        return slow.suspect.course.effect >= PACE.slow_log
+        return case.effect >= PACE.slow_log
     return float(level[same == row][0] - np.nanmedian(others)) >= PACE.slow_log
 
 
-def _by_clock(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
-    clock = clock_of_slow(inquiry.seen, found, slow)
-    return None if clock is None else Decision(True, clock[1])
+def _slow_on_the_mean(case: Case) -> Decision:
+    """Judge a row whose typical pass is as quick as its peers', by its kernels and lookups."""
+    if stages_alike(case.seen.members, case.passes.effects, case.row):
+        return Decision(False, OF_ITS_REPLICA)
+    why = _by_what_it_moves(case) or spares_lookups(case)
+    return Decision(bool(why), why or ON_THE_MEAN)
 
 
-def _by_when(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
-    """Doubt what is slow in some passes only, or while the run warms up."""
-    seen = inquiry.seen
-    if slow.is_mean:
-        effects = effects_beside(seen, found, slow).effects
-        if stages_alike(seen.members, effects, slow.suspect.row):
-            return Decision(False, OF_ITS_REPLICA)
-        return (
-            _by_what_it_moves(seen, slow)
-            or _by_its_lookups(seen, found, slow)
-            or Decision(False, ON_THE_MEAN)
-        )
-    return Decision(False, WARMING_UP) if _warms_up(inquiry, slow) else None
-
-
-def _by_worker(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
-    is_named = _named_worker(inquiry.seen, slow) is not None
-    return _one_of_group(inquiry.seen, slow) if is_named else None
-
-
-def _by_other_stages(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
-    return _alone_on_its_stage(inquiry.seen, slow) if slow.across_stages else None
-
-
-def _by_one_peer(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision | None:
-    return decide_pair(inquiry.seen, found, slow) if slow.num_peers == 1 else None
-
-
-def _by_its_peers(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Decision:
+def _by_its_peers(case: Case) -> Decision:
     """Blame the node where the other ranks show it, or where longer data are not the reason."""
-    seen, row = inquiry.seen, slow.suspect.row
-    active = slow.suspect.course.active
-    effect = slow.suspect.course.effect
-    more_tokens = lookups_follow(seen, found.slow_rows, row, active, effect)
-    effects = effects_beside(seen, found, slow)
-    doubt = not_shown(seen, found.optimizer[:, active], effects, row, more_tokens=more_tokens)
+    more_tokens = lookups_follow(case)
+    doubt = not_shown(case.seen, case.optimizer, case.passes, case.row, more_tokens=more_tokens)
     if doubt is None:
         return Decision(True, "")
-    if alone := _alone_of_its_group(seen, found, slow):
-        return Decision(True, alone)
-    if _changed_on_even_data(seen, found, slow):
-        return Decision(True, CHANGED)
-    even = even_data(seen, found, slow)
-    return Decision(False, doubt) if even is None else Decision(True, even)
+    why = stands_out_by_lookups(case)
+    why = why or (CHANGED if _changed_on_even_data(case) else even_data(case))
+    return Decision(bool(why), why or doubt)
 
 
-def _alone_of_its_group(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str:
-    active, effect = slow.suspect.course.active, slow.suspect.course.effect
-    return stands_out_by_lookups(seen, found.slow_rows, slow.suspect.row, active, effect)
-
-
-def _one_of_group(seen: Observations, slow: SlowRow) -> Decision:
+def _one_of_group(case: Case) -> Decision:
     """Judge a slow row that stands for a TP group: its optimizer steps wait for nobody."""
-    slowest = _named_worker(seen, slow)
+    slowest = _named_worker(case)
     if slowest is None:
         return Decision(False, ONE_OF_GROUP)
     return Decision(
@@ -463,65 +422,69 @@ def _one_of_group(seen: Observations, slow: SlowRow) -> Decision:
     )
 
 
-def _named_worker(seen: Observations, slow: SlowRow) -> tuple[int, float] | None:
+def _named_worker(case: Case) -> tuple[int, float] | None:
     """Return which rank of a slow TP group has the slow device, and its optimizer's log slowdown;
     None where that is not shown.
     """
-    slowest = slowest_optimizer(seen, slow.suspect.row, slow.suspect.course.active)
-    least = DEVICE.optimizer_share * slow.suspect.course.effect
+    slowest = slowest_optimizer(case.seen, case.row, case.active)
+    least = DEVICE.optimizer_share * case.effect
     return slowest if slowest is not None and slowest[1] >= least else None
 
 
-def _warms_up(inquiry: Inquiry, slow: SlowRow) -> bool:
+def _warms_up(case: Case) -> bool:
     """Return whether nearly all iterations to judge are the run's first ones, and those in which
     the row is slow still get quicker.
     """
-    if num_judgeable(inquiry.seen, inquiry.settings) >= WINDOW.min_iterations:
+    seen, settings = case.seen, case.inquiry.settings
+    if num_judgeable(seen, settings) >= WINDOW.min_iterations:
         return False
-    of_row = slow.suspect.course.active & settled(inquiry.seen, inquiry.settings)
+    of_row = case.active & settled(seen, settings)
     return int(of_row.sum()) < WINDOW.min_iterations
 
 
-def _changed_on_even_data(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
+def _changed_on_even_data(case: Case) -> bool:
     """Return whether a rank that shares its data with nobody became slow inside the trace, while
     all microbatches of the job take about as long as each other: then no document is longer.
     """
-    members, row = seen.members, slow.suspect.row
-    num_normal = int((~slow.suspect.course.active).sum())
+    members, row = case.seen.members, case.row
     alone = int((members.replica == members.replica[row]).sum()) == 1
     others_vary = any(
-        not one.suspect.course.active.all() for one in found.slow if one.suspect.row != row
+        not one.suspect.course.active.all() for one in case.found.slow if one.suspect.row != row
     )
-    if not alone or members.layout.ep > 1 or num_normal < PERSISTENCE.min_normal or others_vary:
+    if not alone or members.layout.ep > 1 or not _has_changed(case) or others_vary:
         return False
-    deviation = deviations(seen.work, stage_groups(members), found.slow_rows)
-    spread = float(robust.spread(deviation[~found.slow_rows]))
+    deviation = deviations(case.seen.work, stage_groups(members), case.excluded)
+    spread = float(robust.spread(deviation[~case.excluded]))
     return spread < IMBALANCE.min_sequence_spread_log
 
 
-def _victims(seen: Observations, found: ComputeSearch) -> set[int]:
+def _has_changed(case: Case) -> bool:
+    """Return whether the row was as quick as its peers in enough iterations to tell a change."""
+    return int((~case.active).sum()) >= PERSISTENCE.min_normal
+
+
+def _victims(cases: Sequence[Case]) -> set[int]:
     """Return slow rows that wait for a mate that stands out, and are slow for no other reason.
 
     The optimizer waits for nobody: a mate whose optimizer is slower is a slow device itself, unless
     only one of the mate's passes is slow.
     """
     victims: set[int] = set()
-    slow = {one.suspect.row: one for one in found.slow}
-    for row, one in slow.items():
-        effects = effects_beside(seen, found, one)
-        by_lookups = bool(_alone_of_its_group(seen, found, one))
-        by_passes = is_isolated(seen.members, effects, row)
-        if one.across_stages or not (by_lookups or by_passes):
+    slow = {one.row: one.slow for one in cases}
+    for case in cases:
+        members, row = case.seen.members, case.row
+        by_lookups = bool(stands_out_by_lookups(case))
+        by_passes = is_isolated(members, case.passes, row)
+        if case.slow.across_stages or not (by_lookups or by_passes):
             continue
-        optimizer = found.optimizer[:, one.suspect.course.active]
         victims |= {
-            mate for mate in mates_of(seen.members, row).tolist()
+            mate for mate in mates_of(members, row).tolist()
             if mate in slow
             and (
-                (by_passes and slow[mate].suspect.course.effect < one.suspect.course.effect)
-                or (by_lookups and _as_slow(slow[mate], one))
+                (by_passes and slow[mate].suspect.course.effect < case.effect)
+                or (by_lookups and _as_slow(slow[mate], case.slow))
             )
-            and (_in_one_pass(slow[mate]) or not optimizer_shows(optimizer, effects, mate))
+            and (_in_one_pass(slow[mate]) or not optimizer_shows(case.optimizer, case.passes, mate))
         }  # fmt: skip
     return victims
 
@@ -532,54 +495,36 @@ def _as_slow(slow: SlowRow, other: SlowRow) -> bool:
     return abs(slow.suspect.course.effect - effect) <= DEVICE.alike_log_share * effect
 
 
-def _alone_on_its_stage(seen: Observations, slow: SlowRow) -> Decision:
-    if int((~slow.suspect.course.active).sum()) >= PERSISTENCE.min_normal:
-        return Decision(
-            True,
-            "no other rank shares its stage; against the transformer layers of the other stages it "
-            "changed inside the trace, and what a stage has to do does not",
-        )
+def _alone_on_its_stage(case: Case) -> Decision:
+    """Judge a row that was compared with the layers of other stages."""
+    if _has_changed(case):
+        return Decision(True, CHANGED_BESIDE_STAGES)
     # stages differ a little anyway: what they run besides their layers differs
-    if slow.suspect.course.effect >= np.log(ORDINARY.little_ratio):
-        if seen.has_equal_layers:
-            return Decision(True, EQUAL_LAYERS)
-        moves = _by_what_it_moves(seen, slow)
-        if moves is not None:
-            return moves
-    return Decision(
-        False,
-        "no other rank shares its stage, and layers of one kind may be heavier than others: a "
-        "benchmark of this device and of another stage's, or a second replica, decides",
-    )
+    if case.effect < np.log(ORDINARY.little_ratio):
+        return Decision(False, OTHER_LAYERS)
+    why = EQUAL_LAYERS if case.seen.has_equal_layers else _by_what_it_moves(case)
+    return Decision(bool(why), why or OTHER_LAYERS)
 
 
-def _by_what_it_moves(seen: Observations, slow: SlowRow) -> Decision | None:
-    """Blame the node of a profile's row whose kernels that only move memory are slow as well; None
-    where they are not, or were not recorded, and where a router may send one rank's experts more to
-    move.
+def _by_what_it_moves(case: Case) -> str:
+    """Say that kernels of a profile that only move memory are slow as well; empty where they are
+    not, or were not recorded, and where a router may send one rank's experts more to move.
 
     Example: another process has a stage's GPU for half of the time. Its products of matrices take
-    2.3 times as long as those of the other stages, and so would heavier layers, whose products sum
-    over more at an equal launch; but its additions of as many elements take 2.2 times as long, too.
+    2.3 times as long, as those of heavier layers would, but its additions of as many elements 2.2.
     """
+    seen, slow = case.seen, case.slow
     if seen.boundness is None or seen.members.layout.ep > 1:
-        return None
-    active = slow.suspect.course.active
-    time = np.exp(seen.boundness.memory.log_ns[:, active])
-    known = np.isfinite(time[[slow.suspect.row, *slow.peers]]).all(axis=(0, 1))
+        return ""
+    time = np.exp(seen.boundness.memory.log_ns[:, case.active])
+    known = np.isfinite(time[[case.row, *slow.peers]]).all(axis=(0, 1))
     moving = time[:, :, known].sum(axis=2)
     with np.errstate(divide="ignore", invalid="ignore"):
-        slower = np.log(moving[slow.suspect.row] / robust.median(moving[slow.peers], axis=0))
+        slower = np.log(moving[case.row] / robust.median(moving[slow.peers], axis=0))
     effect = float(robust.median(slower))
-    if not effect >= MEMORY.agrees_share * slow.suspect.course.effect:
-        return None
-    return Decision(True, MOVES.format(times=times(float(np.exp(effect)))))
-
-
-def _by_its_lookups(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Decision | None:
-    active, effect = slow.suspect.course.active, slow.suspect.course.effect
-    spares = spares_lookups(seen, found.slow_rows, slow.suspect.row, active, effect)
-    return Decision(True, spares) if spares else None
+    if not effect >= MEMORY.agrees_share * case.effect:
+        return ""
+    return MOVES.format(times=times(float(np.exp(effect))))
 
 
 def _evidence(seen: Observations, slow: SlowRow) -> list[str]:
@@ -645,16 +590,14 @@ def _advice(members: Members, row: int, cause: Cause, owner: Owner) -> tuple[str
 def _search(inquiry: Inquiry) -> Answer:
     seen = inquiry.seen
     found = search_compute(inquiry)
-    reach = _reach(inquiry, found) if found.num_compared else _Reach()
-    least = reach.least
+    reach = _reach(inquiry, found) if found.num_compared else Answer()
+    least = reach.least_slowdown
     is_blind = least is not None and (least >= POWER.healthy_ratio or bool(reach.unseen))
     floor = least_slowdown(seen, inquiry.settings)
-    return Answer(
-        findings=tuple(_finding(inquiry, found, one) for one in _reported(seen, found)),
-        least_slowdown=least,
-        least_named=reach.named,
+    return replace(
+        reach,
+        findings=tuple(_finding(one) for one in _reported(inquiry, found)),
         least_because=_why_no_less(inquiry, found, least),
-        unseen=reach.unseen,
         slow=found.slow_rows & ~_unsaid(found),
         notes=(
             *reach.notes,
@@ -664,10 +607,11 @@ def _search(inquiry: Inquiry) -> Answer:
     )
 
 
-def _reported(seen: Observations, found: ComputeSearch) -> list[SlowRow]:
+def _reported(inquiry: Inquiry, found: ComputeSearch) -> list[Case]:
     """Return the slow rows that a finding is made of."""
-    victims = _victims(seen, found)
-    return [one for one in found.slow if one.suspect.row not in victims and _worth_saying(one)]
+    cases = [Case.of(inquiry, found, one) for one in found.slow]
+    victims = _victims(cases)
+    return [one for one in cases if one.row not in victims and _worth_saying(one.slow)]
 
 
 def _unsaid(found: ComputeSearch) -> Flags:
@@ -676,36 +620,23 @@ def _unsaid(found: ComputeSearch) -> Flags:
     return mask_of(unsaid, len(found.slow_rows))
 
 
-@dataclass(frozen=True)
-class _Reach:
-    """Which slowdowns this trace would have shown; the defaults are those of nothing compared."""
-
-    least: float | None = None
-    """The smallest that is found."""
-    named: float | None = None
-    """The smallest for which a node is named."""
-    unseen: tuple[int, ...] = ()
-    """Ranks that would not be found at all."""
-
-    notes: tuple[str, ...] = ()
-    """Where a slow rank is found and its node not named, or where it is not found at all."""
-
-
-def _reach(inquiry: Inquiry, found: ComputeSearch) -> _Reach:
-    """Try slowdowns on the ranks of this trace, where its noise and its waits let any be seen."""
+def _reach(inquiry: Inquiry, found: ComputeSearch) -> Answer:
+    """Return which slowdowns would have been found and named: tried on the ranks of this trace,
+    where its noise and its waits let any be seen.
+    """
     effect = inquiry.detectable_effect(found.noise)
     effect = max(float(np.log(least_slowdown(inquiry.seen, inquiry.settings))), effect)
     if effect >= np.log(POWER.blind_ratio):
-        return _Reach(float(np.exp(effect)))
+        return Answer(least_slowdown=float(np.exp(effect)))
     if is_host_bound(inquiry.seen) or inquiry.seen.hides_waiting:
-        return _Reach(POWER.blind_ratio)
+        return Answer(least_slowdown=POWER.blind_ratio)
     power = planted_power(inquiry, effect, found.slow_rows, _owner_of)
     if not np.isfinite(power.found):
-        return _Reach(POWER.blind_ratio)
+        return Answer(least_slowdown=POWER.blind_ratio)
     unseen = inquiry.seen.members.ranks_of(power.unseen)
-    return _Reach(
-        least=float(np.exp(power.found)),
-        named=float(np.exp(power.named)) if np.isfinite(power.named) else None,
+    return Answer(
+        least_slowdown=float(np.exp(power.found)),
+        least_named=float(np.exp(power.named)) if np.isfinite(power.named) else None,
         unseen=unseen,
         notes=tuple(_notes_on(power, unseen)),
     )
@@ -751,10 +682,10 @@ def _why_no_less(inquiry: Inquiry, found: ComputeSearch, least: float | None) ->
 def _owner_of(inquiry: Inquiry, row: int) -> Owner | None:
     """Return who owns the slowness of a row; None where it is not found, or is no slow compute."""
     found = search_compute(inquiry)
-    slow = next((one for one in _reported(inquiry.seen, found) if one.suspect.row == row), None)
-    if slow is None:
+    case = next((one for one in _reported(inquiry, found) if one.row == row), None)
+    if case is None:
         return None
-    cause, owner, _ = _judge(inquiry, found, slow)
+    cause, owner, _ = _judge(case)
     return owner if cause == Cause.COMPUTE else None
 
 
@@ -775,8 +706,7 @@ def _search_means(inquiry: Inquiry) -> Answer:
     found = search_means(inquiry)
     if found is None:
         return Answer()
-    said = _reported(inquiry.seen, found)
-    return Answer(findings=tuple(_finding(inquiry, found, one) for one in said))
+    return Answer(findings=tuple(_finding(one) for one in _reported(inquiry, found)))
 
 
 SLOW_ON_THE_MEAN = CauseSpec(cause=Cause.COMPUTE, search=_search_means)

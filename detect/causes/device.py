@@ -27,9 +27,7 @@ lower clock hardly touches). So:
 
 Example: DP 8. Rank 3's passes take 1.30 times its peers', its optimizer 1.003 times, and the other
 ranks' optimizers differ by 0.4 %: 0.003 is less than 8 % of log 1.30, and than 3 times 0.004.
-Undecided. In a TP group of 8, rank 6 takes 1.31 times its peers' time in both passes, its mates
-1.13 times in the forward and 1.31 times in the backward pass, in which nobody recorded the
-all-reduces: rank 6.
+Undecided.
 
 **What do its readings say?** Longer data, heavier layers or hidden waiting lower no clock. A clock
 lower than those of all sound devices of the model, by about as much as the rank is slower, is why
@@ -51,6 +49,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from detect.causes.finding import Answer, rows_of_findings
 from detect.observe.observations import (
     REASONS_NAME,
     Members,
@@ -59,7 +58,7 @@ from detect.observe.observations import (
     is_capped,
     peculiar_reasons,
 )
-from detect.report import Owner
+from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import Usual, deviations, estimate_noise, stage_groups
 from detect.text import milliseconds, times
@@ -88,6 +87,45 @@ class Slowness:
         if self.attention is None:
             return False
         return bool(self.attention[row] >= PAIRS.agrees_share * self.effects[row])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspicion:
+    """A row that is slow, of which more than whole passes is compared with its peers."""
+
+    seen: Observations
+    excluded: Flags
+    """(row,): rows that are nobody's peers."""
+    row: int
+    active: Flags
+    """(iteration,): those in which the row is slow."""
+    effect: float
+    """Log slowdown of the row."""
+
+    def slower_products(self) -> float:
+        """Return by how much the row's products of matrices are slower than those of the others of
+        its stage, log; NaN where none were recorded.
+        """
+        if self.seen.tokenwise is None:
+            return np.nan
+        groups = stage_groups(self.seen.members)
+        over = over_others(self.seen.tokenwise.dense_ns, groups, self.excluded)
+        return float(robust.centre(over[:, self.active][self.row]))
+
+    def lookups_over(self, groups: list[Integers]) -> list[Floats]:
+        """Return log time of each kind of lookup that is long enough to tell less that of the
+        others of each row's group, (row, active iteration) each.
+
+        A lookup that is short takes as long as its launch, whatever the number of tokens.
+        """
+        if self.seen.tokenwise is None:
+            return []
+        lookups_ns = self.seen.tokenwise.lookups_ns
+        lengths = robust.median(lookups_ns[self.row][self.active], axis=0)
+        return [
+            over_others(lookups_ns[:, :, kind], groups, self.excluded)[:, self.active]
+            for kind in np.flatnonzero(lengths >= DEVICE.least_lookup_ns)
+        ]
 
 
 def not_shown(
@@ -151,9 +189,8 @@ def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: i
     more their optimizers need not be asked: so many devices are not slow alike, but all may wait in
     this step for the longest.
 
-    Examples: a replica's eight ranks on four hosts take 1.32 to 1.35 times as long, each; the steps
-    of its middle stages, which have fewer parameters and wait, 1.26 to 1.37 times. Of two replicas
-    four mates take 1.31 and 1.32 times as long, and their steps 1.03, 1.00, 1.00 and 1.00.
+    Example: of two replicas four mates take 1.31 and 1.32 times as long, and their steps 1.03,
+    1.00, 1.00 and 1.00.
     """
     rows = stages_alike(seen.members, passes.effects, row)
     if len({seen.members.hosts[one] for one in (row, *rows)}) >= DEVICE.min_hosts_of_replica:
@@ -222,8 +259,7 @@ def slowest_optimizer(seen: Observations, row: int, active: Flags) -> tuple[int,
     if seen.workers is None:
         return None
     known, residuals = seen.workers.members, {}
-    with np.errstate(divide="ignore"):
-        log_ns = np.log(seen.workers.optimizer_ns[:, active].astype(np.float64))
+    log_ns = robust.log_of(seen.workers.optimizer_ns[:, active])
     for place, ranks in enumerate(seen.members.workers):
         own = log_ns[[known.row(rank) for rank in ranks]]
         if len(ranks) > 1 and np.isfinite(own).all():
@@ -255,35 +291,34 @@ def attention_residuals(seen: Observations, excluded: Flags) -> Floats | None:
 
 def over_others(time_ns: Floats, groups: list[Integers], excluded: Flags) -> Floats:
     """Return log time less that of the others of each row's group, (row, iteration)."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_ns = np.where(time_ns > 0, np.log(time_ns), np.nan)
-    residual = np.full_like(log_ns, np.nan)
+    return beyond_others(robust.log_of(time_ns), groups, excluded)
+
+
+def beyond_others(value: Floats, groups: list[Integers], excluded: Flags) -> Floats:
+    """Return values less those of the others of each row's group, (row, iteration); NaN where there
+    are none.
+    """
+    beyond = np.full_like(value, np.nan)
     for rows in groups:
-        expected = robust.expected_from_others(log_ns[rows], excluded[rows])
-        residual[rows] = log_ns[rows] - expected
-    return residual
+        beyond[rows] = value[rows] - robust.expected_from_others(value[rows], excluded[rows])
+    return beyond
 
 
-def spares_lookups(
-    seen: Observations, excluded: Flags, row: int, active: Flags, effect: float
-) -> str:
-    """Say that products of matrices are slow by about `effect`, log, and what moves memory for each
-    token is not, so that data cannot be the reason; empty where that is not so, or not known.
-
-    `active` (iteration,) are the iterations in which the row is slow; `excluded` rows are nobody's
-    peers. A lookup that is short takes as long as its launch, whatever the number of tokens, and
-    says nothing.
+def spares_lookups(of: Suspicion) -> str:
+    """Say that products of matrices are as slow as the row, and what moves memory for each token is
+    not, so that data cannot be the reason; empty where that is not so, or not known.
 
     Example: a clock that is 1.3 times lower. MLPs and the output layer take 1.29 times the time of
     the peers', the embedding, 210 us, 1.08 times. A replica with 1.12 times the tokens shows 1.12
     in both; one whose documents are longer, in as many tokens, 1.00 in both and 1.16 in attention.
     """
-    level = _slower_products(seen, excluded, row, active)
-    if not level >= PAIRS.agrees_share * effect:
+    level = of.slower_products()
+    if not level >= PAIRS.agrees_share * of.effect:
         return ""
     most = [
-        float(robust.centre(over[row])) + DEVICE.sure_sigmas * _level_error(over, excluded, row)
-        for over in _lookups_over(seen, stage_groups(seen.members), excluded, row, active)
+        float(robust.centre(over[of.row]))
+        + DEVICE.sure_sigmas * _level_error(over, of.excluded, of.row)
+        for over in of.lookups_over(stage_groups(of.seen.members))
     ]
     if not most or not max(most) < PAIRS.agrees_share * level:
         return ""
@@ -291,87 +326,55 @@ def spares_lookups(
     return SPARES_LOOKUPS.format(dense=times(float(np.exp(level))), lookups=times(slowest))
 
 
-def lookups_follow(
-    seen: Observations, excluded: Flags, row: int, active: Flags, effect: float
-) -> bool:
-    """Return whether the row's products of matrices are slow by about `effect`, and its lookups by
-    about as much, as more tokens would make them. For the arguments see `spares_lookups`.
+def lookups_follow(of: Suspicion) -> bool:
+    """Return whether products of matrices are as slow as the row, and its lookups by about as much,
+    as more tokens would make them.
     """
-    level = _slower_products(seen, excluded, row, active)
-    lookups = _lookups_over(seen, stage_groups(seen.members), excluded, row, active)
-    least = min((float(robust.centre(over[row])) for over in lookups), default=-np.inf)
-    return level >= PAIRS.agrees_share * effect and least >= DEVICE.alike_share * level
+    level = of.slower_products()
+    lookups = of.lookups_over(stage_groups(of.seen.members))
+    least = min((float(robust.centre(over[of.row])) for over in lookups), default=-np.inf)
+    return level >= PAIRS.agrees_share * of.effect and least >= DEVICE.alike_share * level
 
 
-def stands_out_by_lookups(
-    seen: Observations, excluded: Flags, row: int, active: Flags, effect: float
-) -> str:
+def stands_out_by_lookups(of: Suspicion) -> str:
     """Say that of a TP group one rank alone is slow where it moves memory for each token, which all
     of the group do alike, and in which nobody waits for it as in its layers; empty where that is
-    not so, or no other group shows how long it takes. For the arguments see `spares_lookups`.
+    not so, or no other group shows how long it takes.
 
     Example: both ranks of a group take 1.25 times the time of other groups' in their layers, with
     whatever all-reduces nobody recorded. The embedding of one takes 1.09 times as long as at its
     place in other groups, that of the other 1.002 times.
 
     Far slower lookups than layers are those of slow memory, which slows the optimizer step as well;
-    else they hold waiting. Example: 1.44 times in the layers, 3.5 times in a loss that adds up over
-    the group, 1.000 times in the optimizer step: it waits for its mate.
+    else they hold waiting: 3.5 times in a loss that adds up over the group, 1.44 in the layers.
     """
-    members = seen.members
+    members, row = of.seen.members, of.row
     mates = mates_of(members, row)
-    number = members.numbered("pp", "tp", "cp")
-    groups = [np.flatnonzero(number == one) for one in np.unique(number)]
-    if seen.tokenwise is None or not len(mates):
+    if not len(mates):
         return ""
-    steps = over_others(seen.optimizer_ns, groups, excluded)[row, active]
+    groups = rows_alike(members.numbered("pp", "tp", "cp"))
+    steps = over_others(of.seen.optimizer_ns, groups, of.excluded)[row, of.active]
     of_memory = float(np.nan_to_num(robust.centre(steps)))
+    most = max(PAIRS.max_phase_ratio * of.effect, of_memory / PAIRS.agrees_share)
     levels = []
-    for over in _lookups_over(seen, groups, excluded, row, active):
+    for over in of.lookups_over(groups):
         level = np.nan_to_num(robust.centre(over), nan=np.inf)
         own, others = float(level[row]), float(np.abs(level[mates]).max())
-        error = _level_error(over, excluded, row)
-        least = max(DEVICE.least_lookups_share * effect, DEVICE.sure_sigmas * error)
-        most = max(PAIRS.max_phase_ratio * effect, of_memory / PAIRS.agrees_share)
+        error = _level_error(over, of.excluded, row)
+        least = max(DEVICE.least_lookups_share * of.effect, DEVICE.sure_sigmas * error)
         if not (least <= own <= most and others < PAIRS.agrees_share * own):
             return ""
         levels.append(own)
     return OF_GROUP_BY_LOOKUPS.format(times=times(float(np.exp(min(levels))))) if levels else ""
 
 
-def _slower_products(seen: Observations, excluded: Flags, row: int, active: Flags) -> float:
-    """Return by how much the row's products of matrices are slower than those of the others of its
-    stage, log; NaN where none were recorded.
-    """
-    if seen.tokenwise is None:
-        return np.nan
-    over = over_others(seen.tokenwise.dense_ns, stage_groups(seen.members), excluded)[:, active]
-    return float(robust.centre(over[row]))
-
-
-def _lookups_over(
-    seen: Observations, groups: list[Integers], excluded: Flags, row: int, active: Flags
-) -> list[Floats]:
-    """Return log time of each kind of lookup that is long enough to tell less that of the others of
-    each row's group, (row, active iteration) each.
-    """
-    if seen.tokenwise is None:
-        return []
-    lookups_ns = seen.tokenwise.lookups_ns
-    lengths = robust.median(lookups_ns[row][active], axis=0)
-    return [
-        over_others(lookups_ns[:, :, kind], groups, excluded)[:, active]
-        for kind in np.flatnonzero(lengths >= DEVICE.least_lookup_ns)
-    ]
-
-
-def shares_its_memory(seen: Observations, excluded: Flags, row: int, active: Flags) -> str:
+def shares_its_memory(of: Suspicion) -> str:
     """Say that kernels of a profile that only move memory are slow in some parts of a pass and as
     quick as the peers' in others; empty where they are not, or were not recorded.
 
     Longer data lengthen all layers of a pass alike. Another process on the device takes it for some
     time and leaves it for some, in each iteration for others. A busy expert is slow in the same
-    parts of all iterations. `active` and `excluded` are those of `spares_lookups`.
+    parts of all iterations.
 
     Example: parts of three forward passes beside those of seven peers, log. The device is shared:
 
@@ -379,10 +382,11 @@ def shares_its_memory(seen: Observations, excluded: Flags, row: int, active: Fla
         0.00  0.30  0.41  0.13  0.00  0.41  0.42        0.15  0.16  0.16  0.15  0.16  0.17
         0.41  0.00 -0.01  0.30  0.00 -0.01  0.00        0.14  0.16  0.15  0.14  0.14  0.16
     """
-    if seen.boundness is None or seen.members.layout.ep > 1:
+    kinds, members = of.seen.boundness, of.seen.members
+    if kinds is None or members.layout.ep > 1:
         return ""
-    over = deviations(seen.boundness.memory, stage_groups(seen.members), excluded)[:, active]
-    own, sound = over[row], np.abs(over[~excluded])
+    over = deviations(kinds.memory, stage_groups(members), of.excluded)[:, of.active]
+    own, sound = over[of.row], np.abs(over[~of.excluded])
     known, known_sound = np.isfinite(own), np.isfinite(sound)
     if not known.any() or not known_sound.any():
         return ""
@@ -412,6 +416,11 @@ def is_isolated(members: Members, passes: Slowness, row: int) -> bool:
     over = own - effects[:, mates].max(axis=1)
     least = max(DEVICE.isolated_share * float(own.max()), DEVICE.least_isolated_log)
     return bool(over.max() >= least and over.min() >= -DEVICE.least_isolated_log)
+
+
+def rows_alike(number: Integers) -> list[Integers]:
+    """Return the rows of each number of (row,): those at one place, by `Members.numbered`."""
+    return [np.flatnonzero(number == one) for one in np.unique(number)]
 
 
 def mates_of(members: Members, row: int) -> Integers:
@@ -489,26 +498,28 @@ def _slow_on_the_same_data(seen: Observations, passes: Slowness, row: int) -> In
 CLOCK_NAME, POWER_NAME = "sm_clock_mhz", "power_w"
 
 
-def slow_clock(seen: Observations, slow: Flags, row: int, effect: float) -> tuple[int, str] | None:
+def slow_clock(of: Suspicion) -> tuple[int, str] | None:
     """Return the one rank of a row whose clock is as low as its passes are slow, and a sentence.
 
-    `effect` is the row's log slowdown; `slow` rows are no measure of a usual clock. A row may stand
-    for a TP group whose ranks wait for each other unseen: None where no clock or several are low,
-    and where a mate's is lower still, by more than the passes are slow: whose doing it is nobody
-    knows then.
+    A row may stand for a TP group whose ranks wait for each other unseen: None where no clock or
+    several are low, and where a mate's is lower still, by more than the passes are slow: whose
+    doing it is nobody knows then.
     """
-    low = low_clocks(seen, slow, row, effect)
+    low = low_clocks(of.seen, of.excluded, of.row, of.effect)
     if len(low) != 1:
         return None
-    clocks = {rank: seen.counters.get(rank, {}).get(CLOCK_NAME, 0.0)
-              for rank in seen.members.workers[row]}  # fmt: skip
-    rank, words = next(iter(low.items()))
-    is_lowest = not any(0.0 < clock < clocks[rank] for clock in clocks.values())
+    ((rank, words),) = low.items()
+    ranks = of.seen.members.workers[of.row]
+    clocks = [of.seen.counters.get(one, {}).get(CLOCK_NAME, 0.0) for one in ranks]
+    is_lowest = not any(0.0 < clock < clocks[ranks.index(rank)] for clock in clocks)
     return (rank, words) if is_lowest else None
 
 
 def low_clocks(seen: Observations, slow: Flags, row: int, effect: float) -> dict[int, str]:
-    """Return the ranks of a row whose clocks are as low as its passes are slow, with a sentence."""
+    """Return the ranks of a row whose clocks are as low as its passes are slow, with a sentence.
+
+    `effect` is the row's log slowdown; `slow` rows are no measure of a usual clock.
+    """
     members, ranks = seen.members, seen.members.workers[row]
     sound = [
         seen.counters.get(rank, {})
@@ -605,13 +616,24 @@ def _reading_beside_peers(name: str, own: float, peers: Sequence[float]) -> list
         return [words] if special else []
     if "temperature" in name:
         notable = abs(own - theirs) > READINGS.temperature_degrees
-    elif "power" in name:
-        notable = theirs > 0 and abs(own / theirs - 1) > READINGS.power_share
-    elif "clock" in name:
-        notable = theirs > 0 and abs(own / theirs - 1) > READINGS.clock_share
+    elif "power" in name or "clock" in name:
+        share = READINGS.power_share if "power" in name else READINGS.clock_share
+        notable = theirs > 0 and abs(own / theirs - 1) > share
     else:
         return []
     return [f"counter {name} is {own:.0f} against its peers' {theirs:.0f}"] if notable else []
+
+
+def answer_of_slow_parts(seen: Observations, found: tuple[Finding, ...]) -> Answer:
+    """Return the answer of a search that found what of some ranks' work is slow: with it, slow
+    passes of the same ranks are explained.
+    """
+    ranks = [one.ranks for one in found]
+    return Answer(
+        findings=found,
+        slow=rows_of_findings(seen.members, found),
+        explains=lambda one: one.cause in (Cause.COMPUTE, Cause.UNKNOWN) and one.ranks in ranks,
+    )
 
 
 SPARES_LOOKUPS = (
@@ -667,10 +689,8 @@ def waits_beside(
     In rank files it is the waiting beyond that of the `others`, whose passes are slow beside it,
     too. Kernels of a profile that run beside others are not compared.
 
-    Examples: FSDP2, whose gathers run beside the layers. The products of three ranks take 1.3 times
-    as long as those of the fourth, which arrives last and waits for nobody. Or HSDP, with longer
-    data on one rank: the other one of its group waits 33 ms beside its passes, ranks of another
-    group 14, and its passes take 47 ms for their 44.
+    Example: HSDP, with longer data on one rank: the other one of its group waits 33 ms beside its
+    passes, ranks of another group 14, and its passes take 47 ms for their 44.
     """
     if seen.beside_ns is None or (seen.tells_passes and not others.any()):
         return ""

@@ -46,8 +46,7 @@ until iteration 16 and 8.6 ms from then on.
 
 A link that flaps has two speeds: the iterations, sorted by their transfer times, have a gap of
 effect / 2 and more somewhere. Any choice of as many iterations might have been the slow ones, so
-the p-value is multiplied by the number of choices, C(all, slow). Example: an all-reduce takes 46 to
-48 ms in 11 of 28 iterations, and 370 to 395 ms in the 17 others.
+the p-value is multiplied by the number of choices, C(all, slow).
 """
 
 from __future__ import annotations
@@ -57,6 +56,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from detect.causes.device import rows_alike
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -128,45 +128,55 @@ class _Everywhere:
     """(iteration,): of the rank that loses most."""
     typical_ns: Floats
     """(iteration,): of the median rank."""
-    share: float
-    """Of all time."""
-    error: float
-    """Standard error of the share."""
+    shares: Floats
+    """(iteration,): the longest loss as a share of the mean iteration."""
+    least_ratio: float
+    """The least ratio that is worth saying."""
+
+    @property
+    def share(self) -> float:
+        """Return what is lost of all time."""
+        return float(self.shares.mean())
 
     @property
     def ratio(self) -> float:
         """Return the time of all iterations over what they would take without."""
         return ratio_without(self.share)
 
-    def p_value(self, least_ratio: float) -> float:
+    @property
+    def p_value(self) -> float:
         """Return how probable as high a share is in a job that loses a part of `least_ratio`."""
-        least = (1.0 - 1.0 / least_ratio) * EVERYWHERE.proven_share
-        return t_tail((self.share - least) / max(self.error, 1e-9), len(self.longest_ns) - 1)
+        return _chance(self.shares, (1.0 - 1.0 / self.least_ratio) * EVERYWHERE.proven_share)
 
 
-def _lost_everywhere(seen: Observations, lost_ns: Floats, least_ratio: float) -> _Everywhere | None:
+def _chance(values: Floats, least: float) -> float:
+    """Return how probable as high a mean of (iteration,) is, were the true one `least`."""
+    error = max(robust.standard_error(values), 1e-9)
+    return t_tail((float(values.mean()) - least) / error, max(len(values) - 1, 1))
+
+
+def _lost_everywhere(inquiry: Inquiry, lost_ns: Floats, least_ratio: float) -> _Everywhere | None:
     """Return what the job loses, from what each of its ranks loses, (row, iteration); None where
     iterations without that would be hardly shorter, or differ too much to say so.
     """
-    if len(seen.iterations) < 2:
+    if len(inquiry.seen.iterations) < 2:
         return None
-    found = _sum_of_longest(seen, lost_ns)
-    is_large = found.ratio >= least_ratio
-    return found if is_large and found.p_value(least_ratio) <= EVERYWHERE.chance else None
+    found = _sum_of_longest(inquiry, lost_ns, least_ratio)
+    return found if found is not None and found.p_value <= EVERYWHERE.chance else None
 
 
-def _sum_of_longest(seen: Observations, lost_ns: Floats) -> _Everywhere:
+def _sum_of_longest(inquiry: Inquiry, lost_ns: Floats, least_ratio: float) -> _Everywhere | None:
     """Return what the longest loss of each of two or more iterations comes to, of what each of the
-    ranks loses, (row, iteration).
+    ranks loses, (row, iteration); None where iterations without that would be hardly shorter.
     """
     longest_ns = lost_ns.max(axis=0)
-    share = longest_ns / float(np.mean(seen.iteration_ns))
-    return _Everywhere(
+    found = _Everywhere(
         longest_ns=longest_ns,
         typical_ns=np.median(lost_ns, axis=0),
-        share=float(share.mean()),
-        error=float(share.std(ddof=1) / np.sqrt(len(share))),
+        shares=longest_ns / float(np.mean(inquiry.seen.iteration_ns)),
+        least_ratio=max(least_ratio, inquiry.settings.min_slowdown),
     )
+    return found if found.ratio >= found.least_ratio else None
 
 
 def _search_data(inquiry: Inquiry) -> Answer:
@@ -177,8 +187,7 @@ def _search_data(inquiry: Inquiry) -> Answer:
         return Answer()
     in_turn = _take_turns(lost_ns)
     least_ratio = EVERYWHERE.data_ratio if in_turn else POWER.healthy_ratio
-    least_ratio = max(least_ratio, inquiry.settings.min_slowdown)
-    lost = _lost_everywhere(seen, lost_ns, least_ratio)
+    lost = _lost_everywhere(inquiry, lost_ns, least_ratio)
     is_jobs = in_turn and _is_of_no_host(seen.members, lost_ns)
     if lost is None or (not is_jobs and _is_found(inquiry, Cause.LOADER)):
         return Answer()
@@ -187,7 +196,6 @@ def _search_data(inquiry: Inquiry) -> Answer:
         lost,
         cause=Cause.LOADER,
         owner=Owner.JOB if is_jobs else Owner.UNDECIDED,
-        least_ratio=least_ratio,
         predicate="waits for its data",
         evidence=(
             _who_loses_most(seen, lost_ns),
@@ -233,8 +241,7 @@ def _search_pauses(inquiry: Inquiry) -> Answer:
     """Say that the collectors of all ranks stop the job, each in iterations of its own."""
     seen = inquiry.seen
     lost_ns = np.nan_to_num(seen.lost(Cause.GC))
-    least_ratio = max(EVERYWHERE.pauses_ratio, inquiry.settings.min_slowdown)
-    lost = _lost_everywhere(seen, lost_ns, least_ratio)
+    lost = _lost_everywhere(inquiry, lost_ns, EVERYWHERE.pauses_ratio)
     if lost is None or _is_found(inquiry, Cause.GC):
         return Answer()
     finding = _finding(
@@ -242,7 +249,6 @@ def _search_pauses(inquiry: Inquiry) -> Answer:
         lost,
         cause=Cause.GC,
         owner=Owner.JOB,
-        least_ratio=least_ratio,
         predicate="stands still for garbage collection",
         evidence=(_who_loses_most(seen, lost_ns), "every rank waits for whoever collects"),
         advice=ADVICE_ON_COLLECTORS,
@@ -264,16 +270,14 @@ def _search_stops(inquiry: Inquiry) -> Answer:
     stops = typical_ns[0] >= CHANGES.lost_share * seen.iteration_ns
     if int(stops.sum()) < CHANGES.min_long:
         return Answer()
-    least_ratio = max(EVERYWHERE.pauses_ratio, inquiry.settings.min_slowdown)
-    lost = _sum_of_longest(seen, typical_ns)
-    if lost.ratio < least_ratio:
+    lost = _sum_of_longest(inquiry, typical_ns, EVERYWHERE.pauses_ratio)
+    if lost is None:
         return Answer()
     finding = _finding(
         seen,
         lost,
         cause=Cause.HOST,
         owner=Owner.UNDECIDED,
-        least_ratio=least_ratio,
         predicate="stands still, with nothing to do on its devices,",
         evidence=(
             f"in {counted(int(stops.sum()), 'iteration')} of {len(stops)} "
@@ -304,7 +308,6 @@ def _finding(
     *,
     cause: Cause,
     owner: Owner,
-    least_ratio: float,
     predicate: str,
     evidence: tuple[str, ...],
     advice: tuple[str, ...],
@@ -324,9 +327,9 @@ def _finding(
             cause=cause,
             owner=owner,
             slowdown=lost.ratio,
-            interval=interval_of_ratio(effect, lost.error * lost.ratio),
+            interval=interval_of_ratio(effect, robust.standard_error(lost.shares) * lost.ratio),
             course=None,
-            q_value=lost.p_value(least_ratio),
+            q_value=lost.p_value,
             num_peers=len(seen.members),
             saved_ns=lost.longest_ns,
             subject="the whole job",
@@ -382,8 +385,7 @@ def _uneven_finding(seen: Observations, ratio: Floats, words: _Words) -> Finding
     slow.
     """
     typical, logs = float(np.median(ratio)), np.log(ratio)
-    error = robust.standard_error(logs)
-    least = np.log(EVERYWHERE.uneven_ratio) * EVERYWHERE.proven_share
+    least = float(np.log(EVERYWHERE.uneven_ratio)) * EVERYWHERE.proven_share
     return build_finding(
         seen,
         Claim(
@@ -392,9 +394,9 @@ def _uneven_finding(seen: Observations, ratio: Floats, words: _Words) -> Finding
             cause=Cause.UNKNOWN,
             owner=Owner.UNDECIDED,
             slowdown=typical,
-            interval=interval_of_ratio(float(np.log(typical)), error),
+            interval=interval_of_ratio(float(np.log(typical)), robust.standard_error(logs)),
             course=None,
-            q_value=t_tail((float(logs.mean()) - least) / max(error, 1e-9), max(len(logs) - 1, 1)),
+            q_value=_chance(logs, least),
             num_peers=len(seen.members),
             saved_ns=seen.iteration_ns * (1.0 - 1.0 / typical),
             subject=f"the {words.what} of the job",
@@ -445,7 +447,7 @@ def _search_links(inquiry: Inquiry) -> Answer:
     seen, transfers = inquiry.seen, inquiry.seen.transfers
     if transfers is None or seen.members.device_kind == "cpu":
         return Answer()
-    kinds = [np.flatnonzero(transfers.kind == kind) for kind in np.unique(transfers.kind)]
+    kinds = rows_alike(transfers.kind)
     large = [one for one in kinds if transfers.size_bytes[one[0]] >= NETWORKS.min_bytes]
     step_ns, rate = float(np.median(seen.iteration_ns)), inquiry.settings.false_discovery_rate
     found = []
@@ -454,7 +456,8 @@ def _search_links(inquiry: Inquiry) -> Answer:
         if change is None or change.p_value * len(large) > rate:
             continue
         lost_ns = _lost_by(transfers, change)
-        if lost_ns.mean() >= _least_share(change) * step_ns:
+        least_share = NETWORKS.min_step_share if change.lasts else CHANGES.lost_share
+        if lost_ns.mean() >= least_share * step_ns:
             found.append((change, lost_ns))
     if not found:
         return Answer()
@@ -462,15 +465,9 @@ def _search_links(inquiry: Inquiry) -> Answer:
     return Answer(findings=(_slower_links(seen, worst, lost_ns, len(large)),))
 
 
-def _least_share(change: _Change) -> float:
-    return NETWORKS.min_step_share if change.lasts else CHANGES.lost_share
-
-
 def _change_of_kind(transfers: Transfers, units: Integers) -> _Change | None:
     """Return when a kind is slower; None where it never is, or not as a whole."""
-    time_ns = transfers.transfer_ns[units]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_ns = np.where(time_ns > 0, np.log(time_ns), np.nan)
+    log_ns = robust.log_of(transfers.transfer_ns[units])
     level = robust.median(log_ns, axis=0)
     num = len(level)
     if num < 2 * SEARCH.min_own_iterations or not np.isfinite(level).all():

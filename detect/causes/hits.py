@@ -1,9 +1,8 @@
 """Hits: iterations and passes in which somebody loses time, counted; several causes share them.
 
 An iteration is a hit of a row when it loses more than a margin over its own quiet ones and over the
-others. Sound rows have hits, too; so many of one row must be improbable at the others' rate.
-
-Example: 5 hits in 20 iterations, where the others have 1 in 60, are chance once in 630 times.
+others. Sound rows have hits, too; so many of one row must be improbable at the others' rate
+(`chance`).
 
 **Single passes** (`slow_passes`). Problem: a device that is throttled for 300 ms in every few
 seconds slows one pass in five, or all passes of one iteration in ten. The level of an iteration
@@ -38,10 +37,7 @@ from detect.causes.device import Slowness, is_isolated, mates_of
 from detect.observe.observations import BACKWARD, FORWARD, Observations
 from detect.report import Cause
 from detect.stats import robust
-from detect.stats.residuals import (
-    pass_residuals,
-    peer_groups,
-)
+from detect.stats.residuals import pass_residuals, peer_groups
 from detect.stats.search import Course
 from detect.thresholds import BURSTS, LOSSES, OCCUPANCY, PAIRS, SEARCH, STARVATION
 from megascan.arrays import Flags, Floats, Integers
@@ -114,8 +110,7 @@ def as_large(hits: Flags, size: Floats, row: int) -> Flags:
     """Return the `hits` that are at least half as large as the typical one of `row`, all (row,
     ...); those next to each other stay together where one of them is.
 
-    What sound rows exceed each other by now and then is no event of the row's kind. Example: one
-    rank has passes 1.5 to 2 times as long, the others some that are 1.02 to 1.06 times as long.
+    What sound rows exceed each other by now and then is no event of the row's kind.
     """
     flat, sizes = hits.reshape(len(hits), -1), size.reshape(len(hits), -1)
     if not flat[row].any():
@@ -239,7 +234,7 @@ class _Passes:
     def of(cls, seen: Observations, known: Flags) -> _Passes | None:
         """Compare all passes; None where some row has no peer."""
         groups = peer_groups(seen.work, seen.members)
-        if min(len(rows) for rows in groups) < 2 or not (~known).any():
+        if min(len(rows) for rows in groups) < 2:
             return None
         order = np.argsort(seen.work.microbatch, kind="stable")
         phase = seen.work.phase[order]
@@ -256,7 +251,7 @@ class _Passes:
             over=over,
             hits=hits,
             phase=phase,
-            own=np.nan_to_num(_over_quiet_quarter(seen.work.log_ns[:, :, order])),
+            own=np.nan_to_num(over_quiet(seen.work.log_ns[:, :, order], BURSTS.quiet_share)),
             num_known=np.isfinite(beside_peers).sum(axis=(1, 2)),
         )
 
@@ -349,9 +344,11 @@ def _quiet_level(beside_peers: Floats, phase: Integers) -> tuple[Floats, Floats]
     return level, sigma
 
 
-def _over_quiet_quarter(log_ns: Floats) -> Floats:
-    """Return what `log_ns`, (row, iteration, operation), exceeds its row's quietest quarter by."""
-    quiet = int(BURSTS.quiet_share * (log_ns.shape[1] - 1))
+def over_quiet(log_ns: Floats, share: float) -> Floats:
+    """Return what `log_ns`, (row, iteration, operation), exceeds its row's quiet iterations by: the
+    level that a `share` of them keep below.
+    """
+    quiet = int(share * (log_ns.shape[1] - 1))
     return np.asarray(log_ns - np.sort(log_ns, axis=1)[:, quiet : quiet + 1])
 
 
@@ -361,8 +358,8 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
     `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
     hits must be slower by `floor` on the mean.
     """
-    passes = _Passes.of(seen, known)
-    if passes is None or int((~known).sum()) < BURSTS.min_rows:
+    passes = _Passes.of(seen, known) if int((~known).sum()) >= BURSTS.min_rows else None
+    if passes is None:
         return []
     excess, num_rows, stage = passes.excess(), len(known), seen.members.stage
     share = excess.mean(axis=1)
@@ -430,19 +427,16 @@ def bursts(
     value: Floats,
     known: Flags,
     rate: float,
-    least_share: float,
     least_hit: float = 0.0,
     *,
-    num_tests: int | None = None,
     group: Integers | None = None,
 ) -> list[Burst]:
     """Return the rows of (row, iteration) that exceed the others now and then, the heaviest first.
 
     `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
-    a row must exceed the others by `least_share` on the mean, and by `least_hit` in its hits.
-    `num_tests` is the number of rows tested in all, if `value` has only some of them. Rows of one
-    `group`, (row,), may wait for each other: a hit of a row's mate in the same iteration, but
-    smaller, does not count towards the rate of sound rows.
+    a row must exceed the others by `least_hit` in its hits. Rows of one `group`, (row,), may wait
+    for each other: a hit of a row's mate in the same iteration, but smaller, does not count towards
+    the rate of sound rows.
     """
     num_rows, num_iterations = value.shape
     if int((~known).sum()) < BURSTS.min_rows or not np.isfinite(value[~known]).any():
@@ -450,7 +444,7 @@ def bursts(
     hits, lost = hits_of(value, known)
     counts, share = hits.sum(axis=1), lost.mean(axis=1)
     is_burst = (counts >= BURSTS.min_hits) & (counts <= BURSTS.max_hit_share * num_iterations)
-    is_small = (share < least_share) | (lost.sum(axis=1) < least_hit * counts)
+    is_small = (share < BURSTS.least_share) | (lost.sum(axis=1) < least_hit * counts)
     left, found = ~known, list[Burst]()
     for row in heaviest_first(share, is_burst & ~is_small & ~known):
         others = left & (np.arange(num_rows) != row)
@@ -459,7 +453,7 @@ def bursts(
             mates = others & (group == group[row])
             counted_hits[mates] &= ~(hits[row] & (lost[mates] < lost[row]))
         tally = Tally.of(counted_hits, row, others)
-        q_value = tally.by_chance * ((num_tests or num_rows) / (len(found) + 1))
+        q_value = tally.by_chance * (num_rows / (len(found) + 1))
         if q_value > rate or not tally.is_alone:
             continue
         left = others
@@ -486,13 +480,12 @@ def hits_of(value: Floats, known: Flags) -> tuple[Flags, Floats]:
     return hits, np.where(hits, excess, 0.0)
 
 
-def pair_burst(log_ns: Floats, rate: float, least_share: float) -> Burst | None:
+def pair_burst(log_ns: Floats, rate: float) -> Burst | None:
     """Return the row of two that is slow now and then, None where that is not shown.
 
     `log_ns` (2, iteration, operation) are the rows' own times, operations in the order in which
-    they run. Slow passes in a row are one burst. Example: 17 bursts in which passes of row 0 take 8
-    to 17 % longer than those of row 1, none the other way round: p = 2^-16. Three bursts may be
-    chance: the row is then returned as not sure.
+    they run. Slow passes in a row are one burst. Example: 17 bursts of row 0, none of row 1: p =
+    2^-16. Three bursts may be chance: the row is then returned as not sure.
     """
     gap, longer = _apart(log_ns[0] - log_ns[1])
     num_bursts = [num_runs(one) for one in longer]
@@ -516,7 +509,7 @@ def pair_burst(log_ns: Floats, rate: float, least_share: float) -> Burst | None:
     excess = np.where(slow, np.expm1(gap), 0.0).mean(axis=1)
     is_sure = q_value <= rate
     is_alone = num_own >= BURSTS.min_pair and not num_other
-    if not (is_sure or is_alone) or excess.mean() < least_share:
+    if not (is_sure or is_alone) or excess.mean() < BURSTS.least_share:
         return None
     return Burst(
         row=row,

@@ -5,11 +5,10 @@ Both are findings of the job, not of a node.
 A heavy stage computes 10 % longer for a microbatch than the median stage, on all replicas alike.
 Example: 44 ms against 40 ms on 4 replicas, on 4 hosts: an output layer, no slow device.
 
-The job is only blamed where nothing else is left. A stage of one rank may be a slow device, and a
-stage that is alone on its host a slow host: slow hardware multiplies what the stage has to compute,
-whether the stage is heavier by itself or not. Slow hardware is excluded by layers which take as
-long as those of the other stages, by replicas on several hosts that agree, or by other stages'
-ranks on the same host that are not slow.
+The job is only blamed where nothing else is left: slow hardware, a stage's only device or the host
+that it alone uses, multiplies what the stage has to compute, whether it is heavier by itself or
+not. Slow hardware is excluded by layers which take as long as those of the other stages, by
+replicas on several hosts that agree, or by other stages' ranks on the same host that are not slow.
 
 For stages between the first and the last, the two passes tell more. Extra work takes twice as long
 backward as forward, or as long where its weights are frozen; a host that launches late delays the
@@ -144,8 +143,11 @@ def _search_stages(inquiry: Inquiry) -> Answer:
         if one.ratio >= settings.min_stage_excess and float(np.mean(one.saved_ns)) > least_ns
     ]
     last = int(seen.members.stage.max())
-    late = {one.host: one for one in reversed(heavy) if one.is_late and 0 < one.stage < last}
-    late.pop("", None)
+    late = {
+        one.host: one
+        for one in reversed(heavy)
+        if one.host and one.is_late and 0 < one.stage < last
+    }
     late_hosts = tuple(_late_host_finding(seen, one) for one in late.values())
     ranks = {rank for finding in late_hosts for rank in finding.ranks}
     return Answer(
@@ -179,8 +181,10 @@ def _heavy_stages(seen: Observations, faulty: Flags, least: float) -> list[Heavy
         if heavy is not None:
             found.append(heavy)
     slow = {one.stage for one in found if one.ratio >= least}
-    found = [one if one.has_normal_layers(least) else _with_doubt(seen.members, one, slow)
-             for one in found]  # fmt: skip
+    for place, one in enumerate(found):
+        if not one.has_normal_layers(least):
+            doubt, host = _doubt(seen.members, one, slow)
+            found[place] = replace(one, doubt=doubt, host=host)
     return sorted(found, key=lambda one: -one.ratio)
 
 
@@ -246,9 +250,9 @@ def _heavy_stage(
     )
 
 
-def _with_doubt(members: Members, heavy: HeavyStage, slow: set[int]) -> HeavyStage:
-    """Return the stage with the reason why slow hardware, and which host, may make it slow; without
-    a reason where it cannot.
+def _doubt(members: Members, heavy: HeavyStage, slow: set[int]) -> tuple[str, str]:
+    """Return why slow hardware may make the stage slow, as a sentence, and which host if it is one;
+    empty where it cannot.
 
     Stages in `slow` are no witnesses for a host. Unequal ratios of forward and backward acquit no
     known host: a host that launches late delays the pass with the shorter kernels more. Where hosts
@@ -259,20 +263,19 @@ def _with_doubt(members: Members, heavy: HeavyStage, slow: set[int]) -> HeavySta
     hosts = {members.hosts[row] for row in rows}
     num_ranks = sum(len(members.workers[row]) for row in rows)
     if num_ranks == 1:
-        return replace(heavy, doubt=LONE_RANK)
+        return LONE_RANK, ""
     if hosts == {""}:
         is_one_host = num_ranks <= IMBALANCE.most_ranks_of_host and heavy.is_multiplied
-        return replace(heavy, doubt=UNKNOWN_HOST if is_one_host else "")
+        return UNKNOWN_HOST if is_one_host else "", ""
     there = {int(members.stage[row]) for row, host in enumerate(members.hosts) if host in hosts}
     if len(hosts) > 1 or there - slow - {stage}:
-        return replace(heavy, doubt=_chance_doubt(members, heavy))
+        return _chance_doubt(members, heavy), ""
     (host,) = hosts
     beside = "" if there == {stage} else " but those of other slow stages"
-    doubt = (
+    return (
         f"its ranks run on host {host} and no others do{beside}, so a slow host would show the "
         "same: a benchmark of that host and of another, or granularity full, decides"
-    )
-    return replace(heavy, doubt=doubt, host=host)
+    ), host
 
 
 def _chance_doubt(members: Members, heavy: HeavyStage) -> str:
@@ -346,9 +349,8 @@ def _search_sequences(inquiry: Inquiry) -> Answer:
     """Report replicas that take unequal time by turns, if that costs more than the floor."""
     seen, least = inquiry.seen, inquiry.settings.min_slowdown
     skew = _sequence_skew(seen, inquiry.slow)
-    if skew is None or skew.ratio < least:
-        return Answer()
-    if float(np.mean(skew.saved_ns)) < (least - 1) * float(np.mean(seen.iteration_ns)):
+    least_ns = (least - 1) * float(np.mean(seen.iteration_ns))
+    if skew is None or skew.ratio < least or float(np.mean(skew.saved_ns)) < least_ns:
         return Answer()
     return Answer(findings=(_sequence_finding(seen, skew),))
 
@@ -403,14 +405,9 @@ def _device_doubt(seen: Observations, deviation: Floats, faulty: Flags) -> str:
         [robust.mean(deviation[:, :, seen.work.microbatch == one], axis=2) for one in numbers]
     )
     half = len(numbers) // 2
-    together = _going_together(
-        robust.mean(by_microbatch[:half], axis=0)
-        if half
-        else np.full_like(by_microbatch[0], np.nan),
-        robust.mean(by_microbatch[half:], axis=0),
-    )
-    groups = stage_groups(seen.members)
-    optimizer = optimizer_residuals(seen, groups, faulty)
+    first, second = (robust.mean(part, axis=0) for part in np.split(by_microbatch, [half]))
+    together = _going_together(first, second)
+    optimizer = optimizer_residuals(seen, stage_groups(seen.members), faulty)
     optimizer[faulty] = np.nan
     along = _going_together(optimizer, robust.mean(by_microbatch, axis=0))
     ways = "; cores that others use as well, or clocks that come and go, would show the same"
@@ -450,17 +447,17 @@ def _going_together(one: Floats, other: Floats) -> float | None:
 
 
 def _data_correlation(seen: Observations, deviation: Floats, faulty: Flags) -> tuple[float, bool]:
-    groups = stage_groups(seen.members)
-    elsewhere = data_effects(seen.work, seen.members, groups, faulty)
-    use = np.isfinite(elsewhere) & np.isfinite(deviation)
-    if use.any():
-        return _correlation(elsewhere[use], deviation[use]), True
+    """Return how closely times of the same data go together, and whether they are those of several
+    ranks of a replica; else forward and backward are compared.
+    """
+    elsewhere = data_effects(seen.work, seen.members, stage_groups(seen.members), faulty)
+    if (np.isfinite(elsewhere) & np.isfinite(deviation)).any():
+        return _correlation(elsewhere, deviation), True
     forward = deviation[:, :, seen.work.phase == FORWARD]
     backward = deviation[:, :, seen.work.phase == BACKWARD]
     if forward.shape != backward.shape:  # not every stretch between communications has its pass
         forward, backward = robust.mean(forward, axis=2), robust.mean(backward, axis=2)
-    use = np.isfinite(forward) & np.isfinite(backward)
-    return _correlation(forward[use], backward[use]), False
+    return _correlation(forward, backward), False
 
 
 def _repeats(deviation: Floats) -> bool:
@@ -468,13 +465,13 @@ def _repeats(deviation: Floats) -> bool:
     and data are not the reason.
     """
     level = robust.mean(deviation, axis=2)
-    now, then = level[:, :-1], level[:, 1:]
-    use = np.isfinite(now) & np.isfinite(then)
-    return _correlation(now[use], then[use]) > IMBALANCE.max_sequence_repetition
+    return _correlation(level[:, :-1], level[:, 1:]) > IMBALANCE.max_sequence_repetition
 
 
 def _correlation(one: Floats, other: Floats) -> float:
-    return rank_correlation(one, other) if len(one) >= IMBALANCE.min_samples else 0.0
+    """Return the rank correlation of what is known of both; 0 where that is too little."""
+    use = np.isfinite(one) & np.isfinite(other)
+    return rank_correlation(one[use], other[use]) if use.sum() >= IMBALANCE.min_samples else 0.0
 
 
 def _uneven_replicas(seen: Observations, faulty: Flags) -> tuple[Floats, Floats, Integers]:
@@ -482,13 +479,13 @@ def _uneven_replicas(seen: Observations, faulty: Flags) -> tuple[Floats, Floats,
     the index of the longest replica, (iteration,) each.
     """
     busy = np.where(faulty[:, None], np.nan, seen.busy_ns)
-    replicas = np.unique(seen.members.replica)
-    by_stage = []
-    for rows in stage_groups(seen.members):
-        of_replica = [
-            robust.mean(busy[rows[seen.members.replica[rows] == one]], axis=0) for one in replicas
-        ]
-        by_stage.append(np.stack(of_replica))
+    replica = seen.members.replica
+    by_stage = [
+        np.stack(
+            [robust.mean(busy[rows[replica[rows] == one]], axis=0) for one in np.unique(replica)]
+        )
+        for rows in stage_groups(seen.members)
+    ]
     total = robust.mean(np.stack(by_stage), axis=0)  # (replica, iteration)
     longest, typical = np.nanmax(total, axis=0), robust.mean(total, axis=0)
     return longest / typical, longest - typical, np.argmax(np.nan_to_num(total), axis=0)
@@ -578,22 +575,17 @@ def _stage_evidence(heavy: HeavyStage) -> tuple[str, ...]:
 
 def _by_pass(heavy: HeavyStage) -> str:
     """Say how much longer forward and backward are, and what that means."""
-    if heavy.doubt:
-        means = (
-            "the same ratio, as slow hardware would show"
-            if heavy.is_multiplied
-            else "extra work of its own kind, on hardware slow or not"
-        )
-    else:
-        means = (
-            "extra work shared by the stage"
-            if heavy.is_multiplied
-            else "extra work, not a slow device, which would multiply both alike"
-        )
+    means = {  # whether hardware may be the reason, and whether both passes are longer alike
+        (True, True): "the same ratio, as slow hardware would show",
+        (True, False): "extra work of its own kind, on hardware slow or not",
+        (False, True): "extra work shared by the stage",
+        (False, False): "extra work, not a slow device, which would multiply both alike",
+    }
     return (
         f"forward {times(heavy.ratio_forward)} (+{milliseconds(heavy.excess_forward_ns)} a "
         f"microbatch), backward {times(heavy.ratio_backward)} "
-        f"(+{milliseconds(heavy.excess_backward_ns)}): {means}"
+        f"(+{milliseconds(heavy.excess_backward_ns)}): "
+        f"{means[bool(heavy.doubt), bool(heavy.is_multiplied)]}"
     )
 
 
@@ -618,17 +610,12 @@ def _sequence_finding(seen: Observations, skew: SequenceSkew) -> Finding:
         if skew.across_ranks
         else "forward and backward of a microbatch are slow together"
     )
-    subject, predicate = (
-        "the microbatches",
-        (f"are uneven: the longest replica computes {times(skew.ratio)} the mean"),
-    )
+    subject = "the replicas" if skew.doubt else "the microbatches"
+    predicate = f"are uneven: the longest replica computes {times(skew.ratio)} the mean"
     if skew.doubt:
-        subject, predicate = (
-            "the replicas",
-            (
-                f"do not keep step: the longest computes {times(skew.ratio)} the mean, "
-                "undecided whether their data or their devices vary"
-            ),
+        predicate = (
+            f"do not keep step: the longest computes {times(skew.ratio)} the mean, undecided "
+            "whether their data or their devices vary"
         )
     return build_finding(
         seen,

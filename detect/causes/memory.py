@@ -22,14 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.causes.device import optimizer_residuals
-from detect.causes.finding import (
-    Answer,
-    Claim,
-    Inquiry,
-    build_finding,
-    saved_by_compute,
-)
+from detect.causes.device import answer_of_slow_parts, optimizer_residuals
+from detect.causes.finding import Answer, Claim, Inquiry, build_finding, saved_by_compute
 from detect.observe.observations import Boundness, Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -37,7 +31,7 @@ from detect.stats.residuals import Usual, compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, place, ranks_of, times
 from detect.thresholds import COMPUTE, MEMORY
-from megascan.arrays import Flags, Floats, Integers, mask_of
+from megascan.arrays import Integers, mask_of
 
 ADVICE = (
     "read that GPU's memory errors, remapped rows and temperature: nvidia-smi -i GPU -q -d "
@@ -83,11 +77,8 @@ def slow_memories(inquiry: Inquiry, kinds: Boundness) -> list[_SlowMemory]:
     members = seen.members
     groups = _groups(members)
 
-    def compare(excluded: Flags) -> Floats:
-        return compare_within(kinds.memory, members, groups, excluded).value
-
     task = SearchTask(
-        compare=compare,
+        compare=lambda excluded: compare_within(kinds.memory, members, groups, excluded).value,
         num_rows=len(members),
         num_tests=inquiry.num_tests,
         floor=MEMORY.floor_log,
@@ -180,12 +171,4 @@ def search_memory(inquiry: Inquiry, kinds: Boundness) -> Answer:
         one for one in slow_memories(inquiry, kinds)
         if one.is_confirmed or not inquiry.named[one.suspect.row]
     ]  # fmt: skip
-    found = tuple(_finding(seen, kinds, one) for one in slow)
-
-    def explains(finding: Finding) -> bool:
-        """Return whether a finding shows slow memory in the sum of all kernels of the same rank."""
-        of_device = finding.cause in (Cause.COMPUTE, Cause.UNKNOWN)
-        return of_device and finding.ranks in [one.ranks for one in found]
-
-    rows = mask_of([one.suspect.row for one in slow], len(seen.members))
-    return Answer(findings=found, slow=rows, explains=explains)
+    return answer_of_slow_parts(seen, tuple(_finding(seen, kinds, one) for one in slow))

@@ -34,8 +34,10 @@ import numpy as np
 from detect.causes.device import (
     GPU_ADVICE,
     HOST_ADVICE,
+    answer_of_slow_parts,
     mates_of,
     over_others,
+    rows_alike,
 )
 from detect.causes.finding import (
     UNDECIDED_WHOSE,
@@ -55,7 +57,7 @@ from detect.stats.residuals import Usual, compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds import COMPUTE, DEVICE, OCCUPANCY, OPTIMIZER, PAIRS
-from megascan.arrays import Flags, Floats, Integers, mask_of
+from megascan.arrays import Flags, Floats, Integers
 
 ADVICE = (
     "read that GPU's PCIe link, memory errors and remapped rows, beside a peer's: nvidia-smi -i "
@@ -115,7 +117,8 @@ def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
     members, time_ns = seen.members, seen.optimizer_ns
     if seen.workers is not None:
         members, time_ns = seen.workers.members, seen.workers.optimizer_ns
-    groups = [rows for rows in _rows_by_place(members) if len(rows) > 1]
+    # they update equally many parameters
+    groups = [rows for rows in rows_alike(members.numbered("pp", "tp")) if len(rows) > 1]
     suspects = _suspects(inquiry, members, time_ns, groups) if groups else ()
     if not suspects:
         return []
@@ -184,15 +187,6 @@ def _stands_out(over: Floats, suspect: Suspect, group: Integers) -> bool:
     spread = float(np.sqrt(np.nanmean(peers**2))) if np.isfinite(peers).any() else np.inf
     least = OPTIMIZER.confirmed_sigmas * max(spread, OPTIMIZER.noise_log / 2)
     return least <= float(level[suspect.row]) <= DEVICE.most_optimizer_log
-
-
-def _rows_by_place(members: Members) -> list[Integers]:
-    """Return the rows of each stage and TP rank: they update equally many parameters."""
-    return [
-        rows[members.place["tp"][rows] == one]
-        for rows in stage_groups(members)
-        for one in np.unique(members.place["tp"][rows])
-    ]
 
 
 def _suspects(
@@ -364,15 +358,7 @@ def _search(inquiry: Inquiry) -> Answer:
     if not _is_compared(seen):
         return Answer()
     steps = slow_steps(inquiry)
-    found = tuple(_judged(inquiry, one, steps) for one in steps)
-
-    def explains(finding: Finding) -> bool:
-        """Return whether a finding is about slow passes of a rank whose step is slow."""
-        of_device = finding.cause in (Cause.COMPUTE, Cause.UNKNOWN)
-        return of_device and finding.ranks in [one.ranks for one in found]
-
-    rows = [row for one in found for row in seen.members.rows_with(one.ranks)]
-    return Answer(findings=found, slow=mask_of(rows, len(seen.members)), explains=explains)
+    return answer_of_slow_parts(seen, tuple(_judged(inquiry, one, steps) for one in steps))
 
 
 def _is_compared(seen: Observations) -> bool:

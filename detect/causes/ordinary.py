@@ -1,5 +1,6 @@
 """What else may make a rank look slow: chips that differ, its place, or a single peer.
 
+    Case                   a slow row, as it is judged here and in `compute.py`
     ordinary_difference    slow by so little, or in such a place, that no node need be at fault
     decide_pair            with one peer: which of the two
     even_data              why longer data are not the reason
@@ -35,12 +36,14 @@ Otherwise the pair stays undecided, and the reason says what would decide it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy import special
 
 from detect.causes.device import (
     Slowness,
+    Suspicion,
     attention_residuals,
     mates_of,
     optimizer_shows,
@@ -50,11 +53,10 @@ from detect.causes.device import (
 )
 from detect.causes.finding import Inquiry
 from detect.causes.searches import ComputeSearch, SlowRow
-from detect.observe.observations import BACKWARD, FORWARD, Members, Observations
+from detect.observe.observations import BACKWARD, FORWARD, Members
 from detect.report import Owner
 from detect.stats import robust
 from detect.stats.residuals import deviations, stage_groups
-from detect.stats.search import Course
 from detect.text import counted, times
 from detect.thresholds import DEVICE, KERNELS, ORDINARY, PAIRS, SPELLS
 from megascan.arrays import Floats, mask_of
@@ -69,6 +71,80 @@ DATA_OF_REPLICA = (
 )
 
 
+ONE_PEER = (
+    "with one peer the trace shows that the two differ, not which one is at fault: a second "
+    "replica or TP peer, a trace from before the slowdown, or a GEMM benchmark on both decides"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(Suspicion):
+    """A slow row as it is judged, with all that its search found; rows found slow are excluded."""
+
+    inquiry: Inquiry
+    found: ComputeSearch
+    slow: SlowRow
+
+    @classmethod
+    def of(cls, inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Case:
+        """Return the case of one of the rows that a search found."""
+        course = slow.suspect.course
+        return cls(
+            seen=inquiry.seen,
+            excluded=found.slow_rows,
+            row=slow.suspect.row,
+            active=course.active,
+            effect=course.effect,
+            inquiry=inquiry,
+            found=found,
+            slow=slow,
+        )
+
+    @cached_property
+    def levels(self) -> Floats:
+        """Return by how much each rank is slower than its peers all over the window, (row,) log."""
+        return robust.median(self.found.residuals.value, axis=1)
+
+    @property
+    def optimizer(self) -> Floats:
+        """Return log optimizer time less that of the peers, (row, iteration), while it is slow."""
+        return self.found.optimizer[:, self.active]
+
+    @property
+    def optimizer_is_slow(self) -> bool:
+        """Return whether the row's optimizer step, which no data can lengthen, is slow as well."""
+        return optimizer_shows(self.optimizer, self.passes, self.row)
+
+    @cached_property
+    def passes(self) -> Slowness:
+        """Return how slow every row is meanwhile: with the effect of data left in or taken out,
+        whichever is larger.
+        """
+        seen, residuals, active = self.seen, self.found.residuals, self.active
+        effects = np.nan_to_num(robust.median(residuals.value[:, active], axis=1))
+        raw = deviations(seen.work, stage_groups(seen.members), self.excluded)
+        level = np.nan_to_num(robust.centre(robust.median(raw[:, active], axis=2)))
+        attention = attention_residuals(seen, self.excluded)
+        return Slowness(
+            effects=np.maximum(effects, level),
+            slow=self.excluded,
+            by_phase=robust.median(residuals.by_phase[:, :, active], axis=2),
+            attention=None if attention is None else robust.median(attention[:, active], axis=1),
+        )
+
+    @cached_property
+    def clock(self) -> tuple[int, str] | None:
+        """Return the rank of the row whose clock explains the slowness, and a sentence; None where
+        no clock does.
+        """
+        return slow_clock(self)
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Return whether the row's clock or its optimizer step, which no data lengthen, is slow."""
+        return self.clock is not None or self.optimizer_is_slow
+
+
 @dataclass(frozen=True)
 class Decision:
     """Whether the slow row's node is at fault; `because` is a sentence either way."""
@@ -77,58 +153,29 @@ class Decision:
     because: str
 
 
-def clock_of_slow(
-    seen: Observations, found: ComputeSearch, slow: SlowRow
-) -> tuple[int, str] | None:
-    """Return the rank of a slow row whose clock explains the slowness, and a sentence; None where
-    no clock does.
-    """
-    return slow_clock(seen, found.slow_rows, slow.suspect.row, slow.suspect.course.effect)
-
-
-def effects_beside(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Slowness:
-    """Return how slow every row is while `slow` is: with the effect of data left in or taken out,
-    whichever is larger.
-    """
-    active = slow.suspect.course.active
-    effects = np.nan_to_num(robust.median(found.residuals.value[:, active], axis=1))
-    raw = deviations(seen.work, stage_groups(seen.members), found.slow_rows)
-    level = np.nan_to_num(robust.centre(robust.median(raw[:, active], axis=2)))
-    attention = attention_residuals(seen, found.slow_rows)
-    return Slowness(
-        effects=np.maximum(effects, level),
-        slow=found.slow_rows,
-        by_phase=robust.median(found.residuals.by_phase[:, :, active], axis=2),
-        attention=None if attention is None else robust.median(attention[:, active], axis=1),
-    )
-
-
-def even_data(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:
-    """Return why the data of a slow rank are as long as those of its peers, as a sentence; None
+def even_data(case: Case) -> str:
+    """Return why the data of a slow rank are as long as those of its peers, as a sentence; empty
     where that is not known, and on CPUs, whose cores processes share.
     """
-    members, row = seen.members, slow.suspect.row
+    seen, members, row = case.seen, case.seen.members, case.row
     if members.device_kind == "cpu":
-        return None
+        return ""
     alone = int((members.replica == members.replica[row]).sum()) == 1
     tokens = seen.tokens_of(row)
     gets_no_more = tokens is not None and tokens[0] <= tokens[1]
     if (seen.rules_data_out or gets_no_more) and alone:
         return EVEN
     for same_data in (mates_of(members, row), np.flatnonzero(members.other_stages(row))):
-        if len(same_data) and found.slow_rows[same_data].all():
-            return None  # all ranks with the same documents are slow: hardly all their devices
-    active, effect = slow.suspect.course.active, slow.suspect.course.effect
+        if len(same_data) and case.excluded[same_data].all():
+            return ""  # all ranks with the same documents are slow: hardly all their devices
     return (
-        spares_lookups(seen, found.slow_rows, row, active, effect)
-        or shares_its_memory(seen, found.slow_rows, row, active)
-        or (SPARES_MEMORY if _spares_memory(seen, found, slow) else None)
+        spares_lookups(case)
+        or shares_its_memory(case)
+        or (SPARES_MEMORY if _spares_memory(case) else "")
     )
 
 
-def longer_data(
-    seen: Observations, found: ComputeSearch, slow: SlowRow
-) -> tuple[Owner, str] | None:
+def longer_data(case: Case) -> tuple[Owner, str] | None:
     """Return whose doing it is that a row which gets more tokens than its peers is slow, with a
     sentence; None where it gets no more, where nobody recorded how many, and where it is not slow
     all the time: its passes always get as many.
@@ -140,9 +187,8 @@ def longer_data(
     Example: 2,560 tokens against 2,048, 1.25 times as many, explain up to 1.56 times the time; a
     fused attention takes 1.26 times, one that writes its scores to memory 1.44 times.
     """
-    row, course = slow.suspect.row, slow.suspect.course
-    tokens = seen.tokens_of(row)
-    if tokens is None or not tokens[0] > tokens[1] or not course.active.all():
+    tokens = case.seen.tokens_of(case.row)
+    if tokens is None or not tokens[0] > tokens[1] or not case.active.all():
         return None
     own, theirs = tokens
     words = (
@@ -150,14 +196,13 @@ def longer_data(
         f"({times(own / theirs)} as many)"
     )
     explained = DEVICE.most_token_power * float(np.log(own / theirs))
-    optimizer = found.optimizer[:, course.active]
-    if optimizer_shows(optimizer, effects_beside(seen, found, slow), row):
-        level = float(np.exp(robust.centre(optimizer[row])))
+    if case.optimizer_is_slow:
+        level = float(np.exp(robust.centre(case.optimizer[case.row])))
         return Owner.UNDECIDED, (
             f"{words}, but its optimizer step, which no data can lengthen, takes {times(level)} "
             "the time of its peers': a slow device, besides, may be part of the reason"
         )
-    if course.effect > explained + course.standard_error:
+    if case.effect > explained + case.slow.suspect.course.standard_error:
         return Owner.UNDECIDED, (
             f"{words}, which explains at most {times(float(np.exp(explained)))} the time: a slow "
             "device, besides, may be part of the reason"
@@ -165,136 +210,111 @@ def longer_data(
     return Owner.JOB, f"{words}, which explains it: no device need be slow"
 
 
-def _spares_memory(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
+def _spares_memory(case: Case) -> bool:
     """Return whether nearly all products of matrices are slow in both passes, and what is bound by
     memory is not. Slow attention alone is not enough: its documents may be longer.
     """
-    kinds, effect = seen.boundness, slow.suspect.course.effect
-    least = PAIRS.min_effect_log if slow.num_peers == 1 else KERNELS.least_log
-    if kinds is None or seen.may_have_stages or effect < least:
+    seen, kinds = case.seen, case.seen.boundness
+    least = PAIRS.min_effect_log if case.slow.num_peers == 1 else KERNELS.least_log
+    if kinds is None or seen.may_have_stages or case.effect < least:
         return False  # larger matrices of another stage, or what sound devices differ by
+    groups = stage_groups(seen.members)
     matrix, memory = (
-        robust.median(
-            deviations(work, stage_groups(seen.members), found.slow_rows)[slow.suspect.row][
-                slow.suspect.course.active
-            ],
-            axis=0,
-        )
+        robust.median(deviations(work, groups, case.excluded)[case.row][case.active], axis=0)
         for work in (kinds.matrix, kinds.memory)
     )
-    is_slow = matrix >= PAIRS.agrees_share * effect
+    is_slow = matrix >= PAIRS.agrees_share * case.effect
     parts = [np.isfinite(matrix) & (kinds.matrix.phase == phase) for phase in (FORWARD, BACKWARD)]
     all_parts = all(is_slow[one].mean() >= SPELLS.parts_share for one in parts if one.any())
     return all_parts and bool(robust.median(memory) < PAIRS.agrees_share * robust.median(matrix))
 
 
-def ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> str | None:
-    """Return why the node need not be at fault for the slowness, as a sentence; None if it must."""
-    where = _of_position(inquiry.seen, found, slow)
-    if where is not None:
+def ordinary_difference(case: Case) -> str:
+    """Return why the node need not be at fault, as a sentence; empty where it must be."""
+    where = _of_position(case)
+    if where:
         return f"{where}: that may be the work of the place as well as the device"
-    floor = float(np.log(inquiry.settings.min_slowdown))
-    course = slow.suspect.course
-    effect = course.effect
-    lasts = float(np.mean(course.active)) >= ORDINARY.mostly_share
-    is_pair, is_small = slow.num_peers == 1, effect < ORDINARY.small_floors * floor
-    if is_pair and is_small and (lasts or len(course.episodes) > 1):
+    is_pair, effect = case.slow.num_peers == 1, case.effect
+    small = ORDINARY.small_floors * float(np.log(case.inquiry.settings.min_slowdown))
+    lasts = float(np.mean(case.active)) >= ORDINARY.mostly_share
+    if is_pair and effect < small and (lasts or len(case.slow.suspect.course.episodes) > 1):
         return "two sound devices may differ by as much, and it has one peer only"
     if not lasts:
-        return None
-    is_short = len(inquiry.seen.iterations) < inquiry.settings.min_iterations
-    may_be_chips = is_short or _shows_no_spread(inquiry.seen, found, slow)
-    is_little = is_small or (may_be_chips and effect < np.log(ORDINARY.little_ratio))
-    if is_little and slow.num_peers < ORDINARY.min_peers:
-        return f"sound devices may differ by as much, and it has {slow.num_peers} peers only"
-    return _as_others_differ(inquiry, found, slow)
-
-
-def _shows_no_spread(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
-    """Return whether a row is compared with two others, and nothing else shows how much sound
-    devices differ or that it is slow. (Of pairs the rules for pairs decide.)
-
-    Example: three replicas at 0, 0.2 and 8 %. Of chips that differ by 5 % two may be alike.
-    """
-    known = int(np.isfinite(_levels(found)).sum())
-    is_alone = slow.num_peers == ORDINARY.min_peers - 1 and known < ORDINARY.min_ranks
-    return is_alone and len(found.slow) < 2 and not _is_confirmed(seen, found, slow)
-
-
-def _is_confirmed(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
-    """Return whether a row's clock or its optimizer step, which no data lengthen, is slow, too."""
-    if clock_of_slow(seen, found, slow) is not None:
-        return True
-    optimizer = found.optimizer[:, slow.suspect.course.active]
-    return optimizer_shows(optimizer, effects_beside(seen, found, slow), slow.suspect.row)
-
-
-def _as_others_differ(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> str | None:
-    """Return how the other ranks show that sound devices differ by as much, as a sentence; None
-    where they do not.
-    """
-    floor, effect = float(np.log(inquiry.settings.min_slowdown)), slow.suspect.course.effect
-    is_pair, is_small = slow.num_peers == 1, effect < ORDINARY.small_floors * floor
-    if _is_one_of_few(inquiry.seen, found, slow):
-        return (
-            f"it has {counted(slow.num_peers, 'peer')} only, and another of so few ranks is slow "
-            "as well: these devices may differ by as much and be sound"
-        )
-    if is_small or (is_pair and effect < PAIRS.min_effect_log):
-        largest = _within_distances(found, slow, ORDINARY.small_floors * floor)
+        return ""
+    if few := _as_one_of_few(case, small):
+        return few
+    if effect < small or (is_pair and effect < PAIRS.min_effect_log):
+        largest = _within_distances(case, small)
         if largest is not None:
             return (
                 f"the other ranks, too, lie up to {np.expm1(largest):.1%} off their peers: this "
                 "one may be no more than the slowest of sound devices"
             )
-    return None if is_pair else _within_spread(inquiry.seen, found, slow)
+    return "" if is_pair else _within_spread(case)
 
 
-def _is_one_of_few(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
-    """Return whether a row is slow by no more than sound devices may be, and one of so few ranks
-    that nothing shows how much they differ, while another one is slow as well. Neither its clock
-    nor its optimizer step, which no data lengthen, confirms that it is slow.
+def _as_one_of_few(case: Case, small: float) -> str:
+    """Say that a row is slow by no more than sound devices may be, `small` (log) or a little more,
+    and is one of so few ranks that nothing shows by how much these devices differ. Empty where
+    there are more, or its clock or optimizer confirms more than a `small` slowdown.
 
-    Example: four replicas at 0, 1, 6.5 and 7.5 %. The third is no peer of the fourth, since it is
-    slow itself, and the other two happen to be alike.
+    Examples: three replicas at 0, 0.2 and 8 %, since of chips that differ by 5 % two may be alike.
+    Four at 0, 1, 6.5 and 7.5 %: the third is no peer of the fourth, since it is slow itself, and
+    the other two happen to be alike.
     """
-    is_little = slow.suspect.course.effect < np.log(ORDINARY.little_ratio)
-    if not is_little or slow.num_peers >= ORDINARY.min_peers or len(found.slow) < 2:
-        return False
-    gaps = np.concatenate(_gaps_by_stage(seen, found))
-    is_known = np.isfinite(gaps).sum() >= ORDINARY.min_pairs
-    return not is_known and not _is_confirmed(seen, found, slow)
+    num_peers = case.slow.num_peers
+    most = max(small, float(np.log(ORDINARY.little_ratio)))
+    if num_peers >= ORDINARY.min_peers or case.effect >= most:
+        return ""
+    few_peers = f"sound devices may differ by as much, and it has {num_peers} peers only"
+    is_short = len(case.seen.iterations) < case.inquiry.settings.min_iterations
+    if case.effect < small or is_short:
+        return few_peers
+    if case.is_confirmed:
+        return ""
+    if len(case.found.slow) > 1:
+        gaps = np.concatenate(_gaps_by_stage(case))
+        if np.isfinite(gaps).sum() >= ORDINARY.min_pairs:
+            return ""
+        return (
+            f"it has {counted(num_peers, 'peer')} only, and another of so few ranks is slow "
+            "as well: these devices may differ by as much and be sound"
+        )
+    num_known = int(np.isfinite(case.levels).sum())
+    is_pair = num_peers < ORDINARY.min_peers - 1  # the rules for pairs decide
+    return few_peers if num_known < ORDINARY.min_ranks and not is_pair else ""
 
 
-def _within_distances(found: ComputeSearch, slow: SlowRow, small: float) -> float | None:
+def _within_distances(case: Case, small: float) -> float | None:
     """Return the largest distance of another rank from its peers, log; None where the slowdown
     stands out from these distances. Ranks that are slower by `small` or more are left out.
 
     Few ranks may happen to be alike: the quantile of Student's t that says how far one more strays
     from so many others is 7.5 root mean squares for three of them, and 4.5 for six.
     """
+    found = case.found
     large = [one.suspect.row for one in found.slow if one.suspect.course.effect >= small]
-    others = ~mask_of([*large, slow.suspect.row], len(found.slow_rows))
-    if slow.num_peers == 1:  # the only peer is as far off, the other way
-        others[slow.peers] = False
-    levels = np.abs(robust.median(found.residuals.value[others], axis=1))
+    others = ~mask_of([*large, case.row], len(case.excluded))
+    if case.slow.num_peers == 1:  # the only peer is as far off, the other way
+        others[case.slow.peers] = False
+    levels = np.abs(case.levels[others])
     levels = levels[np.isfinite(levels)]
-    if len(levels) < min(slow.num_peers, 2):  # one rank of another pair tells what both would
+    if len(levels) < min(case.slow.num_peers, 2):  # one rank of another pair tells what both would
         return None
     square, largest = float(np.mean(levels**2)), float(levels.max())
     few = max(1.0, float(special.stdtrit(len(levels), ORDINARY.sound_share)) / ORDINARY.rms_factor)
     most = few * min(ORDINARY.rms_factor * np.sqrt(square), ORDINARY.largest_factor * largest)
-    return None if slow.suspect.course.effect >= _lasting(found, square) * most else largest
+    return None if case.effect >= _lasting(found, square) * most else largest
 
 
-def _within_spread(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:
-    """Say that devices of this job differ by so much that a sound one may be as slow as `slow`;
-    None where `slow` stands out from them, or its clock was read to be low.
+def _within_spread(case: Case) -> str:
+    """Say that devices of this job differ by so much that a sound one may be as slow; empty where
+    the row stands out from them, or its clock was read to be low.
     """
-    spread = _spread_of_devices(seen, found, slow.suspect.row)
-    stands_out = slow.suspect.course.effect >= min(ORDINARY.rms_factor * spread, ORDINARY.most_log)
-    if stands_out or clock_of_slow(seen, found, slow) is not None:
-        return None
+    spread = _spread_of_devices(case)
+    stands_out = case.effect >= min(ORDINARY.rms_factor * spread, ORDINARY.most_log)
+    if stands_out or case.clock is not None:
+        return ""
     return (
         f"ranks of one stage differ by {np.expm1(spread):.1%} (sigma) all over the job: this one "
         "may be no more than the slowest of sound devices"
@@ -309,7 +329,7 @@ def _lasting(found: ComputeSearch, square: float) -> float:
     return float(np.sqrt(max(0.0, 1.0 - chance**2 / square))) if square > 0 else 0.0
 
 
-def _spread_of_devices(seen: Observations, found: ComputeSearch, row: int) -> float:
+def _spread_of_devices(case: Case) -> float:
     """Return sigma of the levels of ranks of one stage, log, from the quarter of all their pairs
     that are nearest to each other: of all stages, or of the row's own where that is more.
 
@@ -319,29 +339,24 @@ def _spread_of_devices(seen: Observations, found: ComputeSearch, row: int) -> fl
     1993). Example: levels 0, 1, 5 and 9 % make pairs 1, 4, 4, 5, 8 and 9 % apart, a quarter of
     which lie within 1 %: sigma is 1 / 0.45 = 2 %.
     """
-    level, groups = _levels(found), stage_groups(seen.members)
-    gaps = _gaps_by_stage(seen, found)
-    own = gaps[next(place for place, rows in enumerate(groups) if row in rows)]
-    pairs, known = np.concatenate(gaps), level[np.isfinite(level)]
+    gaps, groups = _gaps_by_stage(case), stage_groups(case.seen.members)
+    own = gaps[next(place for place, rows in enumerate(groups) if case.row in rows)]
+    pairs, known = np.concatenate(gaps), case.levels[np.isfinite(case.levels)]
     sigma = max(_sigma_of_pairs(pairs), _sigma_of_pairs(own))
     if len(known) >= ORDINARY.min_ranks and len(pairs) < ORDINARY.few_pairs:
         sigma = min(sigma, float(robust.spread(known)))  # of two stages of four, three may be slow
-    return sigma * _lasting(found, sigma**2)
+    return sigma * _lasting(case.found, sigma**2)
 
 
-def _levels(found: ComputeSearch) -> Floats:
-    """Return by how much each rank is slower than its peers all over the window, (row,) log."""
-    return robust.median(found.residuals.value, axis=1)
-
-
-def _gaps_by_stage(seen: Observations, found: ComputeSearch) -> list[Floats]:
+def _gaps_by_stage(case: Case) -> list[Floats]:
     """Return how far the levels of two ranks of a stage are apart, (pair,) log for each stage; NaN
     where one of them is not known.
     """
-    level = _levels(found)
     return [
-        np.abs(np.subtract.outer(level[rows], level[rows]))[np.triu_indices(len(rows), 1)]
-        for rows in stage_groups(seen.members)
+        np.abs(np.subtract.outer(case.levels[rows], case.levels[rows]))[
+            np.triu_indices(len(rows), 1)
+        ]
+        for rows in stage_groups(case.seen.members)
     ]
 
 
@@ -355,72 +370,70 @@ def _sigma_of_pairs(gaps: Floats) -> float:
     return share * float(nearest) / ORDINARY.nearest_sigmas
 
 
-def _of_position(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:
-    """Return how the rank's place within its replica may explain its slowness; None where it does
+def _of_position(case: Case) -> str:
+    """Return how the rank's place within its replica may explain its slowness; empty where it does
     not.
 
     It may if all ranks of the place, in the job or in the stage, are slow alike, by a little or
     without a slow optimizer; or it by a little, and all others by any amount. If the place occurs
     only once, it must be the first.
     """
-    members = seen.members
-    coordinates, row = members.place, slow.suspect.row
-    effect = slow.suspect.course.effect
-    same = np.ones(len(members), dtype=bool)
-    for axis in ("tp", "cp", "ep"):
-        same &= coordinates[axis] == coordinates[axis][row]
-    is_little = effect < ORDINARY.position_reach_log
-    if same.all() or not slow.suspect.course.active.all():
-        return None
-    if not is_little and optimizer_shows(found.optimizer, effects_beside(seen, found, slow), row):
-        return None
-    effects = np.zeros(len(members))
-    for one in found.slow:
-        effects[one.suspect.row] = one.suspect.course.effect
+    members, row = case.seen.members, case.row
+    number = members.numbered("tp", "cp", "ep")
+    same = number == number[row]
+    is_little = case.effect < ORDINARY.position_reach_log
+    if same.all() or not case.active.all():
+        return ""
+    if not is_little and case.optimizer_is_slow:
+        return ""
     if int(same.sum()) == 1:
-        first = is_little and all(int(coordinates[axis][row]) == 0 for axis in ("tp", "cp", "ep"))
+        is_first = all(int(members.place[axis][row]) == 0 for axis in ("tp", "cp", "ep"))
         words = "it is the first rank of the job's only TP group, which loads and logs"
-        return words if first else None
-    if is_little and found.slow_rows[same].all():
+        return words if is_little and is_first else ""
+    if is_little and case.excluded[same].all():
         return (
             "the other ranks at its place are slow as well, and show no more what the place takes"
         )
+    effects = np.zeros(len(members))
+    for one in case.found.slow:
+        effects[one.suspect.row] = one.suspect.course.effect
     of_stage = same & (members.stage == members.stage[row])
     alike = any(
         int(rows.sum()) > 1
         and float(effects[rows].min()) >= ORDINARY.alike_share * float(effects[rows].max())
         for rows in (same, of_stage)
     )
-    return "the ranks at its place in all TP groups are slow alike" if alike else None
+    return "the ranks at its place in all TP groups are slow alike" if alike else ""
 
 
-def decide_pair(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Decision:
+def decide_pair(case: Case) -> Decision:
     """Judge a slow row that has a single peer."""
-    row = slow.suspect.row
-    rows = seen.members.rows_of_stage(int(seen.members.stage[row]))
+    members, row = case.seen.members, case.row
+    rows = members.rows_of_stage(int(members.stage[row]))
     peer = int(rows[rows != row][0])
-    if len({seen.members.devices[row], seen.members.devices[peer]}) > 1:
+    if members.devices[row] != members.devices[peer]:
         return Decision(False, "the two ranks run on different device models, which may differ")
-    rules = (
-        _by_pool, _by_history, _by_same_data, _by_other_stages, _by_optimizer, _by_even_data
-    )  # fmt: skip
-    for rule in rules:
-        decision = rule(seen, found, slow, peer)
-        if decision is not None:
-            return decision
-    return Decision(
-        False,
-        "with one peer the trace shows that the two differ, not which one is at fault: a second "
-        "replica or TP peer, a trace from before the slowdown, or a GEMM benchmark on both decides",
+    by_pool = _by_pool(case, peer)
+    if by_pool is not None:
+        return by_pool
+    why = (
+        _by_history(case, peer)
+        or _by_same_data(members, row, peer)
+        or _by_other_stages(case)
+        or _by_optimizer(case)
+        # by at least what two sound ones differ by, which `ordinary_difference` has checked
+        or even_data(case)
     )
+    return Decision(True, why) if why else Decision(False, ONE_PEER)
 
 
-def _by_pool(seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int) -> Decision | None:
-    if found.pool is None:
+def _by_pool(case: Case, peer: int) -> Decision | None:
+    """Judge by the layers of all stages; None where they do not tell."""
+    pool, row, effect = case.found.pool, case.row, case.effect
+    if pool is None:
         return None
-    active, effect = slow.suspect.course.active, slow.suspect.course.effect
-    own = float(robust.median(found.pool.value[slow.suspect.row][active]))
-    other = float(robust.median(found.pool.value[peer][active]))
+    level = robust.median(pool.value[:, case.active], axis=1)
+    own, other = float(level[row]), float(level[peer])
     if not np.isfinite(own + other):
         return None
     words = (
@@ -428,8 +441,7 @@ def _by_pool(seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int)
         f"{np.exp(other):.2f}x"
     )
     if own >= PAIRS.agrees_share * effect and other < PAIRS.agrees_share * effect:
-        level = robust.median(found.pool.value[:, active], axis=1)
-        if _other_stages_differ_alike(seen.members, level, slow.suspect.row, peer, effect):
+        if _other_stages_differ_alike(case.seen.members, level, row, peer, effect):
             return Decision(False, words + DATA_OF_REPLICA)
         return Decision(True, words)
     if own < PAIRS.agrees_share * effect and other <= -PAIRS.agrees_share * effect:
@@ -454,83 +466,50 @@ def _other_stages_differ_alike(
     return bool(over) and float(robust.median(np.array(over))) >= PAIRS.agrees_share * effect
 
 
-def _by_history(
-    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
-) -> Decision | None:
-    del found
-    course = slow.suspect.course
-    if (~course.active).sum() < PAIRS.min_normal_iterations:
-        return None
-    own, other = (_own_rise(seen, row, course) for row in (slow.suspect.row, peer))
-    if own > PAIRS.agrees_share * course.effect and abs(other) < PAIRS.agrees_share * course.effect:
-        return Decision(
-            True,
-            f"its own compute time rose to {np.exp(own):.2f}x while its peer's stayed at "
-            f"{np.exp(other):.2f}x",
-        )
-    return None
-
-
-def _own_rise(seen: Observations, row: int, course: Course) -> float:
-    level = robust.median(seen.work.log_ns[row], axis=1)
-    return float(robust.median(level[course.active]) - robust.median(level[~course.active]))
-
-
-def _by_same_data(
-    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
-) -> Decision | None:
-    del found
-    members, row = seen.members, slow.suspect.row
-    if members.replica[row] != members.replica[peer] or members.layout.ep > 1:
-        return None
-    if members.stage[row] != members.stage[peer]:
-        return None
-    return Decision(True, "it and its peer share every microbatch (TP) and split the layers evenly")
-
-
-def _by_other_stages(
-    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
-) -> Decision | None:
-    course = slow.suspect.course
-    others = seen.members.other_stages(slow.suspect.row) & ~found.slow_rows
-    if not others.any() or seen.members.layout.ep > 1:  # each stage's experts get other tokens
-        return None
-    elsewhere = float(
-        robust.median(robust.median(found.residuals.value[others][:, course.active], axis=1))
+def _by_history(case: Case, peer: int) -> str:
+    if (~case.active).sum() < PAIRS.min_normal_iterations:
+        return ""
+    level = robust.median(case.seen.work.log_ns, axis=2)
+    rise = robust.median(level[:, case.active], axis=1)
+    rise = rise - robust.median(level[:, ~case.active], axis=1)
+    own, other = float(rise[case.row]), float(rise[peer])
+    if not own > PAIRS.agrees_share * case.effect > abs(other):
+        return ""
+    return (
+        f"its own compute time rose to {np.exp(own):.2f}x while its peer's stayed at "
+        f"{np.exp(other):.2f}x"
     )
-    if not np.isfinite(elsewhere) or elsewhere > PAIRS.elsewhere_share * course.effect:
-        return None
-    return Decision(
-        True,
+
+
+def _by_same_data(members: Members, row: int, peer: int) -> str:
+    if members.tensor_group[row] != members.tensor_group[peer] or members.layout.ep > 1:
+        return ""
+    return "it and its peer share every microbatch (TP) and split the layers evenly"
+
+
+def _by_other_stages(case: Case) -> str:
+    members, active = case.seen.members, case.active
+    others = members.other_stages(case.row) & ~case.excluded
+    if not others.any() or members.layout.ep > 1:  # each stage's experts get other tokens
+        return ""
+    levels = robust.median(case.found.residuals.value[others][:, active], axis=1)
+    elsewhere = float(robust.median(levels))
+    if not np.isfinite(elsewhere) or elsewhere > PAIRS.elsewhere_share * case.effect:
+        return ""
+    return (
         f"the other stages of its replica work on the same data at {np.exp(elsewhere):.2f}x of the "
-        "other replica, so the data are not the reason",
+        "other replica, so the data are not the reason"
     )
 
 
-def _by_optimizer(
-    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
-) -> Decision | None:
-    del found, peer
-    effect = slow.suspect.course.effect
+def _by_optimizer(case: Case) -> str:
+    slow, effect = case.slow, case.effect
     low, high = PAIRS.agrees_share * effect, PAIRS.max_phase_ratio * effect
     agree = all(low <= phase <= high for phase in slow.by_phase)
-    if not agree or effect < PAIRS.min_effect_log or seen.members.layout.ep > 1:
-        return None
-    least = max(DEVICE.optimizer_share * effect, PAIRS.min_optimizer_log)
-    if not slow.optimizer >= least:
-        return None
-    return Decision(
-        True,
-        f"the optimizer step, which no data can lengthen, is {np.exp(slow.optimizer):.2f}x as well",
+    if not agree or effect < PAIRS.min_effect_log or case.seen.members.layout.ep > 1:
+        return ""
+    if not slow.optimizer >= max(DEVICE.optimizer_share * effect, PAIRS.min_optimizer_log):
+        return ""
+    return (
+        f"the optimizer step, which no data can lengthen, is {np.exp(slow.optimizer):.2f}x as well"
     )
-
-
-def _by_even_data(
-    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
-) -> Decision | None:
-    """Blame the slow row if data are even: no device is quicker than a sound one, and two sound
-    ones differ by less than `min_effect_log`, which `ordinary_difference` has checked.
-    """
-    del peer
-    even = even_data(seen, found, slow)
-    return None if even is None else Decision(True, even)

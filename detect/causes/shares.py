@@ -28,13 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from detect.causes.device import DATA_ADVICE
-from detect.causes.finding import (
-    Answer,
-    CauseSpec,
-    Claim,
-    Inquiry,
-    build_finding,
-)
+from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -92,9 +86,9 @@ def _search(inquiry: Inquiry) -> Answer:
     if shares is None or shares.factor < inquiry.settings.min_slowdown:
         return Answer()
     shares = _replayed(seen, shares)
-    if float(np.median(shares.ratio)) < SHARES.least_ratio:
-        return Answer()
-    if any(one.step_time_cost_ratio >= np.median(shares.ratio) for one in inquiry.found):
+    ratio = float(np.median(shares.ratio))
+    is_told = any(one.step_time_cost_ratio >= ratio for one in inquiry.found)
+    if ratio < SHARES.least_ratio or is_told:
         return Answer()
     return Answer(findings=(_finding(seen, shares),))
 

@@ -26,13 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from detect.causes.device import waits_beside
-from detect.causes.finding import (
-    Answer,
-    Claim,
-    Inquiry,
-    build_finding,
-    saved_by_compute,
-)
+from detect.causes.finding import Answer, Claim, Inquiry, build_finding, saved_by_compute
+from detect.causes.hits import over_quiet
 from detect.causes.launching import starvation
 from detect.causes.searches import ADVICE
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
@@ -75,15 +70,16 @@ class _Spell:
 
 def spells(history: Work, optimizer_ns: Floats, known: Flags, num_tests: int) -> list[_Spell]:
     """Return the rows that are slow in up to half of the iterations, `known` rows left out."""
-    own = _over_quiet(history.log_ns)
-    change = _over_others(own, known)
+    own = over_quiet(history.log_ns, 0.5)
+    change = own - robust.expected_from_others(own, known)
     level = robust.median(change, axis=2)
     if not np.isfinite(level[~known]).any():
         return []
     noise = _noise(level[~known])
     slow = _slow_iterations(own, change, history.phase)
     with np.errstate(divide="ignore", invalid="ignore"):
-        optimizer = _over_others(_over_quiet(np.log(optimizer_ns)[:, :, None]), known)[:, :, 0]
+        own_steps = over_quiet(np.log(optimizer_ns)[:, :, None], 0.5)[:, :, 0]
+        optimizer = own_steps - robust.expected_from_others(own_steps, known)
     found = []
     for row in np.flatnonzero(slow.any(axis=1) & ~known).tolist():
         active = slow[row]
@@ -116,18 +112,6 @@ def _noise(level: Floats) -> float:
     return max(SPELLS.noise_log, float(np.nan_to_num(usual)))
 
 
-def _over_quiet(log_ns: Floats) -> Floats:
-    """Return values (row, iteration, part) less those of the row's quieter half of iterations."""
-    quiet = np.sort(log_ns, axis=1)[:, (log_ns.shape[1] - 1) // 2]
-    return np.asarray(log_ns - quiet[:, None])
-
-
-def _over_others(value: Floats, known: Flags) -> Floats:
-    """Return values (row, iteration, part) less the median of other rows that are not `known`."""
-    flat = value.reshape(len(value), -1)
-    return (flat - robust.expected_from_others(flat, known)).reshape(value.shape)
-
-
 def _slow_iterations(own: Floats, change: Floats, phase: Integers) -> Flags:
     """Flag the iterations in which nearly all parts of both passes are slow, (row, iteration)."""
     level = robust.median(change, axis=2)
@@ -152,7 +136,7 @@ def _finding(seen: Observations, spell: _Spell) -> Finding:
     elif beside := waits_beside(seen, own, ~own, active, effect):
         owner, reasons = Owner.UNDECIDED, (beside,)
     share = np.where(active, -np.expm1(-effect), 0.0)
-    factor, num_slow = float(np.exp(effect)), int(active.sum())
+    factor = float(np.exp(effect))
     return build_finding(
         seen,
         Claim(
@@ -168,16 +152,17 @@ def _finding(seen: Observations, spell: _Spell) -> Finding:
             saved_ns=saved_by_compute(seen, row, np.nan_to_num(seen.busy_ns[row]) * share),
             subject=subject_of(seen.members, row),
             predicate=f"computes {times(factor)} slower than in its other iterations",
-            evidence=(*_evidence(spell, len(active), num_slow), *reasons),
+            evidence=(*_evidence(spell), *reasons),
             advice=ADVICE[Cause.COMPUTE],
         ),
     )
 
 
-def _evidence(spell: _Spell, num_iterations: int, num_slow: int) -> tuple[str, ...]:
+def _evidence(spell: _Spell) -> tuple[str, ...]:
     optimizer = "its optimizer was not recorded"
     if np.isfinite(spell.optimizer):
         optimizer = f"its optimizer takes {np.exp(spell.optimizer):.2f}x the time"
+    num_slow, num_iterations = int(spell.active.sum()), len(spell.active)
     return (
         f"in {num_slow} of {counted(num_iterations, 'iteration')} the same kernels take "
         f"{np.exp(spell.effect):.2f}x the time, those of both passes alike; {optimizer}",

@@ -3,13 +3,12 @@
 Every other search compares one kind of time of a rank, host or link with that of others. In three
 cases none of these searches finds anything though the job is not healthy.
 
-**All wait for one rank.** Six iterations on a loaded machine may leave each search without a name,
-while the sums are plain: one rank is busy 96 % of every iteration, and all the others wait for it.
-A rank's own time is what is left of an iteration without its waiting. It needs no passes, no
-modules and no CPU time. A rank is suspected when every other rank waits longer in most iterations,
-and when its own time is far above that of the other ranks of its stage, by more than they differ
-among themselves. This shows that all wait for one rank, and for which, but not why it is busy: the
-finding is undecided, and says what would decide.
+**All wait for one rank.** A rank's own time is what is left of an iteration without its waiting. It
+needs no passes, no modules and no CPU time, and is plain in a few iterations on a loaded machine. A
+rank is suspected when every other rank waits longer in most iterations, and when its own time is
+far above that of the other ranks of its stage, by more than they differ among themselves. This
+shows that all wait for one rank, and for which, but not why it is busy: the finding is undecided,
+and says what would decide.
 
 Example: rank 3 waits 4 % of the iteration, ranks 2, 0 and 1 wait 28, 47 and 52 %: own times 96, 72,
 53 and 48 %. The peers' median is 53 %; the excess of 43 % of an iteration is beyond 10 %, and
@@ -34,11 +33,7 @@ Then each kind of time is checked: did it rise at the same iteration, by enough 
                                                              for inside their passes: undecided
     nothing                                                  undecided, too
 
-Transfers that became slower have a search of their own (`detect.causes.links`).
-
-Example: on the 8 ranks of host 0 the gaps between operations grow from 0.1 to 0.4 ms an iteration,
-on the 8 of host 1 they stay at 0.1: a chance of 1 / C(16, 8). Host 0 is named, though its ranks'
-passes are as long as those of host 1, whose ranks wait for them in the all-gathers of FSDP.
+Transfers that became slower have a search of their own (`detect.causes.everywhere`).
 
 **All wait for one now and then.** Two of seven iterations that take 1.7 times as long are too few
 for a search of levels or of bursts, and may be mere chance. But where the own time of one rank,
@@ -87,6 +82,12 @@ NOTHING_ELSE = (
     "neither the gaps of one host nor the passes of ranks grew by enough to be why: what took the "
     "time may not be recorded"
 )
+ADVICE_ON_AWAITED = (
+    "trace more iterations in a row (--continuous-trace-iterations 10) at granularity full: "
+    "whether its operations are slower, or more time lies between them, decides",
+    "or trace again with its host and a peer's exchanged: a fault of the hardware moves with it, "
+    "longer data or more work stay",
+)
 COMPARE = (
     "compare the time before with the time since: megascan diff on two traces, or the timeline at "
     "that iteration",
@@ -110,67 +111,62 @@ GROWS = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Awaited:
-    """A rank for whom all others wait; shares are of the median iteration."""
+    """A rank for whom all others wait."""
 
     row: int
-    own_share: float
-    """Own time of the rank."""
-    peers_share: float
-    """Own time of the other rows of the rank's stage, on the median."""
-    least_waiting: float
-    """Waiting of the row that waits least, the rank itself left out."""
-    most_waiting: float
-    """Waiting of the row that waits most."""
+    peers: Flags
+    """(row,): the other rows of its stage."""
+    own_ns: Floats
+    """(row, iteration): what is left of an iteration without a row's waiting."""
+    waiting_ns: Floats
+    """(row,): what the other rows wait, typically."""
+    gap_ns: Floats
+    """(iteration,): by how much each other row waits longer at least."""
     num_hits: int
-    """Iterations in which the rank waits least by far."""
-    q_value: float
-    saved_ns: Floats
-    """(iteration,)"""
-    log_ratio: Floats
-    """(iteration,): its own time over its peers'."""
-    num_peers: int
+    """Iterations in which that is far longer."""
+
+    @property
+    def log_ratio(self) -> Floats:
+        """Return the rank's own time over its peers', log, (iteration,)."""
+        of_peers = robust.median(self.own_ns[self.peers], axis=0)
+        return np.asarray(np.log(self.own_ns[self.row] / of_peers))
 
 
-def awaited(seen: Observations) -> _Awaited | None:
+def _awaited(seen: Observations) -> _Awaited | None:
     """Return the rank for whom all others wait, if there is one."""
-    if seen.waiting_ns is None or len(seen.members) < 2:
+    waiting_ns = seen.waiting_ns
+    if waiting_ns is None or len(seen.members) < 2:
         return None
     step_ns = float(np.median(seen.iteration_ns))
-    waiting = seen.waiting_ns
-    row = int(np.argmin(np.median(waiting, axis=1)))
-    others = np.arange(len(waiting)) != row
+    row = int(np.argmin(np.median(waiting_ns, axis=1)))
+    others = np.arange(len(waiting_ns)) != row
     peers = others & (seen.members.stage == seen.members.stage[row])
-    gap = waiting[others].min(axis=0) - waiting[row]
-    hits = int((gap > OCCUPANCY.waiting_share * step_ns).sum())
-    if not peers.any() or hits < OCCUPANCY.mostly_share * len(gap):
+    gap_ns = waiting_ns[others].min(axis=0) - waiting_ns[row]
+    num_hits = int((gap_ns > OCCUPANCY.waiting_share * step_ns).sum())
+    if not peers.any() or num_hits < OCCUPANCY.mostly_share * len(gap_ns):
         return None
-    own = np.maximum(seen.iteration_ns - waiting, 1.0)
-    levels = np.median(own[peers], axis=1)
-    over = float(np.median(own[row])) - float(np.median(levels))
+    own_ns = np.maximum(seen.iteration_ns - waiting_ns, 1.0)
+    levels = np.median(own_ns[peers], axis=1)
+    over = float(np.median(own_ns[row])) - float(np.median(levels))
     spread = float(np.nan_to_num(robust.spread(levels)))
     if over < max(OCCUPANCY.least_share * step_ns, OCCUPANCY.spread_times * spread):
         return None
-    typical = np.median(waiting[others], axis=1) / step_ns
-    chance = float(special.bdtrc(hits - 1, len(gap), 1.0 / len(waiting)))
+    typical_ns = np.median(waiting_ns[others], axis=1)
     return _Awaited(
-        row=row,
-        own_share=float(np.median(own[row])) / step_ns,
-        peers_share=float(np.median(levels)) / step_ns,
-        least_waiting=float(typical.min()),
-        most_waiting=float(typical.max()),
-        num_hits=hits,
-        q_value=min(1.0, chance * len(waiting)),
-        saved_ns=np.maximum(gap, 0.0),
-        log_ratio=np.log(own[row] / robust.median(own[peers], axis=0)),
-        num_peers=int(peers.sum()),
+        row=row, peers=peers, own_ns=own_ns, waiting_ns=typical_ns, gap_ns=gap_ns, num_hits=num_hits
     )
 
 
 def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
-    members, row = seen.members, found.row
+    members, row, own_ns = seen.members, found.row, found.own_ns
     effect = float(robust.median(found.log_ratio))
-    error = float(np.std(found.log_ratio) / np.sqrt(len(found.log_ratio)))
-    peers = counted(found.num_peers, "peer")
+    num_iterations, num_peers = len(found.gap_ns), int(found.peers.sum())
+    error = float(np.std(found.log_ratio) / np.sqrt(num_iterations))
+    step_ns, peers = float(np.median(seen.iteration_ns)), counted(num_peers, "peer")
+    own_share = float(np.median(own_ns[row])) / step_ns
+    peers_share = float(np.median(np.median(own_ns[found.peers], axis=1))) / step_ns
+    waiting = found.waiting_ns / step_ns
+    chance = float(special.bdtrc(found.num_hits - 1, num_iterations, 1.0 / len(members)))
     return build_finding(
         seen,
         Claim(
@@ -181,24 +177,19 @@ def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
             slowdown=float(np.exp(effect)),
             interval=interval_of_ratio(effect, error),
             course=None,
-            q_value=found.q_value,
-            num_peers=found.num_peers,
-            saved_ns=found.saved_ns,
+            q_value=min(1.0, chance * len(members)),
+            num_peers=num_peers,
+            saved_ns=np.maximum(found.gap_ns, 0.0),
             subject=subject_of(members, row),
-            predicate=f"is busy for {found.own_share:.0%} of an iteration, its {peers} for "
-            f"{found.peers_share:.0%}, and all others wait for it, undecided why",
+            predicate=f"is busy for {own_share:.0%} of an iteration, its {peers} for "
+            f"{peers_share:.0%}, and all others wait for it, undecided why",
             evidence=(
-                f"the other ranks wait {found.least_waiting:.0%} to {found.most_waiting:.0%} of an "
-                f"iteration; in {found.num_hits} of {len(found.log_ratio)} iterations each of them "
-                "waits longer than this one",
+                f"the other ranks wait {waiting.min():.0%} to {waiting.max():.0%} of an iteration; "
+                f"in {found.num_hits} of {num_iterations} iterations each of them waits longer "
+                "than this one",
                 *_computing_beside_peers(seen, row),
             ),
-            advice=(
-                "trace more iterations in a row (--continuous-trace-iterations 10) at granularity "
-                "full: whether its operations are slower, or more time lies between them, decides",
-                "or trace again with its host and a peer's exchanged: a fault of the hardware "
-                "moves with it, longer data or more work stay",
-            ),
+            advice=ADVICE_ON_AWAITED,
             is_replayed=False,
         ),
     )
@@ -219,7 +210,7 @@ def _computing_beside_peers(seen: Observations, row: int) -> tuple[str, ...]:
 
 def _search_awaited(inquiry: Inquiry) -> Answer:
     """Report the rank that all wait for, unless it was named already or exceeds them by little."""
-    found = awaited(inquiry.seen)
+    found = _awaited(inquiry.seen)
     if found is None or inquiry.named[found.row] or inquiry.slow[found.row]:
         return Answer()
     if robust.median(found.log_ratio) < np.log(inquiry.settings.min_slowdown):
@@ -300,16 +291,19 @@ def _host_that_lags(seen: Observations, change: StepChange, rate: float) -> _Exp
     rank of other hosts; None where there is no such host.
 
     If all n ranks were alike, the host's k ranks would be the top k with probability 1 / C(n, k).
+
+    Example: on the 8 ranks of host 0 the gaps between operations grow from 0.1 to 0.4 ms an
+    iteration, on the 8 of host 1 they stay at 0.1. Host 0 is named, though its ranks' passes are as
+    long as those of host 1, whose ranks wait for them in the all-gathers of FSDP.
     """
     names, host = np.unique(seen.members.hosts, return_inverse=True)
-    if len(names) < 2 or Cause.HOST not in seen.lost_ns:
+    rise = change.rise(np.log(np.maximum(seen.lost(Cause.HOST), CHANGES.least_gap_ns)))
+    if not np.isfinite(rise).all():
         return None
-    lost_ns = np.maximum(seen.lost(Cause.HOST), CHANGES.least_gap_ns)
-    rise = change.rise(np.log(lost_ns))
     for number, name in enumerate(names.tolist()):
         own = host == number
         num_own, num_others = int(own.sum()), int((~own).sum())
-        if min(num_own, num_others) < HOSTS.min_ranks or not np.isfinite(rise).all():
+        if min(num_own, num_others) < HOSTS.min_ranks:
             continue
         least = float(rise[own].min())
         if least < np.log(CHANGES.gap_ratio) or rise[~own].max() > CHANGES.elsewhere_share * least:
@@ -372,12 +366,6 @@ def _longer_on_one_stage(
         advice=ADVICE[Cause.COMPUTE] if starved is None else HOST_ADVICE,
         slower_log=float(rise[row]),
     )
-
-
-def _longer_passes(seen: Observations, change: StepChange) -> _Explanation | None:
-    """Return whose passes rose at the change: those of one stage alone, or of several ranks."""
-    rise = np.nan_to_num(change.rise(robust.median(seen.work.log_ns, axis=2)))
-    return _longer_on_one_stage(seen, change, rise) or _longer_on_most(seen, change, rise)
 
 
 def _longer_on_most(seen: Observations, change: StepChange, rise: Floats) -> _Explanation | None:
@@ -481,7 +469,7 @@ def _long_iterations(seen: Observations) -> _LongIterations | None:
     iteration_ns, usual = seen.iteration_ns, _usual_iteration_ns(seen.iteration_ns)
     is_long = iteration_ns > CHANGES.long_ratio * usual
     excess_ns = np.where(is_long, iteration_ns - usual, 0.0)
-    lost = float(excess_ns.sum()) / max(float(iteration_ns.sum()), 1.0)
+    lost = _share_of_all_time(seen, excess_ns)
     # ranks collect one after the other, so their pauses add up
     known_ns = float(np.nan_to_num(seen.lost(Cause.GC))[:, is_long].sum())
     known_ns += sum(
@@ -499,6 +487,11 @@ def _long_iterations(seen: Observations) -> _LongIterations | None:
         lost_share=lost,
         ratio=float(iteration_ns.max()) / max(usual, 1.0),
     )
+
+
+def _share_of_all_time(seen: Observations, lost_ns: Floats) -> float:
+    """Return (iteration,) times as a share of the time of all iterations."""
+    return float(lost_ns.sum()) / max(float(seen.iteration_ns.sum()), 1.0)
 
 
 def _usual_iteration_ns(iteration_ns: Floats) -> float:
@@ -530,7 +523,7 @@ def _kept_waiting_by(seen: Observations, long: _LongIterations) -> Integers:
     if seen.waiting_ns is None or int(long.active.sum()) < CHANGES.min_long:
         return nobody
     own_ns = seen.iteration_ns - seen.waiting_ns
-    grown_ns = own_ns - robust.median(own_ns[:, ~long.active], axis=1)[:, None]
+    grown_ns = own_ns - _usual(own_ns, long.active)
     holds_up = grown_ns >= CHANGES.explains_share * long.excess_ns
     share = holds_up[:, long.active].mean(axis=1)
     rows = np.flatnonzero(share >= CHANGES.mostly_share)
@@ -588,13 +581,11 @@ def _what_grew(seen: Observations, long: _LongIterations, rows: Integers) -> tup
     """Return which kind of time of these rows grew by half of the excess or more, and say so;
     `Cause.UNKNOWN` where none did.
     """
-    active = long.active
-    kinds = {Cause.COMPUTE: seen.busy_ns, **seen.lost_ns}
-    kinds = {cause: kinds[cause] for cause in GROWS if cause in kinds}
+    active, kinds = long.active, {Cause.COMPUTE: seen.busy_ns, **seen.lost_ns}
+    own_ns = {cause: np.nan_to_num(kinds[cause][rows]) for cause in GROWS if cause in kinds}
     grown = {
-        cause: float(robust.median(time_ns[:, active] - _usual(time_ns, active)).max())
-        for cause, one in kinds.items()
-        for time_ns in [np.nan_to_num(one[rows])]
+        cause: float(robust.median(one[:, active] - _usual(one, active)))
+        for cause, one in own_ns.items()
     }
     cause = max(grown, key=lambda one: grown[one], default=Cause.UNKNOWN)
     excess_ns = float(np.median(long.excess_ns[active]))
@@ -603,8 +594,8 @@ def _what_grew(seen: Observations, long: _LongIterations, rows: Integers) -> tup
             "neither passes nor gaps between operations grew by as much: transfers did, or "
             "what was not recorded"
         )
-    usual = milliseconds(float(_usual(np.nan_to_num(kinds[cause][rows]), active).max()))
-    now = milliseconds(float(np.median(np.nan_to_num(kinds[cause][rows])[:, active].max(axis=0))))
+    usual = milliseconds(float(_usual(own_ns[cause], active).max()))
+    now = milliseconds(float(np.median(own_ns[cause][:, active].max(axis=0))))
     return cause, f"{GROWS[cause]} take {now} there, otherwise {usual}"
 
 
@@ -626,8 +617,14 @@ def _search_changes(inquiry: Inquiry) -> Answer:
         return _search_long(seen)
     rate = inquiry.settings.false_discovery_rate
     # ask for the host first: ranks that wait for it have longer passes
-    why = _host_that_lags(seen, change, rate) or _longer_passes(seen, change)
-    return Answer(findings=(_change_finding(seen, change, why or _nothing_else(change)),))
+    rise = np.nan_to_num(change.rise(robust.median(seen.work.log_ns, axis=2)))
+    why = (
+        _host_that_lags(seen, change, rate)
+        or _longer_on_one_stage(seen, change, rise)
+        or _longer_on_most(seen, change, rise)
+        or _nothing_else(change)
+    )
+    return Answer(findings=(_change_finding(seen, change, why),))
 
 
 def _search_long(seen: Observations) -> Answer:
@@ -656,7 +653,7 @@ def _saves(seen: Observations) -> tuple[str, ...]:
     if seen.saving_ns is None:
         return ()
     longest_ns = seen.saving_ns.max(axis=0)
-    share = float(longest_ns.sum()) / max(float(seen.iteration_ns.sum()), 1.0)
+    share = _share_of_all_time(seen, longest_ns)
     if share < CHANGES.lost_share:
         return ()
     saves = longest_ns > 0.0
@@ -682,7 +679,7 @@ def _logged(seen: Observations, notes: tuple[str, ...]) -> Answer:
     over_ns = robust.beyond_most(seen.ending_ns)[loggers]
     place = int(over_ns.sum(axis=1).argmax())
     row, own_ns = int(loggers[place]), over_ns[place]
-    share = float(own_ns.sum()) / max(float(seen.iteration_ns.sum()), 1.0)
+    share = _share_of_all_time(seen, own_ns)
     if share < CHANGES.lost_share:
         return Answer(notes=notes)
     does = own_ns >= CHANGES.lost_share * seen.iteration_ns

@@ -9,13 +9,12 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner
 from detect.causes import bursts as of_bursts
-from detect.causes.bursts import _bursts_among, _others_pause
+from detect.causes.bursts import _others_pause
 from detect.causes.hits import Burst, bursts, pair_pause
 from detect.causes.launching import WANDERS
 from detect.causes.paused_hosts import ROUTED, _pausing_host, in_turn
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.thresholds import BURSTS
 from megascan.topology import Layout
 
 
@@ -136,27 +135,27 @@ def test_pauses_that_everybody_has_name_nobody():
     value = np.zeros((16, 10))
     random = np.random.default_rng(1)
     value[random.random((16, 10)) < 0.2] = 0.2
-    assert bursts(value, np.zeros(16, dtype=bool), rate=0.01, least_share=0.01) == []
+    assert bursts(value, np.zeros(16, dtype=bool), rate=0.01) == []
 
 
 def test_rate_of_the_others_decides():
     value = np.zeros((16, 10))
     value[5, [1, 4, 8]] = 0.2
     nobody = np.zeros(16, dtype=bool)
-    (found,) = bursts(value, nobody, rate=0.01, least_share=0.01)
+    (found,) = bursts(value, nobody, rate=0.01)
     assert found.row == 5 and found.other_hits == 0 and found.q_value < 1e-3
     value[:, 2] += 0.2  # everybody at once is no excess
-    assert len(bursts(value, nobody, rate=0.01, least_share=0.01)) == 1
-    assert bursts(value, np.arange(16) == 5, rate=0.01, least_share=0.01) == []
+    assert len(bursts(value, nobody, rate=0.01)) == 1
+    assert bursts(value, np.arange(16) == 5, rate=0.01) == []
 
 
 def test_a_row_that_always_loses_more_has_no_bursts():
     value = 0.002 * np.random.default_rng(3).standard_normal((16, 20))
     value[5] += 0.03
     nobody = np.zeros(16, dtype=bool)
-    assert bursts(value, nobody, rate=0.01, least_share=0.01) == []
+    assert bursts(value, nobody, rate=0.01) == []
     value[5, ::3] += 0.1
-    (found,) = bursts(value, nobody, rate=0.01, least_share=0.01)
+    (found,) = bursts(value, nobody, rate=0.01)
     assert found.row == 5 and found.hits.tolist() == [slot % 3 == 0 for slot in range(20)]
 
 
@@ -435,7 +434,7 @@ def test_a_row_is_not_quiet_while_its_peers_have_bursts():
         value[row, hits] += random.uniform(0.15, 0.4, int(hits.sum()))
     value[:4, hits] -= 0.1  # as against a median that the bursts raise
     known = np.arange(16) == 6
-    assert sorted(one.row for one in bursts(value, known, 0.01, 0.01)) == [4, 5, 7]
+    assert sorted(one.row for one in bursts(value, known, 0.01)) == [4, 5, 7]
 
 
 def test_slow_files_stop_both_ends_of_a_pipeline(job):
@@ -562,9 +561,9 @@ def test_mates_that_wait_are_no_rate_of_sound_rows():
     value[1, [1, 4, 8]] = 0.06
     value[9, [2, 12]] = 0.05
     nobody, group = np.zeros(16, dtype=bool), np.arange(16) // 2
-    found = bursts(value, nobody, rate=0.01, least_share=0.01, group=group)
+    found = bursts(value, nobody, rate=0.01, group=group)
     assert [one.row for one in found if one.row == 0] == [0] and found[0].other_hits == 2
-    assert bursts(value, nobody, rate=0.01, least_share=0.01) == []
+    assert bursts(value, nobody, rate=0.01) == []
 
 
 @pytest.mark.parametrize(
@@ -589,20 +588,6 @@ def test_short_pauses_inside_uneven_passes_are_undecided(job, pause_ms, inside, 
     )  # fmt: skip
     found = judge(seen, DetectorSettings()).findings
     assert [(one.ranks, one.owner) for one in found if one.cause == Cause.HOST] == [((5,), owner)]
-
-
-def test_rows_of_a_place_are_judged_as_if_all_others_were_known():
-    generator = np.random.default_rng(0)
-    value = generator.normal(0.0, 0.002, size=(24, 20))
-    value[5, ::4] += 0.2
-    rows, known = np.arange(0, 12), np.zeros(24, dtype=bool)
-    known[3] = True
-    (mine,) = _bursts_among(rows, value, known, 0.01)
-    (alone,) = bursts(value, known | (np.arange(24) >= 12), 0.01, BURSTS.least_share)
-    assert mine.row == alone.row == 5
-    assert (mine.q_value, mine.other_hits) == (alone.q_value, alone.other_hits)
-    np.testing.assert_array_equal(mine.others, alone.others)
-    np.testing.assert_array_equal(mine.excess, alone.excess)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from detect import Cause, DetectorSettings, Owner
-from detect.causes.device import shares_its_memory
+from detect.causes.device import Suspicion, shares_its_memory
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Boundness
@@ -228,5 +228,7 @@ def test_a_device_that_is_shared_slows_some_layers_and_not_others(job, layout, s
 def test_where_no_sound_rank_is_left_a_shared_device_shows_nothing(job):
     seen = observe(job(layout=Layout(dp=2)).timeline())
     kinds = Boundness(memory=seen.work, matrix=seen.work, memory_ns=np.zeros_like(seen.busy_ns))
-    nobody, always = np.ones(2, dtype=bool), np.ones(len(seen.iterations), dtype=bool)
-    assert shares_its_memory(replace(seen, boundness=kinds), nobody, 1, always) == ""
+    all_slow, always = np.ones(2, dtype=bool), np.ones(len(seen.iterations), dtype=bool)
+    seen = replace(seen, boundness=kinds)
+    suspicion = Suspicion(seen=seen, excluded=all_slow, row=1, active=always, effect=0.1)
+    assert shares_its_memory(suspicion) == ""

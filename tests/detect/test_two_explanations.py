@@ -92,27 +92,27 @@ def test_throttling_of_one_of_two_is_told_by_its_own_times():
     hits = random.random((38, 8)) < 0.3
     own = 16.0 + 0.005 * random.standard_normal((2, 38, 8))
     own[1, hits] += 0.17
-    found = pair_burst(own, rate=0.01, least_share=0.01)
+    found = pair_burst(own, rate=0.01)
     assert found is not None and found.row == 1
     assert found.hits.tolist() == hits.any(axis=1).tolist()
     mirrored = own.copy()  # now the one, now the other: data
     mirrored[:, ::2] = own[::-1, ::2]
-    assert pair_burst(mirrored, rate=0.01, least_share=0.01) is None
+    assert pair_burst(mirrored, rate=0.01) is None
     quicker = own.copy()  # the other one is quick now and then
     quicker[0, hits] -= 0.17
     quicker[1] -= np.where(hits, 0.17, 0.0)
-    assert pair_burst(quicker, rate=0.01, least_share=0.01) is None
+    assert pair_burst(quicker, rate=0.01) is None
 
 
 def test_passes_that_follow_each_other_are_one_burst():
     own = 16.0 + 0.002 * np.random.default_rng(0).standard_normal((2, 10, 8))
     own[1, 3:5] += 0.2  # once for two iterations: no more than a coin that fell once
-    assert pair_burst(own, rate=0.01, least_share=0.01) is None
+    assert pair_burst(own, rate=0.01) is None
     own[1, [0, 8], 2:5] += 0.2
-    doubtful = pair_burst(own, rate=0.01, least_share=0.01)
+    doubtful = pair_burst(own, rate=0.01)
     assert doubtful is not None and not doubtful.is_sure
     own[0, 7] += 0.2  # the other has one as well
-    assert pair_burst(own, rate=0.01, least_share=0.01) is None
+    assert pair_burst(own, rate=0.01) is None
 
 
 def test_pauses_of_any_size_are_the_rows_that_has_them_alone():
@@ -121,16 +121,15 @@ def test_pauses_of_any_size_are_the_rows_that_has_them_alone():
 
     value = np.full((8, 6), 0.001)
     value[7] = [0.8, 0.3, 0.3, 0.3, 0.9, 0.9]
-    one_place = np.zeros(8, dtype=np.int64)
-    found = lone(value, one_place)
+    found = lone(value, [np.arange(8)])
     assert found is not None and found.row == 7 and found.is_sure
-    assert lone(value, np.arange(8)) is None  # nobody else has to load
+    assert lone(value, [np.array([row]) for row in range(8)]) is None  # nobody else has to load
     few = np.full((2, 6), 0.001)
     few[0, [0, 1, 4]] = 0.4
-    doubtful = lone(few, one_place[:2])
+    doubtful = lone(few, [np.arange(2)])
     assert doubtful is not None and not doubtful.is_sure
     few[1, [2, 3, 5]] = 0.4
-    assert lone(few, one_place[:2]) is None
+    assert lone(few, [np.arange(2)]) is None
 
 
 def test_a_twentieth_of_all_time_in_three_pauses_is_worth_a_word_if_nobody_else_has_any():
