@@ -66,6 +66,12 @@ class Inquiry:
         blaming = [one for one in self.found if one.cause is cause and one.owner is Owner.NODE]
         return rows_of_findings(self.seen.members, blaming)
 
+    @property
+    def least_of_links(self) -> float:
+        """Return the least slowdown of a connection: more on CPUs, which vary by more."""
+        is_cpu = self.seen.members.device_kind == "cpu"
+        return max(self.settings.min_link_slowdown, LINKS.cpu_min_slowdown if is_cpu else 1.0)
+
     def detectable_effect(self, noise: Noise) -> float:
         """Return the smallest lasting effect that would have been found, in the values' units.
 
@@ -124,18 +130,13 @@ class Answer:
     """Which findings of earlier searches are parts of the findings here, and are left out."""
 
 
-def _never(seen: Observations) -> bool:
-    del seen
-    return False
-
-
 @dataclass(frozen=True, kw_only=True)
 class CauseSpec:
     """One cause as the detector, the report and the page use it."""
 
     cause: Cause
     search: Callable[[Inquiry], Answer]
-    tests_rows: Callable[[Observations], bool] = _never
+    tests_rows: Callable[[Observations], bool] = lambda seen: False
     """Whether every row is tested, which counts in `Inquiry.num_tests`."""
     power_words: str = ""
     """What would have been found, for the page's table of power: "a rank waits for its data"."""
