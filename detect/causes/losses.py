@@ -184,12 +184,13 @@ def _awaited_loading(seen: Observations, row: int) -> Answer:
     lasts = float(np.mean(hits)) >= OCCUPANCY.mostly_share
     is_awaited = is_long.any() and float(np.mean(hits[is_long])) >= OCCUPANCY.mostly_share
     costs = float(saved_ns.sum()) >= least * float(seen.iteration_ns.sum())
+    answer = Answer(least_slowdown=1.0 + least, least_because=NOBODY_ELSE)
     if not lasts and not (is_awaited and costs):
-        return Answer(least_slowdown=1.0 + least, least_because=NOBODY_ELSE)
+        return answer
     num_long = len(hits) if lasts else int(is_long.sum())
     chance = float(special.bdtrc(int(hits.sum()) - 1, num_long, 1.0 / len(members)))
     finding = _awaited_finding(seen, row, hits, lasts=lasts, saved_ns=saved_ns, chance=chance)
-    return Answer(findings=(finding,), least_slowdown=1.0 + least, least_because=NOBODY_ELSE)
+    return replace(answer, findings=(finding,))
 
 
 def _quicker_at_the_other_end(seen: Observations, row: int, hits: Flags) -> str:
@@ -601,8 +602,8 @@ def _without_victims(
 def _in_pipeline(seen: Observations, row: int, slow: Flags) -> bool:
     """Return whether a slow row shares the row's pipeline: its replica and place, another stage."""
     members = seen.members
-    same = slow & (members.stage != members.stage[row])
-    for axis in ("dp", "tp", "cp"):
+    same = slow & members.other_stages(row)
+    for axis in ("tp", "cp"):
         same &= members.place[axis] == members.place[axis][row]
     return bool(same.any())
 
