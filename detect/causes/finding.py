@@ -532,8 +532,8 @@ def undecided_if_small_and_free(
     `min_slowdown`. Example: 1.039x in five iterations of a step that would be 0.2 % shorter.
 
     In some more iterations, or beside more peers, what gains little must be beyond doubt, whatever
-    noise is at work. Example: 1.038x with q 2e-7, of a step that would be 0.5 % shorter. What is
-    gained with others of the `findings` counts as far as these alone do not gain it.
+    noise is at work. What is gained with others of the `findings` counts as far as these alone do
+    not gain it.
 
     Unchanged where no communication was recorded, since then nobody knows who waits, and where a
     low clock was read, which is no difference of chips.

@@ -502,11 +502,10 @@ def _idle_beyond_launching(seen: Observations, row: int, active: Flags) -> str:
     Example: 108 ms an iteration against 2, where launching its passes takes a host 14: batches that
     come late, and that no span shows.
     """
-    lost = seen.lost_ns.get(Cause.HOST)
-    if lost is None or seen.launching_ns is None:
+    if seen.launching_ns is None:
         return ""
     peers = _stage_peers(seen, row)
-    level = robust.median(lost[:, active], axis=1)
+    level = robust.median(seen.lost(Cause.HOST)[:, active], axis=1)
     idle_ns = float(level[row] - robust.median(level[peers]))
     launching_ns = float(np.median(seen.launching_ns[peers][:, active]))
     if not launching_ns > 0 or not idle_ns >= PACE.held_up_ratio * launching_ns:
@@ -523,11 +522,9 @@ def _is_lost_to_its_host(seen: Observations, row: int, active: Flags, effect: fl
 
     Example: 153 ms an iteration, and passes that take 500 ms in place of 385.
     """
-    lost = seen.lost_ns.get(Cause.HOST)
-    if lost is None:
-        return False
     longer_ns = float(np.median(seen.busy_ns[row][active])) * -float(np.expm1(-effect))
-    return float(np.nanmedian(lost[row][active])) >= STARVATION.stopped_share * longer_ns
+    lost_ns = float(robust.median(seen.lost(Cause.HOST)[row][active]))
+    return lost_ns >= STARVATION.stopped_share * longer_ns
 
 
 def _stops_text(seen: Observations, row: int, active: Flags) -> str:
