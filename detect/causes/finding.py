@@ -68,7 +68,7 @@ class Inquiry:
 
     @property
     def least_of_links(self) -> float:
-        """Return the least slowdown of a connection: more on CPUs, which vary by more."""
+        """Return from which slowdown on a connection is slow: on CPUs transfers vary by more."""
         is_cpu = self.seen.members.device_kind == "cpu"
         return max(self.settings.min_link_slowdown, LINKS.cpu_min_slowdown if is_cpu else 1.0)
 

@@ -453,10 +453,10 @@ def _are_at_one_place(seen: Observations, link: _SlowLink, links: list[_SlowLink
     two hosts, and 29 us between the second ranks.
     """
     members = seen.members
+    places = members.numbered("pp", "tp", "cp")
 
-    def place_of(pair: tuple[int, ...]) -> list[tuple[int, ...]]:
-        axes = [members.place[axis] for axis in ("pp", "tp", "cp")]
-        return sorted(tuple(int(one[row]) for one in axes) for row in members.rows_with(pair))
+    def place_of(pair: tuple[int, ...]) -> list[int]:
+        return sorted(int(places[row]) for row in members.rows_with(pair))
 
     pairs = {
         one.ranks for one in links if len(one.ranks) == 2 and members.are_inside_a_host(one.ranks)

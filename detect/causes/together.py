@@ -107,8 +107,8 @@ def _is_awaited(link: Finding, finding: Finding) -> bool:
 
 def _explains(main: Finding, other: Finding) -> bool:
     """Return whether `other` is what the fault of `main` looks like elsewhere."""
-    meets = main.first_iteration <= other.last_iteration
-    if not meets or not other.first_iteration <= main.last_iteration:
+    is_before = main.last_iteration < other.first_iteration
+    if is_before or other.last_iteration < main.first_iteration:
         return False
     minor = _excess(other) <= CONSEQUENCES.minor_share * _excess(main)
     if minor and (_launches_late(main, other) or _is_behind(main, other)):
