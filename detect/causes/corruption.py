@@ -281,5 +281,5 @@ def _advice(first: Deviation, *, lasting: bool) -> tuple[str, ...]:
 
 
 def _coordinates(prober: Prober) -> dict[str, int]:
-    axes = [axis for axis in ("dp", "pp", "cp", "ep", "tp") if getattr(prober.layout, axis) > 1]
+    axes = prober.layout.used("dp", "pp", "cp", "ep", "tp")
     return {axis: getattr(prober.coordinates, axis) for axis in axes}

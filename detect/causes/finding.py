@@ -66,6 +66,12 @@ class Inquiry:
         blaming = [one for one in self.found if one.cause is cause and one.owner is Owner.NODE]
         return rows_of_findings(self.seen.members, blaming)
 
+    @property
+    def least_of_links(self) -> float:
+        """Return from which slowdown on a connection is slow: on CPUs transfers vary by more."""
+        is_cpu = self.seen.members.device_kind == "cpu"
+        return max(self.settings.min_link_slowdown, LINKS.cpu_min_slowdown if is_cpu else 1.0)
+
     def detectable_effect(self, noise: Noise) -> float:
         """Return the smallest lasting effect that would have been found, in the values' units.
 
@@ -124,18 +130,13 @@ class Answer:
     """Which findings of earlier searches are parts of the findings here, and are left out."""
 
 
-def _never(seen: Observations) -> bool:
-    del seen
-    return False
-
-
 @dataclass(frozen=True, kw_only=True)
 class CauseSpec:
     """One cause as the detector, the report and the page use it."""
 
     cause: Cause
     search: Callable[[Inquiry], Answer]
-    tests_rows: Callable[[Observations], bool] = _never
+    tests_rows: Callable[[Observations], bool] = lambda seen: False
     """Whether every row is tested, which counts in `Inquiry.num_tests`."""
     power_words: str = ""
     """What would have been found, for the page's table of power: "a rank waits for its data"."""
@@ -531,8 +532,8 @@ def undecided_if_small_and_free(
     `min_slowdown`. Example: 1.039x in five iterations of a step that would be 0.2 % shorter.
 
     In some more iterations, or beside more peers, what gains little must be beyond doubt, whatever
-    noise is at work. Example: 1.038x with q 2e-7, of a step that would be 0.5 % shorter. What is
-    gained with others of the `findings` counts as far as these alone do not gain it.
+    noise is at work. What is gained with others of the `findings` counts as far as these alone do
+    not gain it.
 
     Unchanged where no communication was recorded, since then nobody knows who waits, and where a
     low clock was read, which is no difference of chips.

@@ -34,9 +34,6 @@ others", (iteration,), is split where its two parts differ most:
 and the p-value of t is multiplied by the number of splits. No change is looked for where the host
 is one TP group, in which all wait for one rank, nor where experts may get other tokens from one
 iteration to the next.
-
-Example: 4 hosts of 4 ranks, DP 16. The optimizer takes 2.12 ms on the ranks of one host and 0.92 ms
-on the 12 others (spread 0.4 %), the iteration 400 ms: log ratio 0.84 at s = 0.004, t above 300.
 """
 
 from __future__ import annotations
@@ -97,8 +94,6 @@ DEVICE_ADVICE = (
     "CLOCK,PERFORMANCE,TEMPERATURE,POWER), its power supplies and its fans",
     "measure the host with the job away: python scripts/healthcheck.py --sweep",
 )
-
-
 CHANGED = (
     "it changed inside the trace: what a stage has to compute, and how long a replica's documents "
     "are, does not"
@@ -146,7 +141,6 @@ class SlowHost:
 
     rows: Integers
     q_value: float
-    num_peers: int
     reason: _Reason
 
     @property
@@ -225,7 +219,6 @@ def _judge(inquiry: Inquiry, sides: Sides, num_hosts: int) -> SlowHost | None:
     return SlowHost(
         rows=np.flatnonzero(sides.own),
         q_value=min(1.0, reason.test.p_value * num_tests),
-        num_peers=int((~sides.own).sum()),
         reason=replace(reason, doubt=reason.doubt or _doubt(inquiry, sides, reason)),
     )
 
@@ -245,7 +238,7 @@ def _by_launching(
         cause=Cause.HOST,
         test=late,
         tests=tests,
-        excess_ns=_late_ns(sides, tests),
+        excess_ns=_late_ns(sides, tests[COMPUTE].effect if COMPUTE in tests else 0.0),
         doubt="" if keeps_its_pace(sides) else WANDERS,
     )
 
@@ -331,7 +324,7 @@ def _doubt(inquiry: Inquiry, sides: Sides, reason: _Reason) -> str:
         waits = may_wait_unseen(sides.seen, np.flatnonzero(sides.own), active)
         if waits:
             return waits
-    return NOISIER if is_level and _is_noisier_of_two(sides, reason.tests, reason.test) else ""
+    return NOISIER if is_level and _is_noisier_of_two(sides, reason) else ""
 
 
 def _doubt_of_devices(inquiry: Inquiry, sides: Sides, reason: _Reason) -> str:
@@ -365,11 +358,11 @@ def _are_named_one_by_one(inquiry: Inquiry, sides: Sides, cause: Cause) -> bool:
     return float(np.mean(named)) >= HOSTS.most_of_host_share
 
 
-def _is_noisier_of_two(sides: Sides, tests: Mapping[str, HostTest], test: HostTest) -> bool:
+def _is_noisier_of_two(sides: Sides, reason: _Reason) -> bool:
     """Return whether a host loses only a little more than the only other host."""
-    is_lost = any(test is tests.get(name) for name in LOST)
+    is_lost = any(reason.test is reason.tests.get(name) for name in LOST)
     is_only = len(np.unique(sides.host[sides.control])) < 2
-    return is_lost and is_only and test.effect < HOSTS.least_doubtful_share
+    return is_lost and is_only and reason.test.effect < HOSTS.least_doubtful_share
 
 
 def _others_load_as_long(sides: Sides) -> bool:
@@ -396,13 +389,12 @@ def _clearest_change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Change 
     if int(sides.control.sum()) >= HOSTS.min_control:
         floors[COMPUTE] = float(np.log(inquiry.settings.min_slowdown))
     rate, lasts = inquiry.settings.false_discovery_rate, inquiry.settings.min_iterations
-    found: list[_Change] = []
-    for name, least in floors.items():
-        change = _split_in_time(sides, name, over[name], lasts)
-        if change is None:
-            continue
-        if change.test.effect >= least and change.test.p_value * num_tests <= rate:
-            found.append(change)
+    changes = (_split_in_time(sides, name, over[name], lasts) for name in floors)
+    found = (
+        one
+        for one in changes
+        if one and one.test.effect >= floors[one.channel] and one.test.p_value * num_tests <= rate
+    )
     return max(found, key=lambda one: one.test.effect, default=None)
 
 
@@ -660,14 +652,12 @@ def _named_elsewhere(inquiry: Inquiry, sides: Sides) -> bool:
     return bool(((inquiry.slow | inquiry.named) & ~sides.own).any())
 
 
-def _late_ns(sides: Sides, tests: Mapping[str, HostTest]) -> Floats:
-    """Return the time that the slowest rank of a slowly launching host loses, (iteration,).
-
-    The rank's device stands still between operations, and inside passes, which get longer.
+def _late_ns(sides: Sides, longer: float = 0.0) -> Floats:
+    """Return the time that the host's slowest rank loses, (iteration,): its device stands still
+    between operations, and inside passes, which are `longer` for it (log).
     """
     seen, own = sides.seen, sides.own
     lost = np.nan_to_num(seen.lost(Cause.HOST)) + np.nan_to_num(seen.lost(Cause.LOADER))
-    longer = tests[COMPUTE].effect if COMPUTE in tests else 0.0
     inside = np.nan_to_num(seen.busy_ns) * (1.0 - float(np.exp(-max(longer, 0.0))))
     excess = (lost + inside)[own].max(axis=0) - robust.median(lost[~own], axis=0)
     return np.asarray(np.clip(excess, 0.0, seen.iteration_ns))
@@ -675,21 +665,17 @@ def _late_ns(sides: Sides, tests: Mapping[str, HostTest]) -> Floats:
 
 def _excess_ns(sides: Sides, test: HostTest, *, by_compute: bool) -> Floats:
     """Return the time that the host's slowest rank loses in each iteration, (iteration,)."""
-    seen, own = sides.seen, sides.own
-    if by_compute:
-        busy = np.nan_to_num(seen.busy_ns)
-        better = np.where(own[:, None], busy * np.exp(-test.effect), busy)
-        excess = busy.max(axis=0) - better.max(axis=0)
-    else:
-        lost = np.nan_to_num(seen.lost(Cause.HOST)) + np.nan_to_num(seen.lost(Cause.LOADER))
-        excess = lost[own].max(axis=0) - robust.median(lost[~own], axis=0)
-    return np.asarray(np.clip(excess, 0.0, seen.iteration_ns))
+    if not by_compute:
+        return _late_ns(sides)
+    busy = np.nan_to_num(sides.seen.busy_ns)
+    better = np.where(sides.own[:, None], busy * np.exp(-test.effect), busy)
+    excess = busy.max(axis=0) - better.max(axis=0)
+    return np.asarray(np.clip(excess, 0.0, sides.seen.iteration_ns))
 
 
 def _finding(seen: Observations, slow: SlowHost) -> Finding:
-    members, reason = seen.members, slow.reason
-    test = reason.test
-    ranks = members.ranks_of(slow.rows)
+    members, reason, rows = seen.members, slow.reason, slow.rows.tolist()
+    ranks, test, num_peers = members.ranks_of(rows), reason.test, len(members) - len(rows)
     is_log = test in (reason.tests.get(COMPUTE), reason.tests.get(OPTIMIZER))
     reach = SEARCH.interval_sigmas * test.error
     slowdown, low, high = (
@@ -700,41 +686,37 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
     lost = milliseconds(float(np.mean(reason.excess_ns[active])))
     clocks = ""
     if reason.cause == Cause.COMPUTE and slow.is_shown:
-        clocks = _slow_clocks(seen, mask_of(slow.rows.tolist(), len(members)), test.effect)
+        clocks = _slow_clocks(seen, mask_of(rows, len(members)), test.effect)
+    measured = ", ".join(_in_words(name, one.effect) for name, one in reason.tests.items())
     return build_finding(
         seen,
         Claim(
             ranks=ranks,
-            rows=tuple(int(row) for row in slow.rows),
+            rows=tuple(rows),
             cause=reason.cause,
             owner=Owner.NODE if slow.is_shown else Owner.UNDECIDED,
             slowdown=slowdown,
             interval=(low, high),
             course=reason.course,
             q_value=slow.q_value,
-            num_peers=slow.num_peers,
+            num_peers=num_peers,
             saved_ns=reason.excess_ns,
-            subject=f"host {members.hosts[int(slow.rows[0])]} (ranks {listed(ranks)})",
+            subject=f"host {members.hosts[rows[0]]} (ranks {listed(ranks)})",
             predicate={
                 Cause.COMPUTE: f"computes {times(slowdown)} slower than the other hosts",
                 Cause.LOADER: f"loads data late on all its ranks, up to {lost} an iteration",
             }.get(reason.cause, f"holds up all its ranks, up to {lost} an iteration"),
             evidence=(
-                f"{_measured(reason.tests)}, "
-                "against the ranks of other hosts that do the same work",
+                f"{measured}, against the ranks of other hosts that do the same work",
                 *((CHANGED,) if reason.is_by_change else ()),
                 *((clocks,) if clocks else ()),
                 f"{counted(len(ranks), 'rank')} of this host against "
-                f"{counted(slow.num_peers, 'rank')} of others",
+                f"{counted(num_peers, 'rank')} of others",
                 *((reason.doubt,) if reason.doubt else ()),
             ),
             advice=DEVICE_ADVICE if reason.cause == Cause.COMPUTE else HOST_ADVICE,
         ),
     )
-
-
-def _measured(tests: Mapping[str, HostTest]) -> str:
-    return ", ".join(_in_words(name, test.effect) for name, test in tests.items())
 
 
 def _in_words(channel: str, effect: float) -> str:

@@ -112,7 +112,7 @@ def starvation(
         return None
     if stands_still(seen, row, active) and _is_lost_to_its_host(seen, row, active, effect):
         return Owner.NODE, _stops_text(seen, row, active)
-    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
+    own, theirs = _just_in_time(seen, row, active)
     if not own >= _least_starved(theirs) or _is_at_work(seen, row, active, effect):
         return None
     others = _starved_groups(seen, seen.starved_share, row, active)
@@ -191,9 +191,7 @@ def waits_for_launches(seen: Observations, row: int, active: Flags) -> str:
     Example: the optimizer step of an FSDP job, in which the rank whose host is the last by a little
     never waits for others: 7.2 ms in place of 3.5, all of its kernels launched just in time.
     """
-    if seen.starved_share is None:
-        return ""
-    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
+    own, theirs = _just_in_time(seen, row, active)
     if not own >= STARVATION.fed_share:
         return ""
     return (
@@ -210,9 +208,9 @@ def launched_by_slow_host(seen: Observations, row: int, active: Flags, effect: f
     Example: passes and optimizer 1.10 times as long, 62 % just in time (of its peers' 47 %), and
     1.27 times the time from launch to launch. A slow device lets its host get ahead.
     """
-    if seen.starved_share is None or seen.held_pace is None:
+    if seen.held_pace is None:
         return ""
-    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
+    own, theirs = _just_in_time(seen, row, active)
     over = _slower_to_launch(seen, seen.held_pace, row, active)
     if not (own >= STARVATION.fed_share and over >= effect):
         return ""
@@ -230,11 +228,10 @@ def half_starved(seen: Observations, row: int, active: Flags) -> str:
     Example: 69 % of a device's operations come just in time, of its peers' 40 %; it takes 1.2x
     their time while its host launches 4 % more slowly.
     """
-    if seen.starved_share is None or launches_slowly(seen, row):
-        return ""
-    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
+    own, theirs = _just_in_time(seen, row, active)
     waits_more = own - theirs >= STARVATION.more_share
-    if not waits_more or not STARVATION.fed_share <= own < _least_starved(theirs):
+    is_half = STARVATION.fed_share <= own < _least_starved(theirs)
+    if not (waits_more and is_half) or launches_slowly(seen, row):
         return ""
     return (
         f"{own:.0%} of its operations were launched only just in time, and of its peers' "
@@ -265,10 +262,13 @@ def mate_starves(seen: Observations, row: int, active: Flags) -> str:
     )
 
 
-def _just_in_time(
-    seen: Observations, starved: Floats, row: int, active: Flags
-) -> tuple[float, float]:
-    """Return what share of the row's work comes just in time, and what share of its peers'."""
+def _just_in_time(seen: Observations, row: int, active: Flags) -> tuple[float, float]:
+    """Return what share of the row's work comes just in time, and what share of its peers'; NaN
+    where launches were not recorded.
+    """
+    starved = seen.starved_share
+    if starved is None:
+        return np.nan, np.nan
     theirs = starved[_stage_peers(seen, row)][:, active]
     return float(robust.median(starved[row][active])), float(robust.median(theirs))
 
@@ -331,14 +331,13 @@ def _behind_by_launching(
     peers' (log), if nothing else holds the device up; NaN where something may, where the device is
     not starved (`least_starved`, by default `_least_starved`), and where launches are not told.
     """
-    if seen.held_pace is None or seen.starved_share is None:
+    if seen.held_pace is None:
         return np.nan
-    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
+    own, theirs = _just_in_time(seen, row, active)
     if not own >= (least_starved or _least_starved(theirs)):
         return np.nan
-    if stands_still(seen, row, active) or _idle_beyond_launching(seen, row, active):
-        return np.nan
-    if _prepares_its_passes(seen, row, active):
+    is_held_up = stands_still(seen, row, active) or _prepares_its_passes(seen, row, active)
+    if is_held_up or _idle_beyond_launching(seen, row, active):
         return np.nan
     over = _slower_to_launch(seen, seen.held_pace, row, active)
     if seen.tells_passes or seen.launching_ns is None:
@@ -444,10 +443,8 @@ def _stops_in_passes(seen: Observations, row: int, active: Flags) -> bool:
     Example: 553 ms an iteration against 81 to 91 ms of the three other replicas, and half of the
     operations launched just in time against none.
     """
-    if seen.starved_share is None or _prepares_its_passes(seen, row, active):
-        return False
-    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
-    if not own - theirs >= STARVATION.more_share:
+    own, theirs = _just_in_time(seen, row, active)
+    if not own - theirs >= STARVATION.more_share or _prepares_its_passes(seen, row, active):
         return False
     own_ns, theirs_ns = _own_and_longest(seen, seen.launching_ns, row, active)
     return own_ns >= PACE.held_up_ratio * theirs_ns and _is_noticeable(
@@ -505,11 +502,10 @@ def _idle_beyond_launching(seen: Observations, row: int, active: Flags) -> str:
     Example: 108 ms an iteration against 2, where launching its passes takes a host 14: batches that
     come late, and that no span shows.
     """
-    lost = seen.lost_ns.get(Cause.HOST)
-    if lost is None or seen.launching_ns is None:
+    if seen.launching_ns is None:
         return ""
     peers = _stage_peers(seen, row)
-    level = robust.median(lost[:, active], axis=1)
+    level = robust.median(seen.lost(Cause.HOST)[:, active], axis=1)
     idle_ns = float(level[row] - robust.median(level[peers]))
     launching_ns = float(np.median(seen.launching_ns[peers][:, active]))
     if not launching_ns > 0 or not idle_ns >= PACE.held_up_ratio * launching_ns:
@@ -526,11 +522,9 @@ def _is_lost_to_its_host(seen: Observations, row: int, active: Flags, effect: fl
 
     Example: 153 ms an iteration, and passes that take 500 ms in place of 385.
     """
-    lost = seen.lost_ns.get(Cause.HOST)
-    if lost is None:
-        return False
     longer_ns = float(np.median(seen.busy_ns[row][active])) * -float(np.expm1(-effect))
-    return float(np.nanmedian(lost[row][active])) >= STARVATION.stopped_share * longer_ns
+    lost_ns = float(robust.median(seen.lost(Cause.HOST)[row][active]))
+    return lost_ns >= STARVATION.stopped_share * longer_ns
 
 
 def _stops_text(seen: Observations, row: int, active: Flags) -> str:

@@ -22,6 +22,7 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
     connection_advice,
+    rows_of_findings,
     undecided,
     undecided_if_free,
     undecided_if_little,
@@ -237,12 +238,11 @@ def _search_connections(inquiry: Inquiry) -> Answer:
     if compared.sum() < 2:
         return Answer()
     is_cpu = seen.members.device_kind == "cpu"
-    least = max(settings.min_link_slowdown, LINKS.cpu_min_slowdown if is_cpu else 1.0)
     task = SearchTask(
         compare=units.values,
         num_rows=len(units.members),
         num_tests=inquiry.num_tests + int(compared.sum()),
-        floor=float(np.log(least)),
+        floor=float(np.log(inquiry.least_of_links)),
         usual=Usual(
             floor=LINKS.noise_log,
             spread=LINKS.spread_log,
@@ -412,7 +412,8 @@ def _doubt(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> str:
     as_long = _share_as_long(seen, link, links)
     if as_long >= LINKS.shared_share:
         return IN_DOUBT_SHARED.format(share=as_long)
-    return FEW if _is_of_few(link) and not link.course.active.all() else ""
+    active = link.course.active
+    return FEW if len(active) < ORDINARY.few_iterations and not active.all() else ""
 
 
 def _is_launched_late(seen: Observations, link: _SlowLink) -> bool:
@@ -444,10 +445,6 @@ def _share_as_long(seen: Observations, link: _SlowLink, links: list[_SlowLink]) 
     return float(as_long.mean()) if as_long.size else 0.0
 
 
-def _is_of_few(link: _SlowLink) -> bool:
-    return len(link.course.active) < ORDINARY.few_iterations
-
-
 def _are_at_one_place(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> bool:
     """Return whether the pairs of the same stages and TP ranks are slow in all replicas, each
     inside a host.
@@ -456,10 +453,10 @@ def _are_at_one_place(seen: Observations, link: _SlowLink, links: list[_SlowLink
     two hosts, and 29 us between the second ranks.
     """
     members = seen.members
+    places = members.numbered("pp", "tp", "cp")
 
-    def place_of(pair: tuple[int, ...]) -> list[tuple[int, ...]]:
-        axes = [members.place[axis] for axis in ("pp", "tp", "cp")]
-        return sorted(tuple(int(one[row]) for one in axes) for row in members.rows_with(pair))
+    def place_of(pair: tuple[int, ...]) -> list[int]:
+        return sorted(int(places[row]) for row in members.rows_with(pair))
 
     pairs = {
         one.ranks for one in links if len(one.ranks) == 2 and members.are_inside_a_host(one.ranks)
@@ -584,25 +581,24 @@ def _link(
     *,
     is_isolated: bool,
 ) -> _SlowLink:
+    transfers, slow = units.transfers, [one.row for one in explained]
     best = min(explained, key=lambda one: (one.q_value, -one.course.effect))
-    rows = np.flatnonzero(np.isin(units.unit, [one.row for one in explained]))
     share = 1.0 - float(np.exp(-best.course.effect))
     lost_ns: dict[int, float] = {}  # by rank: units of different ranks transfer at the same time
-    for one in rows.tolist():
-        for rank in units.transfers.members[one]:
-            lost_ns[rank] = lost_ns.get(rank, 0.0) + float(units.transfers.total_ns[one]) * share
+    for one in np.flatnonzero(np.isin(units.unit, slow)).tolist():
+        for rank in transfers.members[one]:
+            lost_ns[rank] = lost_ns.get(rank, 0.0) + float(transfers.total_ns[one]) * share
     actual, normal = _typical_times(units, best)
     row = _row_of(units, best)
-    same_kind = {int(one) for one in units.unit[units.transfers.kind == units.transfers.kind[row]]}
-    peers = same_kind - {one.row for one in explained}
+    peers = set(units.unit[transfers.kind == transfers.kind[row]].tolist()).difference(slow)
     return _SlowLink(
         ranks=ranks,
         course=best.course,
         q_value=best.q_value,
         units=tuple(units.members[one.row] for one in explained),
         num_peers=sum(bool(compared[one]) for one in peers),
-        kind=units.transfers.kinds[int(units.transfers.kind[row])],
-        size_bytes=int(units.transfers.size_bytes[row]),
+        kind=transfers.kinds[int(transfers.kind[row])],
+        size_bytes=int(transfers.size_bytes[row]),
         normal_ns=normal,
         actual_ns=actual,
         excess_ns=np.where(best.course.active, max(lost_ns.values(), default=0.0), 0.0),
@@ -657,12 +653,9 @@ def _undecided_beside_heavier(
     cost, replica = finding.step_time_cost_ratio, seen.members.replica
     if finding.owner is not Owner.NODE or cost >= ORDINARY.worthwhile_ratio:
         return finding
-    heavier = [
-        row for one in others if one.step_time_cost_ratio > cost
-        for row in seen.members.rows_with(one.ranks)
-    ]  # fmt: skip
-    own = mask_of(list(seen.members.rows_with(finding.ranks)), len(replica))
-    accused = (slow | mask_of(heavier, len(replica))) & ~own
+    own = rows_of_findings(seen.members, [finding])
+    heavier = [one for one in others if one.step_time_cost_ratio > cost]
+    accused = (slow | rows_of_findings(seen.members, heavier)) & ~own
     if not np.isin(replica[accused], replica[own]).any():
         return finding
     return undecided(finding, OTHERS_WAIT)

@@ -82,10 +82,11 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     on_gpu = members.device_kind == "cuda"
     usual = np.nan_to_num(robust.median(loading, axis=1))
     groups, across = _rows_that_load(members, loads, usual)
-    mates = mates_that_load(seen) if len(groups) == 1 and len(groups[0]) < 2 else None
+    is_lone = len(groups[0]) == 1
+    mates = mates_that_load(seen) if is_lone else None
     if mates is not None:
         groups, across = [mates], False
-    elif len(groups[0]) == 1:
+    elif is_lone:
         return _awaited_loading(seen, int(groups[0][0]))
 
     def doubt(suspect: Suspect) -> str:
@@ -145,7 +146,9 @@ def _lost_and_excess_ns(seen: Observations, suspect: Suspect, cause: Cause) -> t
 
 
 def _rows_that_load(members: Members, loads: Flags, usual: Floats) -> tuple[list[Integers], bool]:
-    """Return groups of rows that load alike, and whether they span stages for want of peers."""
+    """Return groups of rows that load alike, each of two and more; or one group of any size, that
+    of all rows that load, and whether it is this one, which spans stages for want of peers.
+    """
     tp_rank = members.place["tp"]
     groups = [
         rows[loads[rows] & (tp_rank[rows] == one)]
@@ -184,12 +187,13 @@ def _awaited_loading(seen: Observations, row: int) -> Answer:
     lasts = float(np.mean(hits)) >= OCCUPANCY.mostly_share
     is_awaited = is_long.any() and float(np.mean(hits[is_long])) >= OCCUPANCY.mostly_share
     costs = float(saved_ns.sum()) >= least * float(seen.iteration_ns.sum())
+    answer = Answer(least_slowdown=1.0 + least, least_because=NOBODY_ELSE)
     if not lasts and not (is_awaited and costs):
-        return Answer(least_slowdown=1.0 + least, least_because=NOBODY_ELSE)
+        return answer
     num_long = len(hits) if lasts else int(is_long.sum())
     chance = float(special.bdtrc(int(hits.sum()) - 1, num_long, 1.0 / len(members)))
     finding = _awaited_finding(seen, row, hits, lasts=lasts, saved_ns=saved_ns, chance=chance)
-    return Answer(findings=(finding,), least_slowdown=1.0 + least, least_because=NOBODY_ELSE)
+    return replace(answer, findings=(finding,))
 
 
 def _quicker_at_the_other_end(seen: Observations, row: int, hits: Flags) -> str:
@@ -600,11 +604,8 @@ def _without_victims(
 
 def _in_pipeline(seen: Observations, row: int, slow: Flags) -> bool:
     """Return whether a slow row shares the row's pipeline: its replica and place, another stage."""
-    members = seen.members
-    same = slow & (members.stage != members.stage[row])
-    for axis in ("dp", "tp", "cp"):
-        same &= members.place[axis] == members.place[axis][row]
-    return bool(same.any())
+    place = seen.members.numbered("tp", "cp")
+    return bool((slow & (place == place[row]) & seen.members.other_stages(row)).any())
 
 
 def _share_with(transfers: Transfers, own: set[int], accused: set[int]) -> float:

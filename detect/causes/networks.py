@@ -27,7 +27,6 @@ the time per byte, with a higher floor.
 
 Example: PP4 x DP4 on 4 hosts. Messages 0-1 take 3.2 ms, 1-2 and 2-3 take 13.1 ms. Host 2 touches
 8 messages, all slow; the 4 others are quick: effect log 4.0. Of host 1's 8 messages half are quick.
-
 """
 
 from __future__ import annotations
@@ -61,51 +60,39 @@ from detect.stats import robust
 from detect.stats.host_tests import since_it_began
 from detect.stats.search import Course, active_in, interval_of_ratio
 from detect.text import counted, milliseconds, times
-from detect.thresholds import (
-    LINKS,
-    NETWORKS,
-    POWER,
-    STARVATION,
-    DetectorSettings,
-)
+from detect.thresholds import LINKS, NETWORKS, POWER, STARVATION, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
-
-NOT_TOLD_APART = (
-    "these hosts exchange with each other only: the trace cannot tell which of them is slow"
-)
 
 ONE_RING = (
     "one ring alone shows it: the NIC of any one of these ranks slows the ring as much as their "
     "switch does; a transfer between pairs of them decides"
 )
-
-RAILS_NOT_TOLD_APART = "what takes one of these rails takes the others, too: either may be slow"
-
-BUILT_OTHERWISE = (
-    "several hosts are slow alike: they may be built otherwise than the others; compare "
-    "nvidia-smi topo -m of both"
-)
-
 SHOWN_BYTES = 100_000_000
 """For how many bytes the times of transfers of unlike sizes are shown."""
 
 
 class Way(Enum):
-    """What connections share; the value says which others they are compared with."""
+    """What connections share: `others` says with which they are compared, `doubt` why several of
+    them that are slow are not blamed.
+    """
 
-    NETWORK = "between other hosts"
-    RAIL = "on other rails"
-    INSIDE = "inside other hosts"
+    NETWORK = (
+        "between other hosts",
+        "these hosts exchange with each other only: the trace cannot tell which of them is slow",
+    )
+    RAIL = (
+        "on other rails",
+        "what takes one of these rails takes the others, too: either may be slow",
+    )
+    INSIDE = (
+        "inside other hosts",
+        "several hosts are slow alike: they may be built otherwise than the others; compare "
+        "nvidia-smi topo -m of both",
+    )
 
-    @property
-    def doubt(self) -> str:
-        """Return why several of them that are slow are not blamed."""
-        return {
-            Way.NETWORK: NOT_TOLD_APART,
-            Way.RAIL: RAILS_NOT_TOLD_APART,
-            Way.INSIDE: BUILT_OTHERWISE,
-        }[self]
+    def __init__(self, others: str, doubt: str) -> None:
+        self.others, self.doubt = others, doubt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,18 +175,11 @@ class _Split:
     """Units of every kind in which the host is slow."""
 
 
-def slow_networks(inquiry: Inquiry) -> list[SlowNetwork]:
+def _slow_network(inquiry: Inquiry, crossings: _Crossings) -> SlowNetwork | None:
     """Return the slow host network, or else the slow rail, or else the host that is slow inside, if
     there is one; several that cannot be told apart are one.
     """
-    seen, settings = inquiry.seen, inquiry.settings
-    if seen.transfers is None:
-        return []
-    crossings = _crossings(seen, seen.transfers)
-    least = settings.min_link_slowdown
-    if seen.members.device_kind == "cpu":
-        least = max(least, LINKS.cpu_min_slowdown)
-    floor = float(np.log(least))
+    floor = float(np.log(inquiry.least_of_links))
     between, inside = _kinds(crossings, crossings.crosses, floor), _inside(crossings, floor)
     for way, ports, kinds in (
         (Way.NETWORK, _hosts(crossings), between),
@@ -208,8 +188,8 @@ def slow_networks(inquiry: Inquiry) -> list[SlowNetwork]:
     ):
         slow = _slowest(inquiry, crossings.transfers, kinds, ports, way)
         if slow is not None:
-            return [slow]
-    return []
+            return slow
+    return None
 
 
 def _hosts(crossings: _Crossings) -> list[_Port]:
@@ -250,12 +230,10 @@ def _slowest(
     enough; None otherwise.
     """
     seen = inquiry.seen
-    clearest = [_clearest(kinds, port.touches) for port in ports]
     rate = inquiry.settings.false_discovery_rate
+    clearest = ((port, _clearest(kinds, port.touches)) for port in ports)
     sure = [
-        (port, split)
-        for port, split in zip(ports, clearest, strict=True)
-        if split and split.p_value * len(ports) <= rate
+        (port, split) for port, split in clearest if split and split.p_value * len(ports) <= rate
     ]
     if not sure:
         return None
@@ -443,9 +421,8 @@ def _excess_ns(transfers: Transfers, split: _Split, ranks: tuple[int, ...], acti
     return max(by_rank.values(), default=0.0)
 
 
-def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
-    is_one, transfers = len(slow.names) == 1, seen.transfers
-    assert transfers is not None
+def _finding(seen: Observations, transfers: Transfers, slow: SlowNetwork) -> Finding:
+    is_one = len(slow.names) == 1
     shared = set.intersection(*(set(transfers.members[one]) for one in slow.split.all_slow))
     is_one_ring = slow.way is Way.RAIL and len(shared) > 2  # what joins two hosts is their link
     split, slowdown = slow.split, float(np.exp(slow.split.effect))
@@ -470,11 +447,8 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
             num_peers=len(split.quick),
             saved_ns=np.where(active, slow.excess_ns, 0.0),
             subject=f"{_who(slow)} (ranks {listed(slow.ranks)})",
-            predicate=f"transfers {times(slowdown)} slower than {slow.way.value}",
-            evidence=(
-                _evidence(split, slow.way.value, slow_ns, quick_ns),
-                *doubts,
-            ),
+            predicate=f"transfers {times(slowdown)} slower than {slow.way.others}",
+            evidence=(_evidence(split, slow.way.others, slow_ns, quick_ns), *doubts),
             advice=connection_advice(seen, slow.ranks),
             is_border=is_one and slow.way is Way.NETWORK,
             is_inside=is_one and slow.way is Way.INSIDE,
@@ -506,39 +480,39 @@ def _evidence(split: _Split, others: str, slow_ns: float, quick_ns: float) -> st
 
 
 def _search(inquiry: Inquiry) -> Answer:
-    found = slow_networks(inquiry)
-    hidden = [] if found else _hidden_hosts(inquiry.seen)
-    transfers = inquiry.seen.transfers
-    slow = [] if transfers is None else [
-        (set(one.ranks), [set(transfers.members[unit]) for unit in one.split.all_slow.tolist()])
-        for one in found
-    ]  # fmt: skip
+    seen, unsplit = inquiry.seen, _unsplit(inquiry.seen)
+    crossings = None if seen.transfers is None else _crossings(seen, seen.transfers)
+    slow = None if crossings is None else _slow_network(inquiry, crossings)
+    if crossings is None or slow is None:
+        hidden = _hidden_hosts(seen, crossings)
+        unseen = _unseen_network(seen, crossings, hidden)
+        return Answer(
+            notes=_notes(seen, crossings, hidden),
+            hides=unseen.hides or unsplit.hides,
+            caveat=unseen.caveat or unsplit.caveat,
+        )
+    transfers, ranks = crossings.transfers, set(slow.ranks)
+    units = [set(transfers.members[unit]) for unit in slow.split.all_slow.tolist()]
 
     def explains(finding: Finding) -> bool:
         named = set(finding.ranks)
-        return finding.cause == Cause.LINK and any(
-            named <= ranks or (named & ranks and any(named <= unit for unit in units))
-            for ranks, units in slow
-        )
+        is_part = named <= ranks or (named & ranks and any(named <= unit for unit in units))
+        return finding.cause == Cause.LINK and bool(is_part)
 
-    unseen, unsplit = _unseen_network(inquiry.seen, hidden), _unsplit(inquiry.seen)
     return Answer(
-        findings=tuple(_finding(inquiry.seen, one) for one in found),
-        explains=explains,
-        notes=_notes(inquiry.seen, hidden),
-        hides="" if found else unseen.hides or unsplit.hides,
-        caveat=unseen.caveat or unsplit.caveat,
+        findings=(_finding(seen, transfers, slow),), explains=explains, caveat=unsplit.caveat
     )
 
 
-def _hidden_hosts(seen: Observations) -> list[str]:
+def _hidden_hosts(seen: Observations, crossings: _Crossings | None) -> list[str]:
     """Return the hosts whose slow network could not have been seen: no kind of transfers between
     hosts that is large enough to tell has units both with and without the host.
     """
     hosts = sorted({name for name in seen.members.hosts if name})
-    if len(hosts) < 2 or seen.transfers is None:
-        return hosts if len(hosts) > 1 else []
-    crossings = _crossings(seen, seen.transfers)
+    if len(hosts) < 2:
+        return []
+    if crossings is None:
+        return hosts
     kinds = _kinds(crossings, crossings.crosses, floor=0.0)
     return [
         name
@@ -547,11 +521,13 @@ def _hidden_hosts(seen: Observations) -> list[str]:
     ]
 
 
-def _notes(seen: Observations, hidden: list[str]) -> tuple[str, ...]:
+def _notes(seen: Observations, crossings: _Crossings | None, hidden: list[str]) -> tuple[str, ...]:
     """Say whose slow network could not have been seen."""
     if not hidden:
         return ()
-    test = "an all_reduce_perf (nccl-tests) between pairs of hosts shows it" + _paces(seen, hidden)
+    test = "an all_reduce_perf (nccl-tests) between pairs of hosts shows it"
+    if crossings is not None:
+        test += _paces(seen, crossings, hidden)
     if len(hidden) == len({name for name in seen.members.hosts if name}):
         return (
             "all communication between hosts runs through every one of them, or was not recorded: "
@@ -564,23 +540,19 @@ def _notes(seen: Observations, hidden: list[str]) -> tuple[str, ...]:
     )
 
 
-def _paces(seen: Observations, hidden: list[str]) -> str:
+def _paces(seen: Observations, crossings: _Crossings, hidden: list[str]) -> str:
     """Say how long transfers of `hidden` hosts take, to compare a test with: their share of the
     iteration, and the time of the largest operation; "" where bytes are not known.
 
     Example: ": such transfers take 9 % of the iteration here, one all_reduce of 2.13 GB 171 ms
     (12.5 GB/s)".
     """
-    transfers = seen.transfers
-    if transfers is None:
-        return ""
-    crossings = _crossings(seen, transfers)
-    touched = crossings.touches(*hidden)
-    which = crossings.crosses & touched & np.isfinite(crossings.level)
+    transfers = crossings.transfers
+    which = crossings.crosses & crossings.touches(*hidden) & np.isfinite(crossings.level)
     size = np.where(which, transfers.size_bytes, -1)
-    unit = int(np.argmax(size)) if len(size) else 0
-    if not len(size) or size[unit] < NETWORKS.min_bytes:
+    if size.max(initial=-1) < NETWORKS.min_bytes:
         return ""
+    unit = int(np.argmax(size))
     share = longest_of_a_rank(transfers, which) / float(np.median(seen.iteration_ns))
     time_ns = float(np.exp(crossings.level[unit]))
     return (
@@ -600,7 +572,7 @@ class _Unseen:
     caveat: str = ""
 
 
-def _unseen_network(seen: Observations, hidden: list[str]) -> _Unseen:
+def _unseen_network(seen: Observations, crossings: _Crossings | None, hidden: list[str]) -> _Unseen:
     """Say what it would cost if the network of a `hidden` host ran at half its speed; nothing on
     CPUs, and where it would cost little.
 
@@ -608,11 +580,10 @@ def _unseen_network(seen: Observations, hidden: list[str]) -> _Unseen:
     times what it would with twice as quick ones: a caveat. From 1.3 times on the job is not called
     healthy.
     """
-    transfers, members = seen.transfers, seen.members
-    if not hidden or transfers is None or members.device_kind == "cpu":
+    members = seen.members
+    if not hidden or crossings is None or members.device_kind == "cpu":
         return _Unseen()
-    crossings = _crossings(seen, transfers)
-    touched = crossings.touches(*hidden)
+    transfers, touched = crossings.transfers, crossings.touches(*hidden)
     blind_ns = longest_of_a_rank(transfers, transfers.is_large & crossings.crosses & touched)
     share = blind_ns / float(np.median(seen.iteration_ns))
     cost = ratio_of_half_speed(share)

@@ -32,10 +32,8 @@ host take 100 to 1,300 ms an iteration, 8 of the other one 1 ms; the slowest cos
 
 Limits: pauses inside passes of ranks with experts may be tokens that a router sends them: the host
 is undecided then. The first stage alone loads, the last one computes the loss. A host that holds
-one is named for pauses in backward passes, in which neither happens. For others it is named where
-no router sends tokens to experts, and either loading was recorded and is no pause, and no other
-host pauses as long; or all ranks of the host pause and hardly any elsewhere, since both ends of a
-pipeline load.
+one is named for pauses in backward passes, in which neither happens, and for others where no work
+of an end explains them (`_is_no_work_of_an_end`).
 """
 
 from __future__ import annotations
@@ -45,13 +43,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.causes.finding import (
-    Answer,
-    CauseSpec,
-    Claim,
-    Inquiry,
-    build_finding,
-)
+from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
 from detect.causes.hits import (
     FEW,
     Burst,
@@ -319,7 +311,7 @@ def _finding(seen: Observations, paused: PausedHost) -> Finding:
         seen,
         Claim(
             ranks=ranks,
-            rows=tuple(int(row) for row in paused.rows),
+            rows=tuple(paused.rows.tolist()),
             cause=Cause.HOST,
             owner=Owner.UNDECIDED if doubts else Owner.NODE,
             slowdown=1.0 + share,
@@ -353,21 +345,26 @@ def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
         doubts.append(NEARLY_BOUND)
     if paused.in_passes and seen.members.layout.ep > 1:
         doubts.append(ROUTED)
-    doubts += filter(None, [may_wait_unseen(seen, paused.rows, paused.burst.hits)])
+    unseen = may_wait_unseen(seen, paused.rows, paused.burst.hits)
+    doubts += [unseen] if unseen else []
     is_end = not paused.in_backward and _holds_an_end_alone(seen.members, paused.rows)
-    is_told = _tells_loading(seen) and paused.burst.other_hits == 0
-    if is_end and not is_told and not _meets_all_of_one(seen.members, paused):
+    if is_end and not _is_no_work_of_an_end(seen, paused):
         doubts.append(ALONE)
     return doubts
 
 
-def _meets_all_of_one(members: Members, paused: PausedHost) -> bool:
-    """Return whether every rank of the host pauses, while those of other hosts hardly do. Files
-    that are read slowly would stop the other end of the pipeline, too, which loads as well.
+def _is_no_work_of_an_end(seen: Observations, paused: PausedHost) -> bool:
+    """Return whether nothing that only ends of a pipeline do explains the pauses: no router sends
+    ranks more tokens than others, and either loading was recorded, on whatever ranks, and no other
+    host pauses as long; or all ranks pause and hardly any elsewhere. Files that are read slowly
+    would stop the other end, too, which loads as well.
     """
-    most = BURSTS.other_end_share * int(paused.burst.hits.sum())
-    is_one = bool(paused.pauses.all()) and paused.burst.other_hits <= most
-    return is_one and members.layout.ep == 1
+    if seen.members.layout.ep > 1:
+        return False
+    other_hits, most = paused.burst.other_hits, BURSTS.other_end_share * paused.burst.hits.sum()
+    if paused.pauses.all() and other_hits <= most:
+        return True
+    return other_hits == 0 and bool((np.nan_to_num(seen.lost(Cause.LOADER)) > 0).any())
 
 
 def _launches_all_the_time(seen: Observations, rows: Integers) -> bool:
@@ -378,14 +375,6 @@ def _launches_all_the_time(seen: Observations, rows: Integers) -> bool:
         return False
     launching_ns = float(np.median(seen.launching_ns[rows]))
     return launching_ns >= PACE.busy_share * float(np.median(seen.iteration_ns))
-
-
-def _tells_loading(seen: Observations) -> bool:
-    """Return whether nothing but the host can vary on ranks of a first or last stage: loading was
-    recorded, on whatever ranks it happens, and no router sends them more tokens than others.
-    """
-    loading = np.nan_to_num(seen.lost(Cause.LOADER))
-    return seen.members.layout.ep == 1 and bool((loading > 0).any())
 
 
 def _holds_an_end_alone(members: Members, rows: Integers) -> bool:
@@ -500,8 +489,7 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     return Answer(
         findings=tuple(_finding_of_loading(seen, one) for one in slow),
         explains=lambda other: (
-            bool(slow)
-            and other.cause is Cause.LOADER
+            other.cause is Cause.LOADER
             and other.owner is not Owner.NODE
             and set(other.ranks) <= named
         ),

@@ -38,26 +38,20 @@ may differ by as much here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from detect.causes.finding import Inquiry
-from detect.observe.observations import (
-    BACKWARD,
-    FORWARD,
-    Members,
-    Observations,
-    Tokenwise,
-    Work,
-)
+from detect.observe.observations import BACKWARD, FORWARD, Observations, Tokenwise, Work
 from detect.report import Owner
 from detect.stats import robust
 from detect.stats.residuals import Residuals, deviations, stage_groups
 from detect.text import counted, ranks_of, times
 from detect.thresholds import COMPUTE, OCCUPANCY, POWER
+from detect.whatif.traced import joined_groups
 from megascan.arrays import Flags, Floats, Integers
 
 Judged = Callable[[Inquiry, int], Owner | None]
@@ -226,7 +220,8 @@ class _Together:
         hidden = seen.hidden_axes
         if hidden:
             lead = np.full(len(members), POWER.hidden_lead_log)
-            return cls((FORWARD, BACKWARD), _groups_along(members, hidden), lead)
+            groups = joined_groups(members.layout, members.ranks, hidden)
+            return cls((FORWARD, BACKWARD), groups, lead)
         apart = [_over_group_mean(seen, phase) for phase in (FORWARD, BACKWARD)]
         differ = [float(robust.median(np.abs(one))) for one in apart]
         for phase, other in ((FORWARD, BACKWARD), (BACKWARD, FORWARD)):
@@ -243,16 +238,6 @@ class _Together:
         log_ns[self.group == self.group[row]] += np.where(shared, waited, 0.0)
         log_ns[row] += np.where(shared, 0.0, effect)
         return replace(work, log_ns=log_ns)
-
-
-def _groups_along(members: Members, axes: Sequence[str]) -> Integers:
-    """Number the groups of rows along `axes`, (row,); groups that share a rank are one group."""
-    number = np.arange(len(members))
-    for axis in axes:
-        for row, rank in enumerate(members.ranks.tolist()):
-            mates = np.isin(members.ranks, members.layout.group(rank, axis))
-            number[np.isin(number, number[mates])] = number[row]
-    return number
 
 
 def _over_group_mean(seen: Observations, phase: int) -> Floats:

@@ -38,7 +38,7 @@ from detect.stats.residuals import (
     peer_groups,
     stage_groups,
 )
-from detect.stats.search import Course, SearchTask, Suspect, episodes_of, search
+from detect.stats.search import Course, SearchTask, Suspect, search
 from detect.text import counted, milliseconds, percent, subject_of
 from detect.thresholds import BURSTS, LOSSES, POWER, SEARCH, DetectorSettings
 from detect.thresholds import COMPUTE as LIMITS
@@ -96,14 +96,15 @@ def search_compute(inquiry: Inquiry) -> ComputeSearch:
     # kernels of one name and launch are the same work on both of two stages, layers need not be
     are_alike = not seen.tells_passes or seen.has_equal_layers
     least = 2 if are_alike and smallest == 1 else LIMITS.min_pool
+    of_stages = _Field(seen.work, groups)
     if seen.layers is None or smallest >= LIMITS.min_pool or len(seen.members) < least:
-        return _search_field(inquiry, _Field(seen.work, groups, across_stages=False))
+        return _search_field(inquiry, of_stages)
     if smallest == 1:
         return _search_field(inquiry, _Field(seen.layers, everybody, across_stages=True))
     nobody = np.zeros(len(seen.members), dtype=bool)
     level = robust.centre(compare_within(seen.layers, seen.members, everybody, nobody).value)
     shown = np.asarray(level >= LIMITS.lone_floor_log)
-    found = _search_field(inquiry, _Field(seen.work, groups, across_stages=False), shown)
+    found = _search_field(inquiry, of_stages, shown)
     pool = compare_within(seen.layers, seen.members, everybody, found.slow_rows)
     return replace(found, pool=pool)
 
@@ -114,7 +115,7 @@ class _Field:
 
     work: Work
     groups: list[Integers]
-    across_stages: bool
+    across_stages: bool = False
     is_mean: bool = False
     known: dict[bytes, Residuals] = field(default_factory=dict)
     """Residuals computed so far, by the excluded rows."""
@@ -179,7 +180,7 @@ def search_means(inquiry: Inquiry) -> ComputeSearch | None:
         return None
     nobody = np.zeros(len(seen.members), dtype=bool)
     work = averaged(seen.work, groups, nobody)
-    return _search_field(inquiry, _Field(work, groups, across_stages=False, is_mean=True))
+    return _search_field(inquiry, _Field(work, groups, is_mean=True))
 
 
 def averaged(work: Work, groups: list[Integers], known: Flags) -> Work:
@@ -290,6 +291,12 @@ class Loss:
     without: Callable[[tuple[Suspect, ...]], tuple[Suspect, ...]] = lambda suspects: suspects
     """Leave out suspects that other suspects explain."""
 
+    def peers_of(self, row: int) -> Integers:
+        """Return the rows that a row is compared with."""
+        group = next(rows for rows in self.groups if row in rows)
+        peers: Integers = group[group != row]
+        return peers
+
 
 @dataclass(frozen=True)
 class _Lost:
@@ -336,7 +343,7 @@ def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
         one
         for one in result.suspects
         if _exceeds_nearly_always(lost, one, excluded, inquiry.settings.min_share)
-        and _mean_share(one) >= LOSSES.least_mean_share
+        and one.course.effect * float(np.mean(one.course.active)) >= LOSSES.least_mean_share
     )
     if loss.stands_out and not result.suspects:
         told = tuple(_without_overlap(lost, task, inquiry.settings, step_ns))
@@ -400,7 +407,7 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
             ),
             course=course,
             q_value=suspect.q_value,
-            num_peers=_num_peers(loss, row),
+            num_peers=len(loss.peers_of(row)),
             saved_ns=excess,
             subject=subject_of(members, row),
             predicate=loss.predicate.format(time=milliseconds(own), over=over),
@@ -409,11 +416,6 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
             most_cost=loss.most_cost(suspect),
         ),
     )
-
-
-def _mean_share(suspect: Suspect) -> float:
-    """Return the share of all time in the window that a row loses above its peers."""
-    return suspect.course.effect * float(np.mean(suspect.course.active))
 
 
 def _exceeds_nearly_always(
@@ -429,16 +431,16 @@ def _exceeds_nearly_always(
     theirs. Example: 107 to 121 ms in 8 of 10 iterations, and nothing in two, whose batches came
     while another rank saved a checkpoint; at most 0.9 ms in the 30 iterations of its peers.
     """
-    rows = next(rows for rows in lost.loss.groups if suspect.row in rows)
-    if len(rows) != 2 and not lost.loss.stands_out:
+    peers = lost.loss.peers_of(suspect.row)
+    if len(peers) != 1 and not lost.loss.stands_out:
         return True
     own = lost.time_ns[suspect.row][suspect.course.active]
-    others = lost.time_ns[rows[(rows != suspect.row) & ~excluded[rows]]]
+    others = lost.time_ns[peers[~excluded[peers]]]
     other = others[np.isfinite(others)]
     more = np.searchsorted(np.sort(other), own) / max(len(other), 1)
     if not len(other) or float(np.mean(more)) >= LOSSES.separated_share:
         return True
-    return len(rows) > 2 and float(np.mean(own > other.max())) >= min_share
+    return len(peers) > 1 and float(np.mean(own > other.max())) >= min_share
 
 
 def _without_overlap(
@@ -467,19 +469,14 @@ def _without_overlap(
         is_apart = num_more >= least and q_value <= settings.false_discovery_rate
         if is_apart and effect >= max(task.floor, settings.min_slowdown - 1.0):
             error = float(np.std(share) / np.sqrt(length))
-            active = np.ones(length, dtype=bool)
-            course = Course(active, effect, error, 1.0, episodes_of(active))
+            course = Course.of(np.ones(length, dtype=bool), effect, error)
             yield Suspect(int(rows[slow]), course, min(1.0, q_value), LOSSES.spread_share)
-
-
-def _num_peers(loss: Loss, row: int) -> int:
-    return next(len(rows) - 1 for rows in loss.groups if row in rows)
 
 
 def _loss_evidence(lost: _Lost, suspect: Suspect, own: float) -> tuple[str, ...]:
     active = suspect.course.active
     excess = float(np.median(lost.excess_ns[suspect.row][active]))
-    peers = counted(_num_peers(lost.loss, suspect.row), "peer")
+    peers = counted(len(lost.loss.peers_of(suspect.row)), "peer")
     return (
         f"{lost.loss.name}: {milliseconds(own)} an iteration against "
         f"{milliseconds(max(own - excess, 0.0))} of its {peers}",

@@ -47,9 +47,13 @@ BESIDE_LARGER = (
 
 def folded(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings of which none is a consequence of another; the heavier of two explains."""
-    left = sorted(findings, key=lambda one: (_comes_after(one, findings), *_weight(one)))
+
+    def order(finding: Finding) -> tuple[bool, bool, float]:
+        own_time = finding.cause in (Cause.COMPUTE, Cause.HOST)
+        return _comes_after(finding, findings), not own_time, -finding.step_time_cost_ratio
+
     result: list[Finding] = []
-    for finding in left:
+    for finding in sorted(findings, key=order):
         place = next((i for i, one in enumerate(result) if _explains(one, finding)), None)
         if place is None:
             result.append(finding)
@@ -101,15 +105,10 @@ def _is_awaited(link: Finding, finding: Finding) -> bool:
     )
 
 
-def _weight(finding: Finding) -> tuple[bool, float]:
-    own_time = finding.cause in (Cause.COMPUTE, Cause.HOST)
-    return not own_time, -finding.step_time_cost_ratio
-
-
 def _explains(main: Finding, other: Finding) -> bool:
     """Return whether `other` is what the fault of `main` looks like elsewhere."""
-    meets = main.first_iteration <= other.last_iteration
-    if not meets or not other.first_iteration <= main.last_iteration:
+    is_before = main.last_iteration < other.first_iteration
+    if is_before or other.last_iteration < main.first_iteration:
         return False
     minor = _excess(other) <= CONSEQUENCES.minor_share * _excess(main)
     if minor and (_launches_late(main, other) or _is_behind(main, other)):
@@ -203,8 +202,7 @@ def with_joint_costs(seen: Observations, findings: list[Finding]) -> list[Findin
         if cost is None or (everybody or 1.0) - 1.0 > COSTS.most_elsewhere * (cost - 1.0):
             group, cost = blamed, everybody
         if cost is not None and len(group) > 1 and cost > finding.step_time_cost_ratio:
-            ranks = tuple(sorted({rank for one in group for rank in one.ranks}))
-            result[place] = _mended_with(seen, finding, ranks, cost)
+            result[place] = _mended_with(seen, finding, _ranks_of(group), cost)
     return result
 
 
@@ -225,9 +223,9 @@ def _joint_cost(seen: Observations, group: list[Finding]) -> float | None:
     """Return iteration time divided by iteration time without the findings; None if unknown."""
     within = counted_window(seen, *_reach(group))
     if seen.costs and all(one.cost_is_replayed for one in group):
-        ranks = tuple(sorted({rank for one in group for rank in one.ranks}))
         causes = {one.cause for one in group}
-        replayed = seen.costs.ratio(ranks, causes, within, slowdown=slowdown_of(group))
+        slowdown = slowdown_of(group)
+        replayed = seen.costs.ratio(_ranks_of(group), causes, within, slowdown=slowdown)
         if replayed is not None:
             return replayed
     if any(one.cause != Cause.COMPUTE for one in group):
@@ -241,6 +239,10 @@ def _joint_cost(seen: Observations, group: list[Finding]) -> float | None:
             holds |= (seen.iterations >= first) & (seen.iterations <= last)
         better[rows[:, None] & holds] /= one.slowdown
     return cost_ratio(seen, np.maximum(busy.max(axis=0) - better.max(axis=0), 0.0), within)
+
+
+def _ranks_of(group: Sequence[Finding]) -> tuple[int, ...]:
+    return tuple(sorted({rank for one in group for rank in one.ranks}))
 
 
 def _reach(group: Sequence[Finding]) -> tuple[int, int]:
@@ -263,8 +265,7 @@ def gathered(seen: Observations, findings: Sequence[Finding]) -> list[Finding]:
         group = [one for one in result if _blames(one, host)]
         rows = [row for row, name in enumerate(seen.members.hosts) if name == host]
         ranks = seen.members.ranks_of(rows)
-        named = {rank for one in group for rank in one.ranks}
-        is_host = len(named) >= HOSTS.least_named_share * len(ranks)
+        is_host = len(_ranks_of(group)) >= HOSTS.least_named_share * len(ranks)
         if len(group) > 1 and is_host and len(rows) < len(seen.members):
             result = [one for one in result if one not in group]
             result.append(_of_the_host(seen, host, ranks, group))
@@ -287,7 +288,7 @@ def _of_the_host(
     if set(widest.ranks) == set(ranks):
         minor = (one for one in group if one is not widest)
         return replace(widest, evidence=(*widest.evidence, *map(_sentence, minor)))
-    named = tuple(sorted({rank for one in group for rank in one.ranks}))
+    named = _ranks_of(group)
     blamed = ranks if len(named) >= HOSTS.most_of_host_share * len(ranks) else named
     first, last = _reach(group)
     timing = spanning(seen.iterations, first, last)
@@ -295,7 +296,6 @@ def _of_the_host(
     ratios += [one.joint_cost_ratio for one in group if set(one.joint_ranks) <= set(ranks)]
     cost, is_replayed = max(ratios), all(one.cost_is_replayed for one in group)
     saved = gain(slowed_by(seen, first, last), cost, is_replayed=is_replayed)
-    q_value = max(one.q_value for one in group)
     each = ", ".join(f"{ranks_text(one.ranks)} {times(one.slowdown)}" for one in group)
     rows = seen.members.rows_with(blamed)
     return replace(
@@ -305,7 +305,7 @@ def _of_the_host(
         last_iteration=last,
         share_of_iterations=max(one.share_of_iterations for one in group),
         episodes=timing.episodes,
-        q_value=q_value,
+        q_value=max(one.q_value for one in group),
         step_time_cost_ratio=cost,
         cost_is_replayed=is_replayed,
         joint_ranks=(),

@@ -16,7 +16,7 @@ One rank's marks give the nodes of its pipeline stage; all ranks of the stage ar
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -249,7 +249,7 @@ class _WalkOverMarks:
     def _communication(self, number: int, waits_for: tuple[int, ...]) -> int:
         row, spans = self.rows[number], self.spans
         group = vocabulary.axis_of_group(spans.group[row])
-        if spans.name[row] == vocabulary.LOSS_SYNC:
+        if spans.name[row] == vocabulary.LOSS_SYNC:  # old timelines do not name its group
             group = "dp"
         op = spans.op[row] or spans.name[row]
         direction = spans.direction[row]
@@ -620,18 +620,25 @@ def _entangled(layout: Layout, stack: Stack, stages: list[StageDraft]) -> Mappin
     of a TP or EP group whose communication was not traced there.
     """
     seen = {one for stage in stages for one in stage.talks_in}
-    lanes = [int(rank) for rank in stack.ranks[0]]
     found = {}
     for optype in (FORWARD, BACKWARD):
         hidden = [axis for axis in layout.used("tp", "ep") if (axis, optype) not in seen]
-        labels = np.arange(len(lanes))
-        for axis in hidden:
-            for group in {layout.group(rank, axis) for rank in lanes}:
-                own = np.isin(lanes, group)
-                labels[np.isin(labels, labels[own])] = labels[own].min()
         if hidden:
-            found[optype] = partition_of(labels.tolist())
+            found[optype] = joined_groups(layout, stack.ranks[0], hidden)
     return found
+
+
+def joined_groups(layout: Layout, ranks: Integers, axes: Sequence[str]) -> Integers:
+    """Number the groups of `ranks` along some axes, (rank,); groups that share a rank are one.
+
+    Example: ranks 0 to 7 of TP 2, DP 4 and EP 4, along TP and EP: 0 0 0 0 1 1 1 1.
+    """
+    number = np.arange(len(ranks))
+    for axis in axes:
+        for group in {layout.group(rank, axis) for rank in ranks.tolist()}:
+            own = np.isin(ranks, group)
+            number[np.isin(number, number[own])] = number[own].min()
+    return partition_of(number.tolist())
 
 
 def _shared_work(
