@@ -32,7 +32,12 @@ from typing import cast
 
 import orjson
 
-from benchmarks.grounds.aims import table_of_aims, table_of_confidence, table_of_costs
+from benchmarks.grounds.aims import (
+    table_of_aims,
+    table_of_confidence,
+    table_of_costs,
+    table_of_doubts,
+)
 from benchmarks.grounds.ground import Case, Ground
 from benchmarks.grounds.outcome import Outcome, judge_case, table_by_cause, table_of
 from benchmarks.grounds.turns import leave_modules_out
@@ -175,6 +180,8 @@ def main() -> int:
     print(table_of_confidence(outcomes))
     print()
     print(table_of_costs(outcomes))
+    print()
+    print(table_of_doubts(outcomes))
     return 0
 
 

@@ -12,6 +12,7 @@ onset counts where a lasting fault begins inside the trace, with two settled ite
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -113,6 +114,32 @@ def table_of_confidence(outcomes: Sequence[Outcome]) -> str:
             cost = f"{TRUST.costly_ratio - 1:.0%} {'and more' if is_costly else 'or less'}"
             rows.append(f"| {kind} | {cost} | {len(part)} | {_precision(part).text()} |")
     return "\n".join(rows)
+
+
+def table_of_doubts(outcomes: Sequence[Outcome], num_rows: int = 25) -> str:
+    """Return one Markdown row a doubt that leaves findings undecided: how often it does, how many
+    of these findings hold ranks at fault and no others, and how many due faults they point at that
+    no name finds. The most such faults first; numbers in sentences become N.
+    """
+    found: dict[tuple[str, str], list[tuple[Outcome, Named]]] = defaultdict(list)
+    for outcome in outcomes:
+        for one in outcome.findings:
+            if one.owner == "undecided":
+                found[one.cause, _NUMBERS.sub("N", one.doubt)].append((outcome, one))
+    rows = []
+    for (cause, doubt), part in found.items():
+        right = sum(bool(one.ranks) and set(one.ranks) <= job.at_fault for job, one in part)
+        missed = sum(
+            any(job.finding_of(it) is None and set(it.ranks) & set(one.ranks) for it in job.due)
+            for job, one in part
+        )
+        rows.append((missed, len(part), f"| {cause}: {doubt} | {len(part)} | {right} | {missed} |"))
+    rows.sort(reverse=True)
+    head = ["| undecided | findings | right ranks | due faults pointed at |", "|---|---|---|---|"]
+    return "\n".join([*head, *(row for *_, row in rows[:num_rows])])
+
+
+_NUMBERS = re.compile(r"#?\d[\d.,]*( and \d+( more)?)?")
 
 
 def table_of_costs(outcomes: Sequence[Outcome]) -> str:

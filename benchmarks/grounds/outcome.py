@@ -19,7 +19,7 @@ import numpy as np
 from aggregate import build_timeline
 from benchmarks.detection.baselines import RULES, spans_of
 from benchmarks.grounds.ground import Case, Planted
-from detect import Finding, detect
+from detect import Finding, Owner, detect
 from megascan.errors import MegaScanError
 from megascan.reader import read_trace
 from megascan.timeline import narrow
@@ -43,6 +43,8 @@ class Named:
     confidence: str = ""
     named_as: str = ""
     """With which other names it is counted; the `cause` where "", as in outcomes of before."""
+    doubt: str = ""
+    """Of an undecided finding: the last sentence of its evidence, mostly why it is undecided."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +192,7 @@ def _kept(finding: Finding) -> Named:
         cost_ratio=float(finding.step_time_cost_ratio),
         confidence=finding.confidence.value,
         named_as=finding.named_as,
+        doubt=finding.evidence[-1] if finding.owner is Owner.UNDECIDED and finding.evidence else "",
     )
 
 

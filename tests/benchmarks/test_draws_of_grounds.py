@@ -7,7 +7,13 @@ from collections import Counter
 import pytest
 
 from benchmarks.grounds.__main__ import GROUNDS, OTHERS, _parser, chosen_cases, ground_named
-from benchmarks.grounds.aims import aims_of, table_of_aims, table_of_confidence, table_of_costs
+from benchmarks.grounds.aims import (
+    aims_of,
+    table_of_aims,
+    table_of_confidence,
+    table_of_costs,
+    table_of_doubts,
+)
 from benchmarks.grounds.ground import Planted
 from benchmarks.grounds.outcome import Named, Outcome, table_by_cause
 from megascan.errors import UsageError
@@ -181,6 +187,31 @@ def test_aims_are_counted_by_what_was_planted_and_said():
     assert names[4:6] == ["| moderate | 1 | 1.000", "| low | 0 | - | 0.000"]
     assert names[-4:-2] == ["| compute | 5% and more | 4 | 0.500", "| compute | 5% or less | 0 | -"]
     assert names[-2:] == ["| link | 5% and more | 1 | 1.000", "| link | 5% or less | 0 | -"]
+
+
+def test_doubts_are_counted_with_what_they_hide():
+    def job(ranks, doubt, *, owner="undecided", cost=1.2):
+        fault = Planted(
+            kind="k", cause="compute", owner="node", ranks=(3,), factor=1.3, cost_ratio=cost
+        )
+        said = Named(
+            ranks=ranks, cause="compute", owner=owner, slowdown=1.3, interval=(1.2, 1.4),
+            first_iteration=1, cost_ratio=1.2, doubt=doubt,
+        )  # fmt: skip
+        return Outcome(
+            ground="cluster", name="n", family="f", num_ranks=8, verdict="", planted=(fault,),
+            findings=(said,),
+        )  # fmt: skip
+
+    peers = "it has {} peers only"
+    outcomes = [
+        job((3,), peers.format(2)), job((3, 4), peers.format(3)), job((5,), peers.format(4)),
+        job((3,), "rank 4 is slow", cost=1.0), job((3,), "", owner="node"),
+    ]  # fmt: skip
+    assert table_of_doubts(outcomes).splitlines()[2:] == [
+        "| compute: it has N peers only | 3 | 1 | 2 |",
+        "| compute: rank N is slow | 1 | 1 | 0 |",
+    ]
 
 
 def test_costs_are_compared_where_one_fault_lasts_and_is_found_as_what_it_is():

@@ -11,6 +11,7 @@ import pytest
 from aggregate import build_timeline
 from detect.whatif import Replay, replay_of_timeline, saved_by_fixing
 from detect.whatif.slowness import analyze, worst_ranks
+from megascan.schema import Granularity
 from megascan.simulate import JobModel, compute_bound, parse_fault, simulate_trace
 from megascan.topology import Layout
 
@@ -25,9 +26,10 @@ LAYOUTS = {
 }
 
 
-def replayed(layout: Layout, *faults: str) -> Replay:
+def replayed(layout: Layout, *faults: str, granularity: Granularity = Granularity.FULL) -> Replay:
     job = JobModel(
         layout=layout,
+        granularity=granularity,
         costs=compute_bound(layout),
         iterations=8,
         num_layers=2 * layout.pp * layout.vpp,
@@ -47,6 +49,16 @@ def test_a_mended_rank_saves_what_the_fault_cost(layout: Layout) -> None:
     assert saving.fixed_step_s == pytest.approx(healthy_s, rel=0.02)
     assert saving.speedup == pytest.approx(float(faulty.measured.mean()) / healthy_s, rel=0.02)
     assert worst_ranks(analyze(faulty)) == (slow,)
+
+
+def test_what_other_stages_wait_for_in_the_optimizer_is_saved_as_well() -> None:
+    """At granularity base nobody records the norm's exchange, in which they wait for stage 0."""
+    layout, base = LAYOUTS["pipeline"], Granularity.BASE
+    faulty = replayed(layout, "rank=0,kind=compute,factor=1.4", granularity=base)
+    healthy_s = float(replayed(layout, granularity=base).measured.mean())
+    truth = float(faulty.measured.mean()) / healthy_s
+    assert truth > 1.02
+    assert saved_by_fixing(faulty, [0]).speedup == pytest.approx(truth, abs=0.004)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
