@@ -153,6 +153,21 @@ def rows_of_runs(runs: Iterable[tuple[int, int]]) -> RowNumbers:
     return np.concatenate([np.arange(begin, end, dtype=np.int32) for begin, end in runs])
 
 
+def running_numbers(keys: Integers) -> Integers:
+    """Count for each row the earlier rows of the same key: [5, 7, 5, 5] → [0, 0, 1, 2]."""
+    order = stable_order(keys)
+    starts = group_starts(keys[order])
+    numbers = np.empty(len(keys), dtype=np.int64)
+    numbers[order] = np.arange(len(keys)) - starts[group_numbers(starts, len(keys))]
+    return numbers
+
+
+def stable_order(keys: Integers) -> Integers:
+    """Return the order of keys, equal ones as they stand; small keys are sorted by radix."""
+    are_small = keys.min(initial=0) >= 0 and keys.max(initial=0) <= np.iinfo(np.uint16).max
+    return np.argsort(keys.astype(np.uint16) if are_small else keys, kind="stable")
+
+
 def mask_of(rows: list[int], num_rows: int) -> Flags:
     """Return flags that are set at the given rows."""
     mask = np.zeros(num_rows, dtype=bool)

@@ -69,7 +69,7 @@ from detect.causes.finding import (
 from detect.observe.observations import Members, Observations, Transfers
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import t_tail
+from detect.stats.residuals import chance_of_mean
 from detect.stats.search import Course, interval_of_ratio
 from detect.text import counted, milliseconds, percent, ranks_of, times
 from detect.thresholds import BURSTS, CHANGES, EVERYWHERE, LINKS, NETWORKS, POWER, SEARCH
@@ -146,13 +146,7 @@ class _Everywhere:
     @property
     def p_value(self) -> float:
         """Return how probable as high a share is in a job that loses a part of `least_ratio`."""
-        return _chance(self.shares, (1.0 - 1.0 / self.least_ratio) * EVERYWHERE.proven_share)
-
-
-def _chance(values: Floats, least: float) -> float:
-    """Return how probable as high a mean of (iteration,) is, were the true one `least`."""
-    error = max(robust.standard_error(values), 1e-9)
-    return t_tail((float(values.mean()) - least) / error, max(len(values) - 1, 1))
+        return chance_of_mean(self.shares, (1.0 - 1.0 / self.least_ratio) * EVERYWHERE.proven_share)
 
 
 def _lost_everywhere(inquiry: Inquiry, lost_ns: Floats, least_ratio: float) -> _Everywhere | None:
@@ -396,7 +390,7 @@ def _uneven_finding(seen: Observations, ratio: Floats, words: _Words) -> Finding
             slowdown=typical,
             interval=interval_of_ratio(float(np.log(typical)), robust.standard_error(logs)),
             course=None,
-            q_value=_chance(logs, least),
+            q_value=chance_of_mean(logs, least),
             num_peers=len(seen.members),
             saved_ns=seen.iteration_ns * (1.0 - 1.0 / typical),
             subject=f"the {words.what} of the job",

@@ -32,7 +32,7 @@ from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_findi
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import stage_groups, t_tail
+from detect.stats.residuals import chance_of_mean, stage_groups
 from detect.stats.search import interval_of_ratio
 from detect.text import milliseconds, ranks_text, times
 from detect.thresholds import SHARES
@@ -139,13 +139,6 @@ def _typical_text(time_ns: Floats) -> str:
     return milliseconds(float(robust.median(time_ns)))
 
 
-def _chance(ratio: Floats) -> float:
-    """Return the p-value of a ratio above one in iterations that differ as these do."""
-    gains = np.log(ratio)
-    error = max(robust.standard_error(gains), 1e-9)
-    return t_tail(float(gains.mean()) / error, max(len(gains) - 1, 1))
-
-
 def _finding(seen: Observations, shares: _Shares) -> Finding:
     members, rows = seen.members, tuple(shares.rows.tolist())
     ranks = members.ranks_of(list(rows))
@@ -161,7 +154,7 @@ def _finding(seen: Observations, shares: _Shares) -> Finding:
             slowdown=shares.factor,
             interval=interval_of_ratio(effect, robust.standard_error(logs)),
             course=None,
-            q_value=_chance(shares.ratio),
+            q_value=chance_of_mean(np.log(shares.ratio)),
             num_peers=int(_others(members, shares.rows).sum()),
             saved_ns=seen.iteration_ns * (1.0 - 1.0 / np.maximum(shares.ratio, 1.0)),
             subject=ranks_text(ranks),

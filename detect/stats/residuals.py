@@ -323,6 +323,12 @@ def t_tail(score: float, degrees: float) -> float:
     return float(special.stdtr(degrees, -score))
 
 
+def chance_of_mean(values: Floats, least: float = 0.0) -> float:
+    """Return how probable so high a mean, (iteration,), is by chance if the true one is `least`."""
+    error = max(robust.standard_error(values), 1e-9)
+    return t_tail((float(values.mean()) - least) / error, max(len(values) - 1, 1))
+
+
 def rank_correlation(one: Floats, other: Floats) -> float:
     """Return Spearman's correlation of two samples of one length; 0 where one does not vary."""
     x, y = _ranks(one), _ranks(other)

@@ -31,7 +31,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from megascan.arrays import Flags, Integers, Words, combine, group_lengths, group_starts
+from megascan.arrays import (
+    Flags,
+    Integers,
+    Words,
+    combine,
+    running_numbers,
+)
 from megascan.errors import InputError
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import Timeline, codes, equals, numbers
@@ -132,7 +138,7 @@ def _mostly_beside(marks: Marks, stage: Integers) -> Flags:
 def _same_on_stage(marks: Marks, chosen: Integers, stage: Integers) -> Integers:
     """Return a number, (chosen,), that is equal for the n-th marks of a key on a stage's ranks."""
     key = marks.key[chosen]
-    ordinal = _ordinals(combine(marks.segment[chosen], key))
+    ordinal = running_numbers(combine(marks.segment[chosen], key))
     return np.unique(combine(stage[chosen], key, ordinal), return_inverse=True)[1]
 
 
@@ -197,15 +203,6 @@ def _no_later_than_next(time: Integers, fixed: Flags, segment: Integers) -> Inte
     origin, width = int(time.min()), int(np.ptp(time)) + 1
     latest = np.maximum.accumulate(segment * width + (time - origin))
     return np.asarray(latest - segment * width + origin)
-
-
-def _ordinals(key: Integers) -> Integers:
-    """Return how many equal keys stand before each."""
-    order = np.argsort(key, kind="stable")
-    starts = group_starts(key[order])
-    ordinal = np.empty_like(order)
-    ordinal[order] = np.arange(len(order)) - np.repeat(starts, group_lengths(starts, len(order)))
-    return ordinal
 
 
 def _bounds(

@@ -25,7 +25,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Flags, Floats, Integers, running_numbers, stable_order
 from megascan.errors import InputError, listed
 from megascan.header import (
     RESTARTING_CLOCK,
@@ -40,10 +40,8 @@ from megascan.reader.lines import EventBlock, open_document, parse_block
 from megascan.reader.segments import (
     Packed,
     Segment,
-    running_numbers,
     settled_shard,
     span_table,
-    stable_order,
 )
 from megascan.reader.templates import Templates
 from megascan.schema import NOT_APPLICABLE, OWN_END, Granularity, Kind, Phase, Track

@@ -23,8 +23,6 @@ from megascan.arrays import (
     Integers,
     Narrow,
     RowNumbers,
-    group_numbers,
-    group_starts,
     rows_of_runs,
 )
 from megascan.header import RankHeader, WindowRecord
@@ -303,18 +301,3 @@ def encoded(row_codes: Integers, values: Sequence[str]) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(
         pa.array(renumbered[row_codes], type=pa.int32()), pa.array(unique, type=pa.string())
     )
-
-
-def running_numbers(keys: Integers) -> Integers:
-    """Count for each row the earlier rows of the same key: [5, 7, 5, 5] → [0, 0, 1, 2]."""
-    order = stable_order(keys)
-    starts = group_starts(keys[order])
-    numbers = np.empty(len(keys), dtype=np.int64)
-    numbers[order] = np.arange(len(keys)) - starts[group_numbers(starts, len(keys))]
-    return numbers
-
-
-def stable_order(keys: Integers) -> Integers:
-    """Return the order of keys, equal ones as they stand; small keys are sorted by radix."""
-    are_small = keys.min(initial=0) >= 0 and keys.max(initial=0) <= np.iinfo(np.uint16).max
-    return np.argsort(keys.astype(np.uint16) if are_small else keys, kind="stable")

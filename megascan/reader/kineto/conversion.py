@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from megascan.arrays import Cover, Flags, Integers, combine
+from megascan.arrays import Cover, Flags, Integers, combine, running_numbers
 from megascan.reader.kineto.communication import Communication, communication_of
 from megascan.reader.kineto.document import (
     ON_DEVICE,
@@ -32,7 +32,7 @@ from megascan.reader.kineto.document import (
 )
 from megascan.reader.kineto.host_side import Host
 from megascan.reader.kineto.steps import Steps, find_steps
-from megascan.reader.segments import running_numbers, span_table
+from megascan.reader.segments import span_table
 from megascan.schema import NOT_APPLICABLE, Kind, Track
 
 
