@@ -334,11 +334,11 @@ def _meet_in_optimizers(stages: list[StageDraft], error_ns: float) -> None:
 
     Nothing changes unless, in nearly all steps, nobody is through before the last rank of all, or
     at least of the lane, has begun, by clocks that differ by `error_ns`, and some rank's step is
-    mostly that.
+    mostly that. What stands before a recorded exchange of stages waits for that, and stays.
     """
     pieces = []
     for stage in stages:
-        steps = [draft for draft in stage.nodes if draft.begin_ns is not None]
+        steps = [one for one in _after_all_exchange(stage, stages) if one.begin_ns is not None]
         if not steps:
             return
         pieces.append(max(steps, key=lambda draft: float(np.nansum(draft.weight_ns))))
@@ -355,6 +355,17 @@ def _meet_in_optimizers(stages: list[StageDraft], error_ns: float) -> None:
                 draft.weight_ns = np.maximum(draft.weight_ns - early, 0.0)
                 draft.match, draft.axis = _MEETING, axis
             return
+
+
+def _after_all_exchange(stage: StageDraft, stages: Sequence[StageDraft]) -> list[DraftNode]:
+    """Return the nodes behind the last communication of a stage that others take part in."""
+    elsewhere = {draft.match for other in stages if other is not stage for draft in other.nodes}
+    exchanges = [
+        number
+        for number, draft in enumerate(stage.nodes)
+        if draft.match >= 0 and draft.match in elsewhere
+    ]
+    return stage.nodes[max(exchanges, default=-1) + 1 :]
 
 
 def traced_ideal(graph: Graph, weights: Floats) -> Floats:

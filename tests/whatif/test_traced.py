@@ -11,9 +11,10 @@ import pytest
 
 from detect.report import Cause
 from detect.whatif import Replay, replay_of_timeline, saved_by_fixing
-from detect.whatif.graph import sweep
+from detect.whatif.graph import Node, sweep
 from detect.whatif.savings import ReplayedCosts
 from detect.whatif.slowness import analyze, keep_each_rank, keep_places
+from detect.whatif.traced import DraftNode, StageDraft, _after_all_exchange
 from megascan.errors import InputError
 from megascan.schema import Granularity, Track
 from megascan.simulate import Imbalance
@@ -455,3 +456,35 @@ def test_replicas_whose_clocks_nothing_ties_meet_lane_by_lane(
     layout = Layout(pp=2, dp=2, order="tp-cp-ep-pp-dp")
     replay = replay_of_timeline(timeline(layout, spans, {}))
     assert optimizer_ms(replay) == pytest.approx([5, 5])
+
+
+def test_where_stages_exchange_the_norm_their_steps_stay_as_they_are(
+    timeline: Callable[..., Timeline],
+) -> None:
+    """The exchange is recorded: stage 1 waits in it for 20 ms, and not in what stands before it."""
+    spans = pipeline_of_two((25, 50))
+    group = {"group": "mp@0"}
+    spans += [collective(0, 46, 47, 0, **group), collective(1, 26, 47, 20, **group)]
+    replay = replay_of_timeline(timeline(Layout(pp=2), spans, {"mp@0": (0, 1)}))
+    graph = replay.graph
+    steps = set(graph.of_type("optimizer").tolist())
+    assert len(steps) == 4
+    assert all(len(one.nodes) == 1 for one in graph.groups if steps & set(one.nodes))
+    assert replay.traced_s.tolist() == pytest.approx([0.05])
+    halved = np.where((graph.stage == 0)[:, None, None], replay.weights / 2, replay.weights)
+    assert sweep(graph, lambda node: halved[node][:, None, :]).item() < 0.031
+
+
+def test_steps_before_an_exchange_of_stages_do_not_meet() -> None:
+    def node(match: int, *, is_step: bool = False) -> DraftNode:
+        optype = "optimizer" if is_step else "mp-all_reduce"
+        return DraftNode(
+            node=Node(stage=0, optype=optype, is_local=is_step), dependencies=(),
+            weight_ns=np.ones((1, 1)), match=match,
+        )  # fmt: skip
+
+    own = StageDraft(stage=0, nodes=[node(-1, is_step=True), node(5), node(6), node(-1)])
+    other = StageDraft(stage=1, nodes=[node(5), node(-1, is_step=True)])
+    assert _after_all_exchange(own, [own, other]) == own.nodes[2:]
+    assert _after_all_exchange(other, [own, other]) == other.nodes[1:]
+    assert _after_all_exchange(own, [own]) == own.nodes
