@@ -1455,6 +1455,10 @@ class _Costs:
         0.95, "share of optimizer steps", Origin.CONVENTION,
         "that end when the last rank has begun at the earliest, for the same",
     )  # fmt: skip
+    most_early_share: float = limit(
+        0.02, "share of the wait", Origin.CONVENTION,
+        "by which an optimizer step may end before the last rank begins, for clocks are not exact",
+    )  # fmt: skip
     most_elsewhere: float = limit(
         2.0, "ratio of excesses", Origin.CONVENTION,
         "of the cost of all findings over that of a host's, above which those of other hosts count "

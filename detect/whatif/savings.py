@@ -142,7 +142,7 @@ def saved_by_fixing(
     )
     if links:
         _fix_links(replay, places, weights)
-        _shorten_waits(replay, places, weights)
+        _shorten_waits(replay, replay.mask(tuple(ranks)), weights)
     return _saving(replay, chosen, weights, during, compared_with)
 
 
@@ -255,16 +255,22 @@ def _fix_links(replay: Replay, places: Flags, weights: Floats) -> None:
 
 
 def _shorten_waits(replay: Replay, places: Flags, weights: Floats) -> None:
-    """Shorten the gaps and optimizer steps of all other ranks to those of the slow link's ranks.
+    """Shorten the gaps and optimizer steps of all other ranks to those of the slow link's ranks,
+    and passes in which mates wait for each other unseen to those of the mates behind the link.
 
     The others may wait in them for the slow link unseen (for the norm of the gradients, say), while
-    the link's ranks arrive last and do not wait.
+    the link's ranks arrive last and do not wait. Example: messages reach rank 3 of a TP group 8 ms
+    later; its forward takes 18 ms, and those of its three mates, who wait inside, 32.
     """
+    everybody = np.zeros(replay.num_lanes, dtype=np.int64)
     for number, node in enumerate(replay.graph.nodes):
-        own = places[node.stage]
-        if node.optype in UNSEEN_WAITS and own.any() and not own.all():
-            last = np.median(replay.weights[number][own], axis=0)
-            weights[number][~own] = np.minimum(weights[number][~own], last)
+        if node.optype not in UNSEEN_WAITS and node.optype not in replay.entangled:
+            continue
+        mates, own = replay.entangled.get(node.optype, everybody), places[node.stage]
+        for label in np.unique(mates[own]).tolist():
+            behind, others = own & (mates == label), ~own & (mates == label)
+            last = np.median(replay.weights[number][behind], axis=0)
+            weights[number][others] = np.minimum(weights[number][others], last)
 
 
 def saved_by_quicker_transfers(

@@ -16,7 +16,7 @@ One rank's marks give the nodes of its pipeline stage; all ranks of the stage ar
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -50,8 +50,6 @@ PASS_TYPES = {
     vocabulary.BACKWARD: BACKWARD,
     vocabulary.BACKWARD_WEIGHTS: BACKWARD,
 }
-ALL_LANES = "all"
-"""Partition of an operation in which all lanes wait for one another."""
 _MEETING = int(np.iinfo(np.int64).max)
 """Match of the optimizer steps that begin together; no recorded match is as large."""
 NO_MARK, END_OF_ITERATION = -1, -2
@@ -323,8 +321,12 @@ class _WalkOverMarks:
         self.until = np.maximum(self.until, np.minimum(self.end[:, :, mark], self.length))
 
 
-def _meet_in_optimizers(stages: list[StageDraft], error_ns: float) -> None:
+def _meet_in_optimizers(
+    stages: Sequence[StageDraft], layout: Layout, lanes: Integers, error_ns: float
+) -> dict[str, Integers]:
     """Take waiting that nobody recorded out of optimizer steps, and let these begin together.
+
+    Returns the partition in which they do, none where nothing changes.
 
     Ranks agree on the gradients' norm and on overflows. Where such communication was not recorded,
     the step of a rank that comes early lasts until the last one has come:
@@ -332,29 +334,43 @@ def _meet_in_optimizers(stages: list[StageDraft], error_ns: float) -> None:
         stage 0   … backward ───────────────────────┤opt.├
         stage 1   … backward ─┤optimizer ················├     58 of its 62 ms are waiting
 
-    Nothing changes unless, in nearly all steps, nobody is through before the last rank of all, or
-    at least of the lane, has begun, by clocks that differ by `error_ns`, and some rank's step is
-    mostly that. What stands before a recorded exchange of stages waits for that, and stays.
+    They do if, in nearly all steps, nobody is through before the last rank of all has begun, by
+    clocks that differ by `error_ns`, and some rank's step is mostly that; else the same is asked of
+    each replica, and of each lane. What stands before a recorded exchange of stages waits for that,
+    and stays. `lanes` are the ranks of the first stage.
     """
     pieces = []
     for stage in stages:
         steps = [one for one in _after_all_exchange(stage, stages) if one.begin_ns is not None]
         if not steps:
-            return
+            return {}
         pieces.append(max(steps, key=lambda draft: float(np.nansum(draft.weight_ns))))
     begin_ns = np.stack([draft.begin_ns for draft in pieces if draft.begin_ns is not None])
     weight_ns = np.stack([draft.weight_ns for draft in pieces])
     known = ~np.isnan(weight_ns)
-    for axis, over in ((ALL_LANES, (0, 1)), (EACH_LANE, (0,))):
-        begun_ns = np.where(known, begin_ns, np.iinfo(np.int64).min)
-        early_ns = np.where(known, begun_ns.max(axis=over, keepdims=True) - begin_ns, 0)
-        waits = (early_ns <= weight_ns + error_ns)[known].mean() >= COSTS.least_waiting_steps
+    for axis, labels in _meetings(layout, lanes).items():
+        begun_ns = np.where(known, begin_ns, np.iinfo(np.int64).min).max(axis=0)
+        last_ns = np.stack([begun_ns[labels == one].max(axis=0) for one in np.unique(labels)])
+        early_ns = np.where(known, last_ns[labels] - begin_ns, 0)
+        lasts = early_ns * (1.0 - COSTS.most_early_share) <= weight_ns + error_ns
+        waits = lasts[known].mean() >= COSTS.least_waiting_steps
         share = robust.median(early_ns / np.maximum(weight_ns, 1.0), axis=-1)
         if waits and np.nanmax(share) >= COSTS.least_waiting_share:
             for draft, early in zip(pieces, early_ns, strict=True):
                 draft.weight_ns = np.maximum(draft.weight_ns - early, 0.0)
                 draft.match, draft.axis = _MEETING, axis
-            return
+            return {axis: labels}
+    return {}
+
+
+def _meetings(layout: Layout, lanes: Integers) -> dict[str, Integers]:
+    """Return who may wait for whom in optimizer steps, by what that is called, as partitions."""
+    places = [layout.coordinates(int(rank)) for rank in lanes]
+    return {
+        "all ranks": np.zeros(len(lanes), dtype=np.int64),
+        "replicas": partition_of([(place.dp, place.cp) for place in places]),
+        "lanes": np.arange(len(lanes)),
+    }
 
 
 def _after_all_exchange(stage: StageDraft, stages: Sequence[StageDraft]) -> list[DraftNode]:
@@ -471,11 +487,12 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
     stages = [
         _WalkOverMarks(stack, spans, number, lane).finished() for number in range(len(stack.ranks))
     ]
-    _meet_in_optimizers(stages, _clock_error_s(timeline) / _NS)
+    error_s = _clock_error_s(timeline)
+    meeting = _meet_in_optimizers(stages, timeline.layout, stack.ranks[0], error_s / _NS)
     drafts = [draft for stage in stages for draft in stage.nodes]
-    graph = _joined_stages(stages, _partitions(timeline, stack, drafts))
+    graph = _joined_stages(stages, meeting | _partitions(timeline, stack, drafts, meeting))
     weights = np.stack([draft.weight_ns for draft in drafts]) * _NS
-    _take_shortest_transfers(graph, drafts, weights, _clock_error_s(timeline))
+    _take_shortest_transfers(graph, drafts, weights, error_s)
     _fill_missing(weights)
     layout = timeline.layout
     places = [layout.coordinates(int(rank)) for rank in stack.ranks[0]]
@@ -544,10 +561,14 @@ def _joined_stages(stages: list[StageDraft], partitions: dict[str, Integers]) ->
     )
 
 
-def _partitions(timeline: Timeline, stack: Stack, drafts: list[DraftNode]) -> dict[str, Integers]:
-    """Return, by axis, which lanes share a process group, from the groups in the headers."""
+def _partitions(
+    timeline: Timeline, stack: Stack, drafts: list[DraftNode], known: Collection[str]
+) -> dict[str, Integers]:
+    """Return, by axis, which lanes share a process group, from the groups in the headers; axes that
+    are `known` are left out.
+    """
     used = dict.fromkeys(draft.axis for draft in drafts)
-    axes = [axis for axis in used if axis not in (EACH_LANE, ALL_LANES)]
+    axes = [axis for axis in used if axis != EACH_LANE and axis not in known]
     groups = {one for header in timeline.headers.values() for one in header.groups.items()}
     member_of = {
         (axis, rank): name
@@ -556,11 +577,10 @@ def _partitions(timeline: Timeline, stack: Stack, drafts: list[DraftNode]) -> di
         for rank in ranks
     }
     lanes = stack.ranks[0]
-    found = {
+    return {
         axis: partition_of([member_of.get((axis, int(rank)), f"alone {rank}") for rank in lanes])
         for axis in axes
     }
-    return found | ({ALL_LANES: np.zeros(len(lanes), np.int64)} if ALL_LANES in used else {})
 
 
 def _take_shortest_transfers(

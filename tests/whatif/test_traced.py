@@ -399,17 +399,20 @@ def test_gaps_that_do_not_hold_what_a_host_loses_tell_no_cost(
     assert costs.ratio((0,), (Cause.LINK,), (1, 1), 5 * lost_ns) is not None
 
 
-def pipeline_of_two(early: tuple[float, float], replica: int = 0) -> list[Span]:
+def pipeline_of_two(
+    early: tuple[float, float], ranks: tuple[int, int] = (0, 1), ahead: float = 0
+) -> list[Span]:
     """Two stages of a replica; the second is through with its passes 20 ms before the first.
 
     stage 0:  forward 0-20   backward 20-45   optimizer 45-50
     stage 1:  forward 0-10   backward 10-25   optimizer as given
 
-    Clocks of the second replica are 100 ms ahead.
+    The clocks of its `ranks` are `ahead` ms ahead.
     """
-    ahead, spans = 100 * replica, []
-    for stage, (turn, done), (begin, end) in ((0, (20, 45), (45, 50)), (1, (10, 25), early)):
-        rank = 2 * replica + stage
+    spans = []
+    for rank, (turn, done), (begin, end) in zip(
+        ranks, ((20, 45), (10, 25)), ((45, 50), early), strict=True
+    ):
         spans += [
             span(rank, "iteration", "iteration", ahead, ahead + 50),
             *passes(rank, (ahead, ahead + turn), (ahead + turn, ahead + done)),
@@ -449,13 +452,30 @@ def test_a_stage_that_waits_for_nobody_keeps_its_optimizer(
     assert all(len(group.nodes) == 1 for group in replay.graph.groups)
 
 
-def test_replicas_whose_clocks_nothing_ties_meet_lane_by_lane(
+def test_steps_that_end_as_the_last_one_begins_are_waiting_all_through(
     timeline: Callable[..., Timeline],
 ) -> None:
-    spans = [*pipeline_of_two((25, 50)), *pipeline_of_two((25, 50), replica=1)]
-    layout = Layout(pp=2, dp=2, order="tp-cp-ep-pp-dp")
+    """By clocks that are a little apart: it ends 0.2 ms before the last one begins."""
+    replay = replay_of_timeline(timeline(Layout(pp=2), pipeline_of_two((25, 44.8)), {}))
+    assert optimizer_ms(replay) == pytest.approx([5, 0])
+
+
+@pytest.mark.parametrize(
+    ("layout", "second", "met"),
+    [
+        (Layout(pp=2, dp=2, order="tp-cp-ep-pp-dp"), (2, 3), "replicas"),
+        (Layout(pp=2, tp=2), (1, 3), "lanes"),
+    ],
+    ids=["replicas", "TP mates"],
+)
+def test_ranks_whose_clocks_are_far_apart_meet_among_themselves(
+    timeline: Callable[..., Timeline], layout: Layout, second: tuple[int, int], met: str
+) -> None:
+    first = (0, 1) if met == "replicas" else (0, 2)
+    spans = [*pipeline_of_two((25, 50), first), *pipeline_of_two((25, 50), second, ahead=100)]
     replay = replay_of_timeline(timeline(layout, spans, {}))
     assert optimizer_ms(replay) == pytest.approx([5, 5])
+    assert list(replay.graph.partitions) == [met]
 
 
 def test_where_stages_exchange_the_norm_their_steps_stay_as_they_are(

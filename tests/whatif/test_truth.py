@@ -51,6 +51,16 @@ def test_a_mended_rank_saves_what_the_fault_cost(layout: Layout) -> None:
     assert worst_ranks(analyze(faulty)) == (slow,)
 
 
+def test_what_mates_wait_for_inside_their_passes_is_saved_with_a_link() -> None:
+    """At granularity base nobody records that TP mates wait for the one whose messages are late."""
+    layout, base = Layout(tp=2, pp=4), Granularity.BASE
+    faulty = replayed(layout, "rank=1,peer=3,kind=link,factor=20", granularity=base)
+    healthy_s = float(replayed(layout, granularity=base).measured.mean())
+    truth = float(faulty.measured.mean()) / healthy_s
+    assert truth > 1.3
+    assert saved_by_fixing(faulty, [1, 3], links=True).speedup == pytest.approx(truth, rel=0.01)
+
+
 def test_what_other_stages_wait_for_in_the_optimizer_is_saved_as_well() -> None:
     """At granularity base nobody records the norm's exchange, in which they wait for stage 0."""
     layout, base = LAYOUTS["pipeline"], Granularity.BASE
