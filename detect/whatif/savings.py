@@ -180,16 +180,18 @@ def _fix_work(
     """Bring the work of ranks to that of their peers, and return who the peers are.
 
     With `late`, no work gets longer: a rank that is late waits for nobody, but the times of its
-    peers may hold waiting for it.
+    peers may hold waiting for it. Optimizer steps that begin together hold none, and stay.
     """
     graph = replay.graph
+    stays = late and OPTIMIZER not in _unseen_waits(replay)
     stages = np.flatnonzero(places.any(axis=1))
     have_peers = not places[stages].all(axis=1).any()
     if not have_peers and len(stages) == graph.num_stages:
         return "nobody"
     types = np.array([node.optype for node in graph.nodes])
     before = _step_before(replay)
-    for optype in np.unique(types[graph.is_local & (gaps | (types != HOST))]):
+    changes = graph.is_local & (gaps | (types != HOST)) & ~(stays & (types == OPTIMIZER))
+    for optype in np.unique(types[changes]):
         sums = _time_by_rank(replay, types == optype)  # (stage, lane, step)
         for stage in stages:
             nodes = np.flatnonzero((types == optype) & (graph.stage == stage))
@@ -263,14 +265,24 @@ def _shorten_waits(replay: Replay, places: Flags, weights: Floats) -> None:
     later; its forward takes 18 ms, and those of its three mates, who wait inside, 32.
     """
     everybody = np.zeros(replay.num_lanes, dtype=np.int64)
+    unseen = _unseen_waits(replay)
     for number, node in enumerate(replay.graph.nodes):
-        if node.optype not in UNSEEN_WAITS and node.optype not in replay.entangled:
+        if node.optype not in unseen and node.optype not in replay.entangled:
             continue
         mates, own = replay.entangled.get(node.optype, everybody), places[node.stage]
         for label in np.unique(mates[own]).tolist():
             behind, others = own & (mates == label), ~own & (mates == label)
             last = np.median(replay.weights[number][behind], axis=0)
             weights[number][others] = np.minimum(weights[number][others], last)
+
+
+def _unseen_waits(replay: Replay) -> tuple[str, ...]:
+    """Return the types of work between passes that may hold waiting for others: gaps, and optimizer
+    steps unless these begin together.
+    """
+    graph = replay.graph
+    meet = any(len(one.nodes) > 1 and graph.is_local[one.nodes[0]] for one in graph.groups)
+    return (HOST,) if meet else UNSEEN_WAITS
 
 
 def saved_by_quicker_transfers(
