@@ -71,6 +71,7 @@ from megascan.errors import InputError
 from megascan.header import RESTARTING_CLOCK, RankHeader
 from megascan.parallel import Here, Kept, Workers, over_blocks
 from megascan.timeline import (
+    ROWS_A_THREAD,
     TIMELINE_SCHEMA,
     TRACE_SCHEMA,
     Extent,
@@ -96,8 +97,6 @@ if TYPE_CHECKING:
 
 BLOCK_ROWS = 1 << 16
 """About how many spans a shard has, in whole ranks, if this process holds the whole trace."""
-_CORRECTED_ROWS = 1 << 18
-"""Times that one thread corrects at a time: more than a shard has, as shards have processes."""
 
 
 @dataclass(frozen=True)
@@ -213,10 +212,10 @@ class Correction:
         start_ns, duration_ns = np.empty((2, spans.num_rows), dtype=np.int64)
 
         def correct(low: int) -> None:
-            rows = slice(low, low + _CORRECTED_ROWS)
-            start_ns[rows], duration_ns[rows] = self._times(spans.slice(low, _CORRECTED_ROWS))
+            rows = slice(low, low + ROWS_A_THREAD)
+            start_ns[rows], duration_ns[rows] = self._times(spans.slice(low, ROWS_A_THREAD))
 
-        for _ in over_blocks(correct, range(0, spans.num_rows, _CORRECTED_ROWS)):
+        for _ in over_blocks(correct, range(0, spans.num_rows, ROWS_A_THREAD)):
             pass
         spans = with_column(spans, "start_ns", start_ns)
         return with_column(spans, "duration_ns", duration_ns)

@@ -42,8 +42,8 @@ _ARROW_TYPES = {
 
 
 _PIECE_ROWS = 1 << 16
-_CHECKED_ROWS = 1 << 18
-"""Rows whose order one thread checks at a time: more than a shard has, as shards have processes."""
+ROWS_A_THREAD = 1 << 18
+"""Rows that one thread walks over at a time: more than a shard has, as shards have processes."""
 
 
 def arrow_schema(columns: tuple[Column, ...]) -> pa.Schema:
@@ -444,9 +444,9 @@ def _is_in_order(spans: pa.Table) -> bool:
     """Return whether spans are in order; pieces are checked by threads, without whole copies."""
     batches = spans.select(["rank", "start_ns", "duration_ns"]).to_batches()
     pieces = [
-        batch.slice(low, _CHECKED_ROWS)
+        batch.slice(low, ROWS_A_THREAD)
         for batch in batches
-        for low in range(0, batch.num_rows, _CHECKED_ROWS)
+        for low in range(0, batch.num_rows, ROWS_A_THREAD)
     ]
     edges = list(over_blocks(_edges_in_order, pieces))
     return all(edges) and all(one[1] <= other[0] for one, other in pairwise(edges) if one and other)

@@ -10,24 +10,25 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit
 fi
-source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
-prepare_environment train,serve,cluster,watch,dev
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/environment.sh
+find_python # nothing of the usual environment is needed
 
 folder=.venv/oldest
-oldest=$("$PYTHON" -c '
+oldest=$("$BASE_PYTHON" -c '
 import tomllib
 for wanted in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]:
     print(wanted.replace(">=", "=="))
 ')
 if [[ $(cat "$folder/installed" 2>/dev/null) != "$oldest" ]]; then
     rm -rf "$folder"
-    "$PYTHON" -m venv "$folder"
+    "$BASE_PYTHON" -m venv "$folder"
     # shellcheck disable=SC2086 # one word a package
     "$folder/bin/python" -m pip install -q $oldest
     echo "$oldest" >"$folder/installed"
 fi
 failed=()
-for name in $("$PYTHON" -c 'import tomllib; print(*tomllib.load(open("tests/golden/cases.toml", "rb")))'); do
+for name in $("$BASE_PYTHON" -c 'import tomllib; print(*tomllib.load(open("tests/golden/cases.toml", "rb")))'); do
     if [[ $name != compute-tp2-pp2-dp2 ]]; then
         "$folder/bin/python" tests/golden/golden.py --check --case "$name" || failed+=("$name")
     fi

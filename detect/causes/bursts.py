@@ -34,7 +34,6 @@ from detect.causes.device import (
     attention_residuals,
     beyond_others,
     mates_of,
-    rows_alike,
     spares_lookups,
     waits_beside,
 )
@@ -88,6 +87,7 @@ from detect.stats.residuals import compare_within, data_of, deviations, peer_gro
 from detect.text import counted, milliseconds, percent, subject_of
 from detect.thresholds import BURSTS, IMBALANCE, LOSSES, PAIRS, STARVATION
 from megascan.arrays import Flags, Floats, Integers, mask_of
+from megascan.timeline import rows_alike
 
 SHARED = (
     "most ranks of its stage have such bursts: waiting for one of them, which the trace does not "

@@ -65,6 +65,7 @@ from detect.text import milliseconds, times
 from detect.thresholds import COMPUTE, DEVICE, KERNELS, PAIRS, READINGS
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
+from megascan.timeline import rows_alike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -416,11 +417,6 @@ def is_isolated(members: Members, passes: Slowness, row: int) -> bool:
     over = own - effects[:, mates].max(axis=1)
     least = max(DEVICE.isolated_share * float(own.max()), DEVICE.least_isolated_log)
     return bool(over.max() >= least and over.min() >= -DEVICE.least_isolated_log)
-
-
-def rows_alike(number: Integers) -> list[Integers]:
-    """Return the rows of each number of (row,): those at one place, by `Members.numbered`."""
-    return [np.flatnonzero(number == one) for one in np.unique(number)]
 
 
 def mates_of(members: Members, row: int) -> Integers:

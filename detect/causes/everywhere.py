@@ -56,7 +56,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from detect.causes.device import rows_alike
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -75,6 +74,7 @@ from detect.text import counted, milliseconds, percent, ranks_of, times
 from detect.thresholds import BURSTS, CHANGES, EVERYWHERE, LINKS, NETWORKS, POWER, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
+from megascan.timeline import rows_alike
 
 ADVICE_ON_DATA = (
     "give the loaders more workers and let them read further ahead (num_workers, "

@@ -37,7 +37,6 @@ from detect.causes.device import (
     answer_of_slow_parts,
     mates_of,
     over_others,
-    rows_alike,
 )
 from detect.causes.finding import (
     UNDECIDED_WHOSE,
@@ -58,6 +57,7 @@ from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds import COMPUTE, DEVICE, OCCUPANCY, OPTIMIZER, PAIRS
 from megascan.arrays import Flags, Floats, Integers
+from megascan.timeline import rows_alike
 
 ADVICE = (
     "read that GPU's PCIe link, memory errors and remapped rows, beside a peer's: nvidia-smi -i "

@@ -31,13 +31,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from megascan.arrays import (
-    Flags,
-    Integers,
-    Words,
-    combine,
-    running_numbers,
-)
+from megascan.arrays import Flags, Integers, Words, combine, running_numbers
 from megascan.errors import InputError
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import Timeline, codes, equals, numbers

@@ -194,7 +194,7 @@ class _WalkOverMarks:
         Loading and pauses become nodes of their own; a pause only counts as far as the rest of the
         work took longer than usual.
         """
-        work, begin_ns = np.maximum(until - self.until, 0.0), self.begin_ns + self.until.astype(int)
+        begin, work = self.until, np.maximum(until - self.until, 0.0)
         self.until = np.maximum(self.until, until)
         if mark == END_OF_ITERATION:
             pauses = loading = np.zeros_like(work)
@@ -213,7 +213,7 @@ class _WalkOverMarks:
         self._local(within, rest - pauses)
         self.draft.nodes[-1].ends_at = mark
         if within.optype == OPTIMIZER:
-            self.draft.nodes[-1].begin_ns = begin_ns
+            self.draft.nodes[-1].begin_ns = self.begin_ns + begin.astype(np.int64)
 
     def _local(self, within: _Open, weight_ns: Floats) -> None:
         """Add local work, which waits for all before it on its rank."""
@@ -348,8 +348,8 @@ def _meet_in_optimizers(
     begin_ns = np.stack([draft.begin_ns for draft in pieces if draft.begin_ns is not None])
     weight_ns = np.stack([draft.weight_ns for draft in pieces])
     known = ~np.isnan(weight_ns)
+    begun_ns = np.where(known, begin_ns, np.iinfo(np.int64).min).max(axis=0)  # in all stages
     for axis, labels in _meetings(layout, lanes).items():
-        begun_ns = np.where(known, begin_ns, np.iinfo(np.int64).min).max(axis=0)
         last_ns = np.stack([begun_ns[labels == one].max(axis=0) for one in np.unique(labels)])
         early_ns = np.where(known, last_ns[labels] - begin_ns, 0)
         lasts = early_ns * (1.0 - COSTS.most_early_share) <= weight_ns + error_ns

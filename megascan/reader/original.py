@@ -37,12 +37,7 @@ from megascan.header import (
 )
 from megascan.parallel import Here, Kept, Workers
 from megascan.reader.lines import EventBlock, open_document, parse_block
-from megascan.reader.segments import (
-    Packed,
-    Segment,
-    settled_shard,
-    span_table,
-)
+from megascan.reader.segments import Packed, Segment, settled_shard, span_table
 from megascan.reader.templates import Templates
 from megascan.schema import NOT_APPLICABLE, OWN_END, Granularity, Kind, Phase, Track
 from megascan.timeline import codes, equals, numbers

@@ -18,13 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from megascan.arrays import (
-    Flags,
-    Integers,
-    Narrow,
-    RowNumbers,
-    rows_of_runs,
-)
+from megascan.arrays import Flags, Integers, Narrow, RowNumbers, rows_of_runs
 from megascan.header import RankHeader, WindowRecord
 from megascan.parallel import Workers, over_blocks
 from megascan.schema import HEADER_EVENT, NOT_APPLICABLE, WINDOW_EVENT, Column, Kind
