@@ -10,6 +10,10 @@ turns, and of each the least of all runs counts, which a busy machine disturbs l
 In a loop everything is in the processor's caches. In a step it is not: between two of torch's calls
 a span costs ten times as much on some hosts. `--cold` overwrites the caches before every call, and
 between a module's forward and backward; medians of calls with and without tracing.
+
+An exchange between stages ends with a wait for the device, which has nothing to do until training
+launches the next pass. So of what tracing does there, a device-bound job pays what lies between the
+end of an exchange and the begin of the next pass: "behind an exchange", "before a pass".
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ import torch
 from benchmarks.jobs import environment_line, publish
 from megascan.config import TraceConfig
 from megascan.instrument.collectives import OPERATIONS, Collectives
-from megascan.instrument.megatron import BackwardSpans, Modules, Passes
+from megascan.instrument.megatron import BackwardSpans, Modules, Passes, PointToPoint
 from megascan.instrument.place import Position
 from megascan.instrument.updates import Updates
 from megascan.schema import Phase
@@ -87,6 +91,12 @@ class _Groups:
         return 2
 
 
+class _Stage:
+    """The communicator of a stage between two others."""
+
+    prev_rank, next_rank, pp_group = 0, 2, "pp"
+
+
 class _Layer:
     def __init__(self) -> None:
         self.layer_number = 3
@@ -108,6 +118,19 @@ class _Caches:
             begin_ns = time.thread_time_ns()
             self._memory += 1
             self.spent_ns += time.thread_time_ns() - begin_ns
+
+
+class _Moments:
+    """When a wrapped function began and ended; it leaves nothing of ours in the caches."""
+
+    def __init__(self, caches: _Caches) -> None:
+        self._caches = caches
+        self.begin_ns = self.end_ns = 0
+
+    def note(self) -> None:
+        self.begin_ns = time.thread_time_ns()
+        self._caches.evict()
+        self.end_ns = time.thread_time_ns()
 
 
 class _Clone(torch.autograd.Function):
@@ -135,6 +158,7 @@ class _Bench:
         self.tracer.record_with(timer, cast(Any, _Idle()))
         self.position = Position(slot=(1, 0), phase=Phase.FORWARD)
         self.spans = BackwardSpans(self.tracer, self.position)
+        self.moments = _Moments(caches)
 
     def cost_ns(self, call: Callable[[], object], num_parts: int = 1) -> float:
         """Time of a call with tracing on less that with tracing off; long ones have parts."""
@@ -147,6 +171,23 @@ class _Bench:
         self.tracer.active = False
         gc.enable()
         return on - off
+
+    def part_ns(self, call: Callable[[], object], *, behind: bool) -> float:
+        """Median time of a traced call behind, or before, what it wraps, which notes `moments`."""
+        moments, times = self.moments, []
+        gc.disable()
+        self.tracer.active = True
+        for _ in range(NUM_COLD_CALLS if self.caches.is_cold else NUM_CALLS):
+            self.tracer._spans.clear()
+            self.position.iteration_begins()
+            self.caches.evict()
+            begin_ns = time.thread_time_ns()
+            call()
+            end_ns = time.thread_time_ns()
+            times.append(end_ns - moments.end_ns if behind else moments.begin_ns - begin_ns)
+        self.tracer.active = False
+        gc.enable()
+        return statistics.median(times)
 
     def _least_ns(self, call: Callable[[], object], num_calls: int, *, active: bool) -> float:
         self.tracer.active = active
@@ -182,8 +223,9 @@ def measure(num_bytes: int = 0) -> Costs:
     timers: dict[str, Timer] = {"CPU": CpuTimer(clock), "GPU": cuda}
     costs = {}
     for device, timer in timers.items():
-        for name, cost_ns in _calls(_Bench(timer, caches)).items():
-            costs[f"{name}, {device}"] = cost_ns
+        for measured in (_calls, _parts):
+            for name, cost_ns in measured(_Bench(timer, caches)).items():
+                costs[f"{name}, {device}"] = cost_ns
     for device, timer in timers.items():
         name = f"forward and backward of a module, {device}"
         costs[name] = _with_backward(_Bench(timer, caches))
@@ -210,6 +252,43 @@ def _calls(bench: _Bench) -> Costs:
         "backward step of the schedule": lambda: backward(None, 1, None, 1, config),
     }
     return {name: bench.cost_ns(call) for name, call in calls.items()}
+
+
+def _parts(bench: _Bench) -> Costs:
+    """Parts of calls in which the device has nothing to do, from an exchange to the next pass."""
+    tracer, position, note = bench.tracer, bench.position, bench.moments.note
+    passes = Passes(tracer, position, bench.spans, Updates(tracer))
+    messages = PointToPoint(tracer, position, cast(Any, _Groups()))
+    tensor, stage = torch.ones(4), _Stage()
+    config = SimpleNamespace(finalize_model_grads_func=note)
+
+    def forward_step(
+        input_tensor: object, config: object, current_microbatch: int
+    ) -> tuple[object, int]:
+        del config, current_microbatch
+        note()
+        return input_tensor, 1
+
+    def backward_step(output_tensor: object, output_tensor_grad: object) -> None:
+        del output_tensor, output_tensor_grad
+        note()
+
+    def communicate(own: object, **exchange: object) -> tuple[object, object, None]:
+        del own, exchange
+        note()
+        return tensor, None, None
+
+    forward, backward = passes.forward_step(forward_step), passes.backward_step(backward_step)
+    exchange = messages.communicate(communicate)
+    sent = {"tensor_send_prev": tensor, "tensor_send_next": None}
+    asked = {"recv_prev": True, "recv_next": False}
+    return {
+        "behind an exchange of two messages": bench.part_ns(
+            lambda: exchange(stage, **sent, **asked), behind=True
+        ),
+        "before a forward step": bench.part_ns(lambda: forward(tensor, config, 1), behind=False),
+        "before a backward step": bench.part_ns(lambda: backward(tensor, tensor), behind=False),
+    }
 
 
 def _with_backward(bench: _Bench) -> float:

@@ -3,6 +3,7 @@
     python -m benchmarks.overhead [--device cpu|gpu] [--layouts TP2,DP2] [--cycles N] [-o RESULT.md]
     python -m benchmarks.overhead --device gpu --only "12 x" --modes full,full/4
     python -m benchmarks.overhead --device gpu --modes default --block 11
+    python -m benchmarks.overhead --device gpu --modes default --block 901 --cycles 0
 
 For each layout one process group trains several models, GPU-bound and host-bound. Tracing is
 installed and removed again between blocks of iterations: off, base, off, full, off, … A mode is
@@ -12,7 +13,9 @@ do where nothing is said, two traced iterations of five, so its blocks count fiv
 multiple, and only the ratio of means says what a run pays. `default, by cycles` is the same from
 within its blocks, each cycle of five against the iterations beside it that pay nothing, which sees
 a tenth of a per cent (`benchmarks/paired.py`); `off, by cycles` is the same of untraced blocks, and
-should be one. In `armed` everything is installed and nothing is traced.
+should be one. Rows by place say which iterations of a cycle pay: two traced ones and the one in
+which their window is written. `--cycles 0` leaves untraced blocks out and spends all of its time on
+that. In `armed` everything is installed and nothing is traced.
 
 The first iteration of a block, in which the mode is switched, is not counted; all others are
 compared with the untraced blocks right before and after theirs, so that drift of the machine
@@ -61,7 +64,11 @@ DEFAULTS, NUM_QUIET = TraceConfig(), 2
 
 
 def modes_of(num_cycles: int, traced: Sequence[str] = MODES) -> list[str]:
-    """Modes of successive blocks: every traced one between two untraced ones, in turns."""
+    """Modes of successive blocks: every traced one between two untraced ones, in turns; without
+    cycles, the traced ones alone.
+    """
+    if not num_cycles:
+        return list(traced)
     modes = [OFF]
     for cycle in range(num_cycles):
         for mode in traced[:: 1 if cycle % 2 else -1]:
@@ -102,14 +109,25 @@ def costs_of(plan: Plan, traced: Sequence[str], times_ms: Sequence[float]) -> It
     """Yield what each mode costs; `default` also within its cycles, beside untraced iterations."""
     length = plan.block_length
     blocks = blocks_of(plan.modes, times_ms, length)
-    for mode in traced:
-        yield cost_of(mode, blocks)
+    if OFF in plan.modes:
+        for mode in traced:
+            yield cost_of(mode, blocks)
     if DEFAULT not in traced or length <= 2 * DEFAULTS.interval:
         return
     firsts = [plan.num_warmup + 2 + length * number for number in range(len(blocks))]
+
+    def within(mode: str, what: str, place: int | None = None) -> Cost:
+        interval = DEFAULTS.interval
+        cost = cost_in_cycles(
+            mode, blocks, firsts, interval=interval, num_quiet=NUM_QUIET, place=place
+        )
+        return replace(cost, mode=f"{mode}, {what}")
+
     for mode in (DEFAULT, OFF):
-        cost = cost_in_cycles(mode, blocks, firsts, interval=DEFAULTS.interval, num_quiet=NUM_QUIET)
-        yield replace(cost, mode=f"{mode}, by cycles")
+        if mode in plan.modes:
+            yield within(mode, "by cycles")
+    for place in range(DEFAULTS.interval - NUM_QUIET):
+        yield within(DEFAULT, f"iteration {place + 1} of a cycle", place)
 
 
 def row(name: str, layout: str, cost: Cost) -> str:
@@ -149,7 +167,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=sorted(MODELS), default="cpu")
     parser.add_argument("--layouts", metavar="NAME,NAME", help=f"of {', '.join(LAYOUTS)}")
-    parser.add_argument("--cycles", type=int, default=8, help="blocks of each mode (8)")
+    parser.add_argument(
+        "--cycles", type=int, default=8, help="blocks of each mode (8); 0: one, without untraced"
+    )
     parser.add_argument(
         "--modes",
         default=",".join(MODES),
@@ -178,6 +198,10 @@ def main() -> int:
         parser.error(
             f"--block {arguments.block}: its first iteration is not counted; want 2 or more"
         )
+    if not arguments.cycles and arguments.modes != DEFAULT:
+        parser.error(f"--cycles 0: only --modes {DEFAULT} has untraced iterations to compare with")
+    if not arguments.cycles and arguments.block <= 2 * DEFAULTS.interval:
+        parser.error(f"--block {arguments.block}: want more than two cycles of {DEFAULTS.interval}")
     for mode in arguments.modes.split(","):
         try:
             tracing_in(mode, arguments.window, Path())

@@ -65,6 +65,7 @@ def cost_in_cycles(
     *,
     interval: int,
     num_quiet: int,
+    place: int | None = None,
     seed: int = 0,
 ) -> Cost:
     """Compare each cycle of the blocks of `mode` with its quiet iterations and those before it.
@@ -72,9 +73,10 @@ def cost_in_cycles(
     A block's times begin at its iteration of `first_iterations` (from 1); windows begin at
     iteration 1, 1 + interval, …, and the last `num_quiet` iterations of a cycle are quiet. A
     cycle's ratio is its time over `interval` times the mean of the quiet iterations on both sides
-    of its others, so that a steady drift cancels. `median` is that of the cycles' ratios.
+    of its others, so that a steady drift cancels. `median` is that of the cycles' ratios. With
+    `place`, the iteration at this place of each cycle (from 0) is compared instead of the cycle.
 
-    Example: quiet 10, 10 | cycle 11, 10, 10, 10, 10: 51 / (5 · 10) = 1.02.
+    Example: quiet 10, 10 | cycle 11, 10, 10, 10, 10: 51 / (5 · 10) = 1.02; at place 0 1.1.
     """
     ratios, usual = [], []
     for block, first in zip(blocks, first_iterations, strict=True):
@@ -85,8 +87,9 @@ def cost_in_cycles(
         cycles = np.reshape(block.times_ms[start : start + num_cycles * interval], (-1, interval))
         quiet = cycles[:, -num_quiet:].mean(axis=1)
         beside = (quiet[:-1] + quiet[1:]) / 2
-        busy = cycles[1:, :-num_quiet].sum(axis=1) / beside
-        ratios.extend((busy + num_quiet) / interval)
+        busy = cycles[1:, :-num_quiet] / beside[:, None]
+        whole = (busy.sum(axis=1) + num_quiet) / interval
+        ratios.extend(whole if place is None else busy[:, place])
         usual.extend(beside)
     of_cycles = np.array(ratios)
     return _cost(mode, of_cycles[:, None], of_cycles, np.array(usual), seed)

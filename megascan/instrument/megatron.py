@@ -29,7 +29,7 @@ import gc
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
@@ -75,6 +75,11 @@ _Entered: TypeAlias = "tuple[int | None, Phase | None, Mark, torch.Tensor | None
 NOT_TAKEN: Final = "not taken"
 """Stands in place of a begin for modules of layers that are not recorded in this iteration."""
 
+
+_EXCHANGED = ("tensor_send_prev", "recv_prev", "tensor_send_next", "recv_next")
+"""Arguments of an exchange that say what is exchanged, in the order of `MESSAGES`."""
+_HANDLES = ("send_prev", "recv_prev", "send_next", "recv_next")
+"""Keys of an overlapped exchange's handles, in the same order."""
 
 _Backward: TypeAlias = tuple[str, Arguments]
 """The backward of one call of a module: its name, and the arguments of the call's forward."""
@@ -324,7 +329,12 @@ class TracedIterator:
 
 @dataclass(eq=False)
 class Passes:
-    """Wraps the steps that megatron.core's schedules are made of."""
+    """Wraps the steps that megatron.core's schedules are made of.
+
+    A pass begins behind an exchange with another stage, in which the schedule has waited for the
+    device (`PointToPoint`). So only what the pass itself needs is done before it; what can wait is
+    done after it, when the device has all of its kernels queued.
+    """
 
     tracer: RecordingTracer
     position: Position
@@ -349,11 +359,9 @@ class Passes:
                 return False
             slot = (cast(int, microbatch_of(call) or 0), cast(int, chunk_of(call) or 0))
             position.slot, position.phase = slot, Phase.FORWARD
-            position.learn(first_of(input_of(call)), slot)
             data = data_of(call)
             if _is_plain_iterator(data):
                 set_data(call, TracedIterator(tracer, position, cast("Iterator[object]", data)))
-            self.updates.trace_finalize(cast(Config, config_of(call)))
             call.memory = tracer.mark()
             return True
 
@@ -362,8 +370,10 @@ class Passes:
             tracer.add(Kind.COMPUTE, FORWARD, call.memory, tracer.mark(), arguments)
             output = first_of(cast("tuple[object, object]", result)[0])
             if position.slot is not None:
+                position.learn(first_of(input_of(call)), position.slot)
                 position.outputs[id(output)] = position.slot
             position.slot = position.phase = None
+            self.updates.trace_finalize(cast(Config, config_of(call)))
             return result
 
         return around(tracer, original, enter, leave)
@@ -377,7 +387,10 @@ class Passes:
         position, tracer = self.position, self.tracer
         known: set[int] = set()  # chunks whose layers have been noted
 
-        def note(call: Call) -> None:
+        def enter(_: Call) -> bool:
+            return True
+
+        def note(call: Call, result: object) -> object:
             model = call.positional[0]
             if id(model) not in known:
                 known.add(id(model))
@@ -387,8 +400,9 @@ class Passes:
                 # a packed sequence's attention depends on where its documents end
                 is_packed = packed_of(call) is not None
                 tracer.note_tokens(0 if is_packed else num_tokens(model, tokens_of(call)))
+            return result
 
-        return before(tracer, original, note)
+        return around(tracer, original, enter, note)
 
     def calculate_loss(self, original: Function) -> Function:
         """Record `loss`: the trainer's loss function, on the stage that has one."""
@@ -415,8 +429,6 @@ class Passes:
             output = first_of(output_of(call))
             position.slot = position.outputs.pop(id(output), None)
             position.phase = Phase.BACKWARD
-            if position.slot is not None:
-                position.learn(first_of(gradient_of(call)), position.slot)
             call.memory = tracer.mark()
             return True
 
@@ -424,8 +436,10 @@ class Passes:
             self.backward_spans.end_all()
             tracer.add(Kind.COMPUTE, BACKWARD, call.memory, tracer.mark(), position.arguments())
             gradient = first_of(result)
-            if gradient is not None and position.slot is not None:
-                position.gradients[id(gradient)] = position.slot
+            if position.slot is not None:
+                position.learn(first_of(gradient_of(call)), position.slot)
+                if gradient is not None:
+                    position.gradients[id(gradient)] = position.slot
             position.slot = position.phase = None
             return result
 
@@ -476,22 +490,17 @@ class _Transfer(Protocol):
     chunk: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Message:
-    """One tensor of an exchange; `handle` is its key among an overlapped exchange's handles."""
+    """One message of an exchange; `handle` is its key among an overlapped exchange's handles.
+
+    `tensor` is what is sent, or what has been received.
+    """
 
     name: str
     handle: str
-    peer: int
-    tensor: torch.Tensor
-
-    @property
-    def operation(self) -> str:
-        return self.name.partition("_")[0]
-
-    @property
-    def direction(self) -> str:
-        return self.name.partition("_")[2]
+    arguments: Arguments
+    tensor: torch.Tensor | None
 
 
 @dataclass(eq=False)
@@ -503,25 +512,33 @@ class PointToPoint:
     groups: Groups
 
     def communicate(self, original: Function) -> Function:
-        """Record send_forward, recv_forward, send_backward and recv_backward."""
-        previous_of = argument_reader(original, "tensor_send_prev")
-        next_of = argument_reader(original, "tensor_send_next")
+        """Record send_forward, recv_forward, send_backward and recv_backward.
+
+        The schedules wait for the device in each exchange, so after it the device has nothing to do
+        until training launches something. All that is known before the exchange is therefore
+        written down before, while the device still computes.
+        """
+        readers = [argument_reader(original, name) for name in _EXCHANGED]
         tracer = self.tracer
 
         def enter(call: Call) -> bool:
-            call.memory = tracer.mark()
+            messages = list(self._messages(call.positional[0], [read(call) for read in readers]))
+            call.memory = messages, tracer.mark()
             return True
 
         def leave(call: Call, result: object) -> object:
-            communicator, begin = call.positional[0], call.memory
-            received = cast("tuple[object, object, object]", result)
-            sent = (previous_of(call), next_of(call))
-            messages = list(_messages(communicator, sent, received))
-            handles = received[2]
-            if isinstance(handles, dict) and handles:
-                self._follow(messages, communicator, begin, handles)
-            elif messages and not handles:
-                self._record(messages, communicator, begin)
+            messages, begin = cast("tuple[list[_Message], Mark]", call.memory)
+            from_previous, from_next, handles = cast("tuple[object, object, object]", result)
+            is_overlapped = isinstance(handles, dict) and bool(handles)
+            end = tracer.mark() if messages and not handles else None
+            for message in messages:
+                if message.tensor is None:
+                    received = from_previous if message.handle == "recv_prev" else from_next
+                    self._complete(message, cast("torch.Tensor", received))
+                if end is not None:
+                    tracer.add(Kind.P2P, message.name, begin, end, message.arguments)
+            if is_overlapped:
+                self._follow(messages, begin, cast("dict[str, AsyncWork]", handles))
             return result
 
         return around(tracer, original, enter, leave)
@@ -562,63 +579,48 @@ class PointToPoint:
 
         return around(tracer, original, enter, leave)
 
-    def _record(self, messages: list[_Message], communicator: object, begin: Mark) -> None:
-        end = self.tracer.mark()
-        for message in messages:
-            arguments = self._describe(message, communicator)
-            self.tracer.add(Kind.P2P, message.name, begin, end, arguments)
+    def _messages(self, communicator: object, exchanged: Sequence[object]) -> Iterator[_Message]:
+        """Yield the messages of an exchange that begins; what is received has no tensor yet."""
+        previous = communicator.prev_rank  # type: ignore[attr-defined]
+        following = communicator.next_rank  # type: ignore[attr-defined]
+        group = self.groups.name(communicator.pp_group)  # type: ignore[attr-defined]
+        peers = (previous, previous, following, following)
+        for name, handle, peer, what in zip(MESSAGES, _HANDLES, peers, exchanged, strict=True):
+            if what is None or what is False:
+                continue
+            operation, _, direction = name.partition("_")
+            arguments = self.position.message(
+                operation, direction, peer=peer, group=group, size_bytes=0
+            )
+            message = _Message(name, handle, arguments, None)
+            if operation != RECV:
+                self._complete(message, cast("torch.Tensor", what))
+            yield message
 
-    def _follow(
-        self,
-        messages: list[_Message],
-        communicator: object,
-        begin: Mark,
-        handles: dict[str, AsyncWork],
-    ) -> None:
+    def _complete(self, message: _Message, tensor: torch.Tensor) -> None:
+        """Give a message its tensor; microbatch and chunk of a received tensor are set later."""
+        message.tensor, arguments = tensor, message.arguments
+        arguments["size_bytes"] = tensor.nbytes
+        identity, position = id(tensor), self.position
+        if arguments["op"] == RECV:
+            position.received[identity] = arguments
+            return
+        made = position.outputs if arguments["direction"] == FORWARD else position.gradients
+        if identity in made:
+            arguments["microbatch"], arguments["chunk"] = made[identity]
+
+    def _follow(self, messages: list[_Message], begin: Mark, handles: dict[str, AsyncWork]) -> None:
         """Record an overlapped exchange: each message until the message's own work is done."""
         for message in messages:
             work = handles.get(message.handle)
             if work is not None:
-                name, arguments = message.name, self._describe(message, communicator)
+                name, arguments = message.name, message.arguments
                 handles[message.handle] = self.groups.follow(
                     self.tracer, work, name, begin, arguments, lane=name, keep=message.tensor
                 )
 
-    def _describe(self, message: _Message, communicator: object) -> Arguments:
-        """Return a message's arguments; microbatch and chunk of a received tensor are set later."""
-        arguments = self.position.message(
-            message.operation,
-            message.direction,
-            peer=message.peer,
-            group=self.groups.name(communicator.pp_group),  # type: ignore[attr-defined]
-            size_bytes=message.tensor.nbytes,
-        )
-        identity, position = id(message.tensor), self.position
-        if message.operation == RECV:
-            position.received[identity] = arguments
-            return arguments
-        made = position.outputs if message.direction == FORWARD else position.gradients
-        if identity in made:
-            arguments["microbatch"], arguments["chunk"] = made[identity]
-        return arguments
 
-
-def _messages(
-    communicator: object, sent: tuple[object, object], received: tuple[object, object, object]
-) -> Iterator[_Message]:
-    previous = communicator.prev_rank  # type: ignore[attr-defined]
-    following = communicator.next_rank  # type: ignore[attr-defined]
-    candidates = (
-        ("send_prev", previous, sent[0]),
-        ("recv_prev", previous, received[0]),
-        ("send_next", following, sent[1]),
-        ("recv_next", following, received[1]),
-    )
-    for name, (handle, peer, tensor) in zip(MESSAGES, candidates, strict=True):
-        if tensor is not None:
-            yield _Message(name, handle, peer, cast("torch.Tensor", tensor))
-
-
+@dataclass(eq=False)
 class CheckpointSaves:
     """Wraps functions that save checkpoints, on the training thread; a save may use another one."""
 

@@ -36,6 +36,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import itemgetter
 from types import ModuleType
 from typing import Protocol, TypeAlias, cast
@@ -95,7 +96,7 @@ def _readings_of(nvml: ModuleType, handle: object) -> dict[str, Callable[[], flo
     )
     return {
         "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, clock),
-        "sm_clock_max_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, clock),
+        "sm_clock_max_mhz": cache(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, clock)),
         "clock_event_reasons": lambda: reasons(handle),
         "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
         "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, temperature),
@@ -174,7 +175,8 @@ class EventPool:
 
 _MAX_REFERENCE_DISTANCE_MS = 250.0
 _EVENTS_A_STEP, _SPANS_A_STEP = 16, 32
-"""How many events and spans the writer's thread handles in some 100 µs, between two pauses."""
+"""How many events and spans the writer's thread handles in some 100 µs, between two looks at the
+clock."""
 _RATE_TOLERANCE = 5e-6
 """A less certain rate would add noise instead of removing drift: crystals differ by some ppm."""
 

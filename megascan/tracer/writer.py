@@ -1,9 +1,11 @@
 """The background thread that turns finished windows into lines of the rank file.
 
 Python's threads take turns: a thread that asks for the interpreter while another computes waits up
-to 5 ms, and training asks after every kernel that it launches. So the writer computes for a
-millisecond at a time and rests in between, so that a waiting thread gets its turn. Shorter turns
-would cost more than they save, as each turn wakes two threads up.
+to 5 ms, and training asks after every kernel that it launches. So the writer computes for a fifth
+of a millisecond at a time and rests five times as long, so that a waiting thread gets its turn, and
+gets ahead of the device before the writer's next one. With turns of a millisecond and short rests a
+job that waits for its device every few ms, as pipelines do at each message, pays nearly all of the
+writer's time; with these a tenth (`benchmarks.writer_turns`).
 
 The writer also starts late. At the end of an iteration trainers wait for the device (the norm of
 gradients), so at the begin of the next iteration the device has nothing queued and every launch is
@@ -86,15 +88,14 @@ class Voice:
             thread.join(_FINISH_S)
 
 
-SLICE_NS = 1_000_000
-REST_S = 100e-6
-"""Rest between two turns, long enough for a waiting thread to wake up and take over."""
+SLICE_NS, REST_S = 200_000, 1e-3
+"""How long a turn and the rest after it take."""
 FIRST_REST_SHARE = 0.6
 """Share of an iteration before the writer starts: by then a device-bound job has launched nearly
 all of it."""
 LEAST_FIRST_REST_S, LONGEST_FIRST_REST_S = 0.02, 1.0
-_SPANS_A_STEP = 32
-"""Spans that are encoded between two looks at the clock."""
+_SPANS_A_STEP = 8
+"""Spans that are encoded between two looks at the clock, in some 100 µs."""
 
 
 @dataclass(eq=False)
@@ -107,6 +108,8 @@ class Pace:
 
     hurried: Callable[[], bool]
     pause: Callable[[float], object]
+    slice_ns: int = SLICE_NS
+    rest_s: float = REST_S
     _since_ns: int = 0
 
     def begin(self, iteration_s: float) -> None:
@@ -118,9 +121,9 @@ class Pace:
 
     def step(self) -> None:
         """Rest if it is time to: a piece of the work is done."""
-        if time.perf_counter_ns() - self._since_ns > SLICE_NS:
+        if time.perf_counter_ns() - self._since_ns > self.slice_ns:
             if not self.hurried():
-                time.sleep(REST_S)
+                time.sleep(self.rest_s)
             self._since_ns = time.perf_counter_ns()
 
 

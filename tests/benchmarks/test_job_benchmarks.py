@@ -19,7 +19,7 @@ from benchmarks.layout_ranks import NUM_WARMUP, Stage
 from benchmarks.layout_ranks import Plan as StagePlan
 from benchmarks.layouts import Result
 from benchmarks.losses import Curves, read_curves
-from benchmarks.overhead import modes_of
+from benchmarks.overhead import costs_of, modes_of
 from benchmarks.overhead_ranks import Plan
 from benchmarks.paired import OFF, Block, blocks_of, cost_in_cycles, cost_of
 
@@ -88,6 +88,30 @@ def test_cycles_of_other_modes_are_left_out_and_the_first_cycle_has_none_before_
     found = cost_in_cycles("default", blocks, firsts, interval=5, num_quiet=2)
     assert found.num_iterations == 3  # cycles
     assert found.mean == pytest.approx(1.04)
+
+
+def test_the_place_of_a_cycle_that_pays_is_told():
+    blocks, firsts = cycles_of(4, 60, (1.01, 1.02, 1.03, 1.0, 1.0), noise=0)
+    found = [
+        cost_in_cycles("default", blocks, firsts, interval=5, num_quiet=2, place=place).mean
+        for place in range(3)
+    ]
+    assert found == pytest.approx([1.01, 1.02, 1.03], abs=1e-6)
+
+
+def test_without_cycles_there_are_traced_blocks_alone_and_costs_within_them():
+    assert modes_of(0, ["default"]) == ["default"]
+    plan = Plan(models={}, modes=["default"], num_warmup=4, block_length=41, window=1, folder="")
+    times_ms = [500.0, *(100 + 10 * (iteration % 5 in {1, 2}) for iteration in range(6, 46))]
+    found = {cost.mode: cost.mean for cost in costs_of(plan, ["default"], times_ms)}
+    assert found == pytest.approx(
+        {
+            "default, by cycles": 1.04,
+            "default, iteration 1 of a cycle": 1.1,
+            "default, iteration 2 of a cycle": 1.1,
+            "default, iteration 3 of a cycle": 1.0,
+        }
+    )
 
 
 def test_a_rare_long_iteration_shows_in_the_mean_only():
