@@ -50,6 +50,9 @@ take less than half of that (`benchmarks/results/overhead_h200.md`)."""
 LAYERS_BUDGET_RATIO = 0.02
 """Share of the run's time above which fewer layers are recorded even without a budget. With the
 default of two traced iterations in five, it means that a traced iteration takes 5 % longer."""
+WINDOWS_BUDGET_RATIO = 0.05
+"""Share of the run's time above which windows become fewer even without a budget, where no fewer
+layers can be recorded. Only jobs that are bound by their hosts come near."""
 LEAST_LAYERS = 2
 """Least layers of a chunk in each traced iteration; their modules say what is typical of a pass.
 Only a budget that two layers exceed leaves one."""
@@ -64,8 +67,9 @@ class TraceConfig:
     At granularity full the modules of every `layer_stride`-th layer of a chunk are recorded, in
     each traced iteration of other layers. `max_bytes` bounds the size of a rank's file on disk, 0
     is no bound. `budget_ratio` is the share of the run's time that tracing may cost; 0 is no
-    budget, but above `LAYERS_BUDGET_RATIO` the modules of fewer layers are recorded. An `armed` run
-    records nothing until it is switched on (`megascan.tracer.switch`).
+    budget, but above `LAYERS_BUDGET_RATIO` the modules of fewer layers are recorded, and above
+    `WINDOWS_BUDGET_RATIO` windows become fewer. An `armed` run records nothing until it is switched
+    on (`megascan.tracer.switch`).
     """
 
     enabled: bool = False
@@ -224,5 +228,6 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "--trace-budget", metavar="SHARE",
         help="share of the run's time that tracing may cost, for example 1%%; above it, modules of "
         "fewer layers are recorded, then none, and then windows become fewer (default: above "
-        f"{LAYERS_BUDGET_RATIO * 100:g}%%, modules of fewer layers and nothing else; 99%%: never)",
+        f"{LAYERS_BUDGET_RATIO * 100:g}%% modules of fewer layers, above "
+        f"{WINDOWS_BUDGET_RATIO * 100:g}%% fewer windows; 99%%: never)",
     )  # fmt: skip

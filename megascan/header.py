@@ -248,7 +248,8 @@ class TraceSettings:
     """What the tracer was asked for: iterations i with (i - 1) mod interval < window are traced.
     At granularity full, modules of every `layer_stride`-th layer are recorded in each of them.
     `max_bytes` bounds a rank's file (0: no bound); above `budget_ratio` of the run's time the
-    tracer records less (0: above 2 %, modules of fewer layers only), see WindowRecord.
+    tracer records less (0: above 2 % modules of fewer layers, above 5 % fewer windows), see
+    WindowRecord.
     """
 
     granularity: Granularity

@@ -353,10 +353,10 @@ def _begin(
 def _budget_of(
     tracer: RecordingTracer, config: TraceConfig, board: StoreBoard
 ) -> Callable[[WindowRecord], None] | None:
-    """Return the callback of a budget; None if there is nothing to lower, or to compare with."""
+    """Return the callback of a budget; None if there are no untraced iterations to compare with."""
     import torch.distributed as dist
 
-    if config.window == config.interval or not (config.budget_ratio or tracer.full):
+    if config.window == config.interval:
         return None
     from megascan.tracer.budget import Budget
 

@@ -107,7 +107,7 @@ def _interval_notes(by_rank: Mapping[int, Segment]) -> list[str]:
     first = next(iter(by_rank.values()))
     return [
         f"a window every {after.interval} instead of {before.interval} iterations from iteration "
-        f"{after.first_iteration} on (--trace-budget)"
+        f"{after.first_iteration} on, as tracing cost too much (--trace-budget)"
         for before, after in pairwise(first.windows)
         if before.interval and after.interval > before.interval
     ]

@@ -1,7 +1,8 @@
 """Keep the cost of tracing below a budget: modules of fewer layers, then none, then fewer windows.
 
-If the user has set no budget, only the layers take turns, above `LAYERS_BUDGET_RATIO`: what a
-verdict needs most, passes and communication of every window, is not given up unasked.
+If the user has set no budget, the layers take turns above `LAYERS_BUDGET_RATIO`, and where that is
+not enough windows become fewer above `WINDOWS_BUDGET_RATIO`: what a verdict needs most, modules,
+passes and communication of each window, is not given up unasked.
 
 Rank 0 decides, since the iterations of a synchronous job take equally long on all ranks, and
 announces from which iteration on the decision holds; all other ranks look it up after each window.
@@ -24,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from megascan.config import LAYERS_BUDGET_RATIO, TraceConfig
+from megascan.config import LAYERS_BUDGET_RATIO, WINDOWS_BUDGET_RATIO, TraceConfig
 from megascan.header import WindowRecord
 from megascan.schema import Granularity
 from megascan.tracer.writer import MAX_WAITING_WINDOWS
@@ -84,7 +85,6 @@ class Budget:
         last_stride: Callable[[], int] = lambda: 1,
     ) -> None:
         self._config = config
-        self._budget_ratio = config.budget_ratio or LAYERS_BUDGET_RATIO
         self._board = board
         self._decides = decides
         self._lower = lower
@@ -141,29 +141,35 @@ class Budget:
         self._next_look += min(self._num_windows // 2, _MEMORY_CYCLES)
         from megascan.overhead import measure  # most jobs end before there is enough to look at
 
-        has_layers = self._level.granularity is Granularity.FULL
-        has_turns = has_layers and self._level.layer_stride < self._largest_stride()
-        confidence = LAYERS_CONFIDENCE if has_turns else CONFIDENCE
+        takes_turns = self._stride_ahead() == self._largest_stride()
+        confidence = LAYERS_CONFIDENCE if takes_turns else CONFIDENCE
         cost = measure(self._timings, self._level.interval, confidence=confidence)
-        if cost.run is None or cost.run.low - 1 <= self._budget_ratio:
+        if cost.run is None or cost.run.low - 1 <= self._limit:
             return None
         level = self._next_level(cost.run.ratio - 1)
         self._say(cost, level)
         self._timings, self._num_windows, self._next_look = [], 0, _FIRST_LOOK_WINDOWS
         return level
 
+    def _stride_ahead(self) -> int | None:
+        """Return the stride that modules of fewer layers may be recorded with; None at the end."""
+        if self._level.granularity is not Granularity.FULL:
+            return None
+        strides = (self._largest_stride(), self._last_stride())
+        return next((each for each in strides if self._level.layer_stride < each), None)
+
+    @property
+    def _limit(self) -> float:
+        """Return the share of the run's time that tracing may cost at the present level."""
+        unasked = WINDOWS_BUDGET_RATIO if self._stride_ahead() is None else LAYERS_BUDGET_RATIO
+        return self._config.budget_ratio or unasked
+
     def _next_level(self, cost_ratio: float) -> Level | None:
         now, level = self._level, replace(self._level, from_iteration=self._first_of_next_level())
-        factor = 2 ** max(1, math.ceil(math.log2(cost_ratio / self._budget_ratio)))
-        if now.granularity is Granularity.FULL:
-            most, last = self._largest_stride(), self._last_stride()
-            if now.layer_stride < most:
-                return replace(level, layer_stride=min(most, now.layer_stride * factor))
-            if now.layer_stride < last:
-                return replace(level, layer_stride=min(last, now.layer_stride * factor))
-        if not self._config.budget_ratio:
-            return None
-        if now.granularity is Granularity.FULL:
+        factor = 2 ** max(1, math.ceil(math.log2(cost_ratio / self._limit)))
+        if (stride := self._stride_ahead()) is not None:
+            return replace(level, layer_stride=min(stride, now.layer_stride * factor))
+        if self._config.budget_ratio and now.granularity is Granularity.FULL:
             return replace(level, granularity=Granularity.BASE)
         interval = min(self._config.interval * MAX_INTERVAL_FACTOR, now.interval * factor)
         return None if interval == now.interval else replace(level, interval=interval)
@@ -182,14 +188,11 @@ class Budget:
         asked = "--trace-budget " if self._config.budget_ratio else ""
         text = (
             f"tracing costs {cost.run.ratio - 1:.1%} of the run, at least {cost.run.low - 1:.1%}: "
-            f"more than {asked}{self._budget_ratio:.2%}"
+            f"more than {asked}{self._limit:.2%}"
         )
         if level is None:
             self._at_the_end = True
-            why = "there is nothing left to lower"
-            if not asked:
-                why = "no fewer layers can be recorded; --trace-budget SHARE lowers the rest"
-            logger.warning("%s, and %s", text, why)
+            logger.warning("%s, and there is nothing left to lower", text)
             return
         what, first = self._what_is_left(level), level.from_iteration
         logger.warning("%s; %s from iteration %d on", text, what, first)

@@ -100,5 +100,6 @@ def test_fewer_windows_are_said_and_nothing_is_left_out(folder):
     cut = comparable({0: replace(part, windows=windows)})
     assert len(cut.by_rank[0].windows) == 4
     assert cut.notes == (
-        "a window every 20 instead of 5 iterations from iteration 11 on (--trace-budget)",
+        "a window every 20 instead of 5 iterations from iteration 11 on, as tracing cost "
+        "too much (--trace-budget)",
     )

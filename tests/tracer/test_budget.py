@@ -122,15 +122,30 @@ def test_modules_of_fewer_layers_come_first(warnings_of_megascan):
     assert "modules of one layer in 32 only from iteration" in warnings_of_megascan()[0]
 
 
-def test_without_a_budget_layers_take_turns_and_nothing_else_goes(warnings_of_megascan):
+def test_without_a_budget_layers_take_turns_and_then_windows_become_fewer(warnings_of_megascan):
     job = Job(lambda granularity: 5.0, largest_stride=4, budget_ratio=0.0)  # the run lasts twice
     job.run(200)
     assert [(level.granularity, level.interval, level.layer_stride) for level in job.levels] == [
-        ("full", 5, 4)
+        ("full", 5, 4),
+        ("full", 160, 4),  # 3.1 %
     ]
-    turns, rest = warnings_of_megascan()
+    turns, windows = warnings_of_megascan()
     assert "more than 2.00%; modules of one layer in 4 only from iteration" in turns
-    assert "no fewer layers can be recorded; --trace-budget SHARE lowers the rest" in rest
+    assert "more than 5.00%; a window every 160 iterations from iteration" in windows
+
+
+def test_without_a_budget_a_job_bound_by_its_hosts_keeps_all_windows_up_to_a_twentieth(
+    warnings_of_megascan,
+):
+    job = Job(lambda granularity: 0.2, noise=0.01, budget_ratio=0.0)  # 4 % of the run
+    job.run(200)
+    assert job.levels == [] and warnings_of_megascan() == []
+
+
+def test_at_granularity_base_windows_become_fewer_unasked():
+    job = Job(lambda granularity: 0.4, noise=0.01, granularity=Granularity.BASE, budget_ratio=0.0)
+    job.run(100)  # 8 % of the run
+    assert [(level.granularity, level.interval) for level in job.levels] == [("base", 10)]
 
 
 def test_a_single_layer_is_the_last_step_and_taken_where_two_cost_too_much(warnings_of_megascan):
