@@ -1040,6 +1040,15 @@ class _Bursts:
     least_of_one_speed: int = limit(
         4, "passes", Origin.CONVENTION, "of one speed before that is no accident"
     )
+    stop_ratio: float = limit(
+        2.0, "times", Origin.PHYSICS,
+        "as long as usual a single pass takes in which somebody stands still: devices that lower "
+        "their clocks do so by less, and for longer than a pass",
+    )  # fmt: skip
+    single_share: float = limit(
+        0.8, "share of the slow passes", Origin.CONVENTION,
+        "that have no slow one beside them where these are stops",
+    )  # fmt: skip
     prior_hits: float = limit(
         0.5,
         "hits",

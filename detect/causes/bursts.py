@@ -131,6 +131,11 @@ STORAGE = (
     "loaders elsewhere have such pauses, too, if fewer: storage that all share may be the reason "
     "as well as this one's host"
 )
+COLLECTOR = (
+    "single passes take twice as long and more, and the next one is as quick as ever, so the rank "
+    "stands still in them; garbage collection was not traced, which would show the same, as its "
+    "host and its device would"
+)
 PAUSES = (Cause.GC, Cause.LOADER, Cause.HOST)
 WORDS = {
     Cause.COMPUTE: "computes slowly",
@@ -138,6 +143,9 @@ WORDS = {
     Cause.HOST: "is held up by its host",
     Cause.LOADER: "waits for its data loader",
 }
+
+
+STOPS = "stands still in single passes"
 
 
 def _over_place(value: Floats, places: list[Integers]) -> Floats:
@@ -211,6 +219,7 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
     share = float(burst.excess.mean())
     what = "its passes" if cause == Cause.COMPUTE else "the window"
     cause, owner, reasons = _blamed(seen, burst, cause)
+    does = STOPS if burst.is_stops else WORDS[cause]
     finding = build_finding(
         seen,
         Claim(
@@ -225,7 +234,7 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
             num_peers=int(burst.others.sum()),
             saved_ns=saved_ns,
             subject=subject_of(members, row),
-            predicate=f"{WORDS[cause]} in {num_hits} of {num_iterations} iterations, "
+            predicate=f"{does} in {num_hits} of {num_iterations} iterations, "
             f"{milliseconds(float(excess_ns[burst.hits].mean()))} each on the mean,",
             evidence=(
                 f"that is {percent(1 + share)[:-2]} % of {what}; of "
@@ -260,6 +269,8 @@ def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owne
         doubt = _first_of(reasons)
         return Cause.HOST, Owner.UNDECIDED if doubt else owner, (why, doubt) if doubt else (why,)
     doubt = _doubt(seen, burst, cause)
+    if burst.is_stops:
+        cause = Cause.HOST
     if doubt:
         return cause, Owner.UNDECIDED, (doubt,)
     # its device or its host: the node in either case
@@ -288,6 +299,7 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> str:
     launches = may_wait_for_launches(seen) or waits_for_launches(seen, burst.row, burst.hits)
     waits = _waits_beside(seen, burst)
     reasons = {
+        COLLECTOR: burst.is_stops and Cause.GC not in seen.lost_ns,
         FEW_OTHERS: _may_be_noisier(burst),
         OTHERS_TOO: burst.is_noise,
         LONGER: may_be_data and not _others_spare_the_data(seen, burst),

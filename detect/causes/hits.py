@@ -73,6 +73,8 @@ class Burst:
     """Whether the row is slower in its hits than all other rows of its TP group."""
     is_noise: bool = False
     """Whether other rows, of the stage or of all, have hits so often that this may be noise."""
+    is_stops: bool = False
+    """Whether its slow passes are single ones that take twice as long and more."""
 
     @property
     def usual_rate(self) -> float:
@@ -303,6 +305,16 @@ class _Passes:
             return False
         return half_width(sizes)[0] <= BURSTS.one_speed_share * float(np.median(sizes))
 
+    def are_stops(self, row: int) -> bool:
+        """Return whether the slow passes of a row are single ones that take twice as long and more,
+        the next one being as quick as ever: no device slows so, whoever runs it stands still.
+
+        Example: forwards of 12 ms, of which one in twenty takes 70 to 95.
+        """
+        hits = self.hits[row]
+        is_single = num_runs(hits) >= BURSTS.single_share * int(hits.sum())
+        return is_single and float(np.median(self.over[row][hits])) >= np.log(BURSTS.stop_ratio)
+
     def is_of_others(self, row: int, others: Flags) -> bool:
         """Return whether other rows have hits about as large: then any row may have them."""
         size = PAIRS.agrees_share * float(np.median(self.over[row][self.hits[row]]))
@@ -389,6 +401,7 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
                 is_one_speed=is_one_speed,
                 stands_out=passes.stands_out(seen, row),
                 is_noise=is_noise,
+                is_stops=passes.are_stops(row),
             )
         )
     return found

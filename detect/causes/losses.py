@@ -267,7 +267,10 @@ def _search_collecting(inquiry: Inquiry) -> Answer:
     """Compare all ranks. The owner is the job: a collector pauses for what its code allocates."""
     seen = inquiry.seen
     if Cause.GC not in seen.lost_ns:
-        untraced = ("garbage collection was not traced (granularity base)",)
+        untraced = (
+            "garbage collection was not traced: it is not at granularity base, nor in files of the "
+            "original MegaScan",
+        )
         return Answer(notes=untraced if seen.tells_passes else ())
     return lost_time(
         inquiry,

@@ -59,6 +59,7 @@ from detect.whatif.marks import replayed_spans
 from detect.whatif.savings import ReplayedCosts
 from detect.whatif.traced import replay_of_timeline
 from megascan.arrays import Floats, Integers, combine
+from megascan.header import RESTARTING_CLOCK
 from megascan.schema import Granularity
 from megascan.timeline import ShardedTimeline, Timeline
 
@@ -358,7 +359,7 @@ def _lost(
     iteration, so that nobody knows what it lost.
     """
     told = {Cause.LOADER: cells.loading_ns, Cause.GC: collecting_ns, Cause.HOST: host_ns}
-    if not _is_full(timeline):
+    if not _tells_collections(timeline):
         del told[Cause.GC]
     told = {cause: time_ns for cause, time_ns in told.items() if np.isfinite(time_ns).any()}
     if transfers is not None:
@@ -399,6 +400,13 @@ def _stolen(facts: Facts, frame: Frame, passes: _Passes) -> Floats:
 
 def _is_full(timeline: Timeline) -> bool:
     return any(header.trace.granularity == Granularity.FULL for header in timeline.headers.values())
+
+
+def _tells_collections(timeline: Timeline) -> bool:
+    """Return whether garbage collection was traced: not in files of the original MegaScan."""
+    headers = timeline.headers.values()
+    is_original = all(header.clock.source == RESTARTING_CLOCK for header in headers)
+    return _is_full(timeline) and not is_original
 
 
 def _hides_model_parallel(timeline: Timeline) -> bool:

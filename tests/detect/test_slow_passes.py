@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detect import Cause, Owner
+from detect import Cause, Owner, detect
 from detect.causes.hits import as_large, slow_passes
 from detect.observe.extract import observe
+from megascan.header import RESTARTING_CLOCK
 from megascan.topology import Layout
 
 RATE, FLOOR = 0.01, 0.03
@@ -182,3 +183,53 @@ def test_slow_passes_that_peers_have_in_half_as_many_iterations_are_noise(job, n
     (burst,) = found_in(seen)
     assert burst.row == 5 and int(burst.hits.sum()) == 4 and not burst.is_one_speed
     assert burst.is_noise == is_noise
+
+
+def stopped(rank, factor=6.0):
+    """One forward in sixteen takes several times as long; all passes around it are as usual."""
+
+    def work(slot):
+        hit = (slot.iteration * 5 + slot.microbatch) % 16 == 3 and slot.phase == "forward"
+        return factor if slot.rank == rank and hit and slot.name != "optimizer" else 1.0
+
+    return work
+
+
+def of_the_original(timeline):
+    """The same trace as the original MegaScan records it: without collections of garbage."""
+    headers = {
+        rank: replace(header, clock=replace(header.clock, source=RESTARTING_CLOCK))
+        for rank, header in timeline.headers.items()
+    }
+    return replace(timeline, headers=headers)
+
+
+def test_who_stands_still_in_single_passes_is_held_up_by_its_host(job):
+    """No device is six times slower for one pass and as quick as ever in the next."""
+    made = job(layout=Layout(dp=16), iterations=12, noise=QUIET, work=stopped(5))
+    report = made.report()
+    assert owners(report) == {(5,): (Cause.HOST, Owner.NODE)}
+    assert "stands still in single passes" in report.findings[0].headline
+
+
+def test_where_collections_were_not_traced_they_may_be_why_a_rank_stands_still(job):
+    made = job(layout=Layout(dp=16), iterations=12, noise=QUIET, work=stopped(5))
+    report = detect(of_the_original(made.timeline()))
+    assert owners(report) == {(5,): (Cause.HOST, Owner.UNDECIDED)}
+    assert any("garbage collection was not traced" in each for each in report.findings[0].evidence)
+
+
+@pytest.mark.parametrize("factor", [1.24, 2.5])
+def test_a_device_that_is_throttled_for_some_passes_does_not_stand_still(job, factor):
+    """A lowered clock lasts for longer than a pass, or does not double it."""
+    slow = throttled(5, {4, 7, 11}, range(2, 7), factor)
+    made = job(layout=Layout(dp=16), iterations=12, noise=QUIET, work=slow)
+    report = detect(of_the_original(made.timeline()))
+    assert owners(report) == {(5,): (Cause.COMPUTE, Owner.NODE)}
+
+
+def test_silence_about_collections_means_nothing_where_they_were_not_traced(job):
+    timeline = job(layout=Layout(dp=8), iterations=6, noise=QUIET).timeline()
+    told, untold = detect(timeline), detect(of_the_original(timeline))
+    assert "gc" in told.minimum_detectable and "gc" not in untold.minimum_detectable
+    assert any("garbage collection was not traced" in note for note in untold.notes)
