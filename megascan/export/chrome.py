@@ -31,7 +31,6 @@ import pyarrow.compute as pc
 
 from megascan.arrays import Floats, Integers, Narrow, RowNumbers
 from megascan.export.arrows import CHAIN_TRACK
-from megascan.export.blocks import Block, Head, row_blocks, timeline_record
 from megascan.export.tracks import (
     MARK_NUMBER,
     MARK_TRACK,
@@ -43,6 +42,7 @@ from megascan.export.tracks import (
     track_number,
     track_title,
 )
+from megascan.export.writing import Block, Head, row_blocks, timeline_record
 from megascan.header import Json
 from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, TIMELINE_EVENT, Column
 from megascan.timeline import codes, distinct, numbers, rows_alike
@@ -182,20 +182,20 @@ _LAST = "track"
 """Column that applies to every span, so it can close the event without a comma."""
 
 
-def chrome_head(drawing: Drawing) -> Head:
-    """Return the head of the file: the timeline's record, names of ranks and tracks, and marks."""
-
-    def make() -> tuple[int, bytes]:
-        records = [_timeline_event(drawing), *_metadata(drawing), *_marks(drawing)]
-        option = orjson.OPT_NON_STR_KEYS
-        text = b",\n".join(orjson.dumps(record, option=option) for record in records)
-        return len(records), b"[\n" + text
-
-    return Head(make)
+def chrome_pieces(drawing: Drawing) -> tuple[Head, Iterator[Block]]:
+    """Return the pieces of the file in order."""
+    return partial(_head, drawing), _blocks(drawing)
 
 
-def chrome_blocks(drawing: Drawing) -> Iterator[Block]:
-    """Yield the blocks after the head, in order; independent, so that any worker may make them."""
+def _head(drawing: Drawing) -> tuple[int, bytes]:
+    """Make the timeline's record, names of ranks and tracks, and marks."""
+    records = [_timeline_event(drawing), *_metadata(drawing), *_marks(drawing)]
+    option = orjson.OPT_NON_STR_KEYS
+    text = b",\n".join(orjson.dumps(record, option=option) for record in records)
+    return len(records), b"[\n" + text
+
+
+def _blocks(drawing: Drawing) -> Iterator[Block]:
     axes = _Axes(drawing.timeline.origin_ns, tid_base(drawing.timeline.layout))
     for shard in drawing.shards:
         for rows in row_blocks(shard.num_rows):

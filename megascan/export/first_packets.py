@@ -18,7 +18,6 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
 )
 
 from megascan.export.arrows import CHAIN_TRACK
-from megascan.export.blocks import timeline_record
 from megascan.export.perfetto import (
     RECORD_ARGUMENT,
     RECORD_CATEGORY,
@@ -29,6 +28,7 @@ from megascan.export.perfetto import (
 )
 from megascan.export.protobuf import SEQUENCE, STARTS_STATE
 from megascan.export.tracks import MARK_TRACK, Drawing, Mark
+from megascan.export.writing import timeline_record
 from megascan.header import Json
 from megascan.schema import TIMELINE_EVENT
 

@@ -289,14 +289,13 @@ class Selection:
     @property
     def takes_all(self) -> bool:
         """Return whether nothing is left out."""
-        return self.ranks is None and self.iterations is None and self.kinds is None
+        return all(values is None for values in vars(self).values())
 
     def words(self) -> str:
         """Say what is selected, for a message: "ranks 3, 5 and kinds gc"."""
-        named = {"ranks": self.ranks, "iterations": self.iterations, "kinds": self.kinds}
         return " and ".join(
             f"{name} {', '.join(map(str, sorted(values)))}"
-            for name, values in named.items()
+            for name, values in vars(self).items()
             if values is not None
         )
 

@@ -214,16 +214,12 @@ class GrowingFile:
             elif (events := parse_block(Block(bytearray(text), 1), self.parser)) is not None:
                 follow(self.runs, events, self.path)
         except InputError as error:
-            return self._damaged(*self._read, error)
+            found = self.runs.take_finished()
+            self._leave_out(*self._read, str(error))
+            return found  # the windows before the damage
         found = self.runs.take_finished()
         if found:
             self.header = found[-1].header
-        return found
-
-    def _damaged(self, begin: int, end: int, error: InputError) -> list[Segment]:
-        """Go on after damage; return the windows before the damage."""
-        found = self._runs.take_finished() if self._runs else []
-        self._leave_out(begin, end, str(error))
         return found
 
     def _leave_out(self, begin: int, end: int, reason: str) -> None:
@@ -270,8 +266,6 @@ def _followed_together(
     whole = bytearray(b"\n".join(text for _, text in batch))
     events = parse_block(Block(whole, 1), parser)
     counts = [text.count(b"\n") + 1 for _, text in batch]
-    if events is None or events.damages or events.table.num_rows != sum(counts):
-        return None
     files = [file for file, _ in batch]
     return follow_together([file.runs for file in files], events, counts, [f.path for f in files])
 

@@ -191,10 +191,14 @@ def read_timeline(path: Path) -> Timeline:
             f"{path} holds {found.value.replace('_', ' ')}, expected a merged timeline; "
             "make one with megascan aggregate"
         )
-    reading = _JsonReading(path)
+    record: MergedRecord | None = None
+    spans: list[pa.Table] = []
     for events in _blocks(path):
-        reading.add(events)
-    return reading.timeline()
+        record = record or _record(events, path)
+        spans += _spans(events, record, path)
+    if record is None:
+        raise InputError(f"{path} holds no {TIMELINE_EVENT} event; {AGAIN}")
+    return record.timeline(spans, path)
 
 
 def _blocks(path: Path) -> Iterator[EventBlock]:
@@ -214,36 +218,18 @@ def _blocks(path: Path) -> Iterator[EventBlock]:
         raise InputError(f"{path} is cut off, its last bracket is missing; {AGAIN}")
 
 
-class _JsonReading:
-    """Gathers the timeline's record and its spans block by block."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._record: MergedRecord | None = None
-        self._spans: list[pa.Table] = []
-
-    def add(self, events: EventBlock) -> None:
-        """Take a block's record and spans; arrows, curves and names are skipped."""
-        record = self._record or _record(events, self._path)
-        self._record = record
-        table = events.table
-        rows = np.flatnonzero(equals(table, "ph", "X") & equals(table, "cat", *map(str, Kind)))
-        if not len(rows):
-            return
-        table = rows_of(table, rows)
-        spans = span_columns(table, _COLUMNS)
-        faults = faulty_rows(spans, table, rank=None)
-        if faults:
-            row, reason = faults[0]
-            line = events.numbers[int(rows[row])]
-            raise InputError(f"{self._path}: line {line} {reason}; {AGAIN}")
-        self._spans.append(shifted(spans, record.origin_ns))
-
-    def timeline(self) -> Timeline:
-        """Return the whole timeline; call it after the last block."""
-        if self._record is None:
-            raise InputError(f"{self._path} holds no {TIMELINE_EVENT} event; {AGAIN}")
-        return self._record.timeline(self._spans, self._path)
+def _spans(events: EventBlock, record: MergedRecord, path: Path) -> Iterator[pa.Table]:
+    """Yield a block's spans, if there are any; arrows, curves and names are skipped."""
+    table = events.table
+    rows = np.flatnonzero(equals(table, "ph", "X") & equals(table, "cat", *map(str, Kind)))
+    if not len(rows):
+        return
+    table = rows_of(table, rows)
+    spans = span_columns(table, _COLUMNS)
+    for row, reason in faulty_rows(spans, table, rank=None):
+        line = events.numbers[int(rows[row])]
+        raise InputError(f"{path}: line {line} {reason}; {AGAIN}")
+    yield shifted(spans, record.origin_ns)
 
 
 def _record(events: EventBlock, path: Path) -> MergedRecord:
@@ -571,10 +557,10 @@ def read_protobuf(path: Path) -> Timeline:
 def _pieces(path: Path) -> Iterator[Events]:
     """Yield the events of a few megabytes at a time, in whole packets."""
     rest = b""
-    for piece, torn in read_pieces(path, _PIECE_BYTES):
-        if torn:
+    for piece in read_pieces(path, _PIECE_BYTES):
+        if piece.torn:
             raise InputError(f"{path} is cut off inside its compressed data; {AGAIN}")
-        wire = Wire(rest + piece)
+        wire = Wire(rest + piece.data)
         packets = wire.packets()
         if packets is None:
             raise InputError(f"{path}: its packets are damaged; {AGAIN}")

@@ -230,9 +230,9 @@ def _check_agreement(by_rank: Mapping[int, Segment]) -> None:
             )
 
 
-def _missing_ranks(by_rank: Mapping[int, Segment]) -> list[int]:
+def _missing_ranks(by_rank: Mapping[int, Segment]) -> tuple[int, ...]:
     world_size = next(iter(by_rank.values())).header.world_size
-    return sorted(set(range(world_size)) - set(by_rank))
+    return tuple(sorted(set(range(world_size)) - set(by_rank)))
 
 
 def _missing_message(
@@ -256,15 +256,12 @@ def _absence(found: Mapping[int, Segment], missing: Sequence[int]) -> str:
     """Say which ranks have no file, and which have a file without a finished window."""
     begun = [rank for rank in missing if rank in found]
     absent = [rank for rank in missing if rank not in found]
-    parts = [_are_missing(absent)] if absent else []
+    parts = []
+    if absent:
+        parts.append(f"{_ranks(absent)} {'are' if len(absent) > 1 else 'is'} missing")
     if begun:
         parts.append(f"{_ranks(begun)} {'have' if len(begun) > 1 else 'has'} no finished window")
     return " and ".join(parts)
-
-
-def _are_missing(ranks: Sequence[int]) -> str:
-    verb = "are" if len(ranks) > 1 else "is"
-    return f"{_ranks(ranks)} {verb} missing"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -310,7 +307,11 @@ def _short_ranks(by_rank: Mapping[int, Segment]) -> list[str]:
     for rank, iteration in last.items():
         if iteration < end:
             stops.setdefault(iteration, []).append(rank)
-    return [_stop(ranks, iteration, end) for iteration, ranks in sorted(stops.items())]
+    return [
+        f"{_ranks(ranks)} end{'' if len(ranks) > 1 else 's'} with iteration {iteration}, "
+        f"the others with {end}"
+        for iteration, ranks in sorted(stops.items())
+    ]
 
 
 def _unseen_updates(by_rank: Mapping[int, Segment]) -> list[str]:
@@ -334,20 +335,12 @@ def _unseen_updates(by_rank: Mapping[int, Segment]) -> list[str]:
     return notes
 
 
-def _stop(ranks: Sequence[int], iteration: int, end: int) -> str:
-    return (
-        f"{_ranks(ranks)} end{'' if len(ranks) > 1 else 's'} with iteration {iteration}, "
-        f"the others with {end}"
-    )
-
-
 _SHORT_ROWS = 1 << 10
 """Rows of a column's piece; a shorter piece costs more than its rows each time it is read."""
 
 
 def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
     header = next(iter(by_rank.values())).header
-    ranks = tuple(by_rank)
     spans = _joined(tuple(by_rank.values()))
     return Trace(
         run_id=header.run_id,
@@ -357,8 +350,8 @@ def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
         windows={rank: segment.windows for rank, segment in by_rank.items()},
         completeness=Completeness(
             world_size=header.world_size,
-            ranks=ranks,
-            missing_ranks=tuple(sorted(set(range(header.world_size)) - set(ranks))),
+            ranks=tuple(by_rank),
+            missing_ranks=_missing_ranks(by_rank),
             num_spans=spans.num_rows,
             num_unfinished_spans=sum(item.num_unfinished_spans for item in by_rank.values()),
             notes=tuple(notes),
@@ -502,9 +495,7 @@ def _is_named(name: str, patterns: tuple[str, ...]) -> bool:
 
 @cache
 def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """Return an expression that matches names by any of some patterns; cached, as there are
-    thousands of files.
-    """
+    """Return an expression that matches names by any of some patterns, made once."""
     return re.compile("|".join(map(translate, patterns)))
 
 
