@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from megascan.arrays import Flags, Integers, Narrow, RowNumbers, rank_blocks
+from megascan.arrays import Flags, Integers, Narrow, RowNumbers, order_by, rank_blocks
 from megascan.header import Json, RankHeader, WindowRecord
 from megascan.parallel import Kept, Workers, over_blocks
 from megascan.schema import (
@@ -427,17 +427,10 @@ def row_order(spans: pa.Table) -> RowNumbers | None:
 
 
 def _block_order(rank: Narrow, start: Integers, longest_first: Integers) -> Integers:
-    """Return the order of a block; a single rank is sorted by start, and then the few spans that
-    start together.
-    """
+    """Return the order of a block, of many ranks or of a single one."""
     if rank[0] != rank[-1] or (rank != rank[0]).any():
         return np.lexsort((longest_first, start, rank)).astype(np.int64)
-    order = np.argsort(start, kind="stable")
-    together = np.diff(start[order]) == 0
-    places = np.flatnonzero(np.r_[False, together] | np.r_[together, False])
-    rows = order[places]
-    order[places] = rows[np.lexsort((longest_first[rows], start[rows]))]
-    return order
+    return order_by(start, longest_first)
 
 
 def _is_in_order(spans: pa.Table) -> bool:

@@ -28,7 +28,7 @@ from detect.whatif.graph import (
 )
 from megascan import vocabulary
 from megascan.arrays import Floats, Integers
-from megascan.header import ClockOrigin, Device, RankHeader, computed_header
+from megascan.header import ClockOrigin, Device, RankHeader, foreign_header
 from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, Kind, Track
 from megascan.timeline import TIMELINE_SCHEMA, Completeness, Timeline
 from megascan.topology import Layout
@@ -70,7 +70,7 @@ def ideal_timeline(replay: Replay, source: Timeline | None = None) -> Timeline:
         clock = ClockOrigin(domain="ideal", source="replay", origin_unix_ns=0)
         device = Device(kind="cuda", name="")
         headers: Mapping[int, RankHeader] = {
-            rank: computed_header(run_id, rank, layout, device, clock)
+            rank: foreign_header(run_id, rank, layout, device, clock)
             for rank in ranks.ravel().tolist()
         }
     else:

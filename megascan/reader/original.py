@@ -32,8 +32,8 @@ from megascan.header import (
     ClockOrigin,
     Device,
     RankHeader,
-    TraceSettings,
     WindowRecord,
+    foreign_header,
 )
 from megascan.parallel import Here, Kept, Workers
 from megascan.reader.lines import EventBlock, open_document, parse_block
@@ -752,17 +752,13 @@ def _header(place: Place, layout: Layout) -> RankHeader:
         for axis in ("tp", "dp", "pp")
         if len(members := layout.group(place.rank, axis)) > 1
     }
-    return RankHeader(
-        run_id=RUN_ID,
-        rank=place.rank,
-        world_size=layout.world_size,
-        layout=layout,
-        coordinates=layout.coordinates(place.rank),
+    return foreign_header(
+        RUN_ID,
+        place.rank,
+        layout,
+        Device(kind="cuda", name="", index=place.device),
+        ClockOrigin(domain=f"rank {place.rank}", source=RESTARTING_CLOCK, origin_unix_ns=0),
+        granularity=Granularity.FULL,
         groups=groups,
-        host="",
-        process_id=0,
-        device=Device(kind="cuda", name="", index=place.device),
         backend="nccl",
-        clock=ClockOrigin(domain=f"rank {place.rank}", source=RESTARTING_CLOCK, origin_unix_ns=0),
-        trace=TraceSettings(granularity=Granularity.FULL, interval=1, window=1),
     )

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from megascan.errors import ConfigError, InputError
-from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
+from megascan.header import ClockOrigin, Device, RankHeader, WindowRecord, foreign_header
 from megascan.parallel import Here, Workers
 from megascan.reader.kineto.conversion import Profiled, profiled_spans
 from megascan.reader.kineto.document import ProcessGroup, Profile, read_profile
@@ -237,25 +237,20 @@ def _run_header(profile: Profile, profiled: Profiled, layout: Layout) -> RankHea
             f"{profile.path}: rank {profile.rank} is outside a world of {layout.world_size} ranks; "
             "files of different jobs are mixed, put each job into a folder of its own"
         )
-    return RankHeader(
-        run_id=RUN_ID,
-        rank=profile.rank,
-        world_size=layout.world_size,
-        layout=layout,
-        coordinates=layout.coordinates(profile.rank),
+    kind = "cuda" if profiled.on_gpu else "cpu"
+    clock = ClockOrigin(
+        domain=f"{profile.host} rank {profile.rank}".strip(),
+        source="PyTorch profiler",
+        origin_unix_ns=profile.origin_unix_ns,
+    )
+    return foreign_header(
+        RUN_ID,
+        profile.rank,
+        layout,
+        Device(kind=kind, name=profile.device, index=profile.device_index),
+        clock,
+        granularity=Granularity.FULL,
         groups=profiled.groups,
         host=profile.host,
-        process_id=0,
-        device=Device(
-            kind="cuda" if profiled.on_gpu else "cpu",
-            name=profile.device,
-            index=profile.device_index,
-        ),
         backend=profile.backend,
-        clock=ClockOrigin(
-            domain=f"{profile.host} rank {profile.rank}".strip(),
-            source="PyTorch profiler",
-            origin_unix_ns=profile.origin_unix_ns,
-        ),
-        trace=TraceSettings(granularity=Granularity.FULL, interval=1, window=1),
     )
