@@ -57,7 +57,7 @@ Product: TypeAlias = Callable[[Floats], Floats]
 class LineProblem:
     """Anchors as rows of the problem, ordered by event.
 
-    value  (anchor,) local time less the centre of its domain, ns
+    value  (anchor,) local time minus the centre of its domain, ns
     age    (anchor,) `value` in units of span_ns, so that offsets and drifts are alike in size
     starts (event,)  first row of each event
     A solution is (2 · domain,): offsets in ns, then drifts in ns a span.

@@ -79,6 +79,15 @@ def _digits(column: Integers) -> tuple[Integers, int]:
     return digits.astype(np.int64), len(values)
 
 
+def numbered(*columns: Integers) -> Integers:
+    """Number the combinations of values that occur, from 0, in the order of the columns.
+
+    >>> numbered(np.array([3, 1, 3]), np.array([0, 5, 0]))
+    array([1, 0, 1])
+    """
+    return np.unique(combine(*columns), return_inverse=True)[1].astype(np.int64)
+
+
 def order_within(key: Integers, values: Floats) -> Integers:
     """Return an order of rows by key, which must be 0 or more, and by value within a key.
 

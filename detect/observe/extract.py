@@ -189,9 +189,9 @@ class _Passes:
 
     samples: Samples
     busy_ns: Floats
-    """Own times less loading and stalls."""
+    """Own times minus loading and stalls."""
     work_ns: Floats
-    """Times to compare: `busy_ns` less waiting for others; NaN where a pass was paused for long."""
+    """Times to compare: `busy_ns` minus waiting for others; NaN where a pass paused for long."""
     stalled_ns: Floats
     """What neither collections nor communication beside the pass explain: a late host does."""
     entangled_phases: tuple[int, ...]
@@ -377,7 +377,7 @@ def _own_ending(ending_ns: Floats, members: Members) -> Floats:
 
 
 def _stolen(facts: Facts, frame: Frame, passes: _Passes) -> Floats:
-    """Return wall less CPU time of compute, (rank, iteration); 0 without measured CPU times.
+    """Return wall minus CPU time of compute, (rank, iteration); 0 without measured CPU times.
 
     Passes that overlap model-parallel collectives wait inside their spans, which is not the host's
     doing: they are assumed to lose as large a share as the other passes. A pass that reduces its

@@ -214,7 +214,7 @@ def _late_in(
 def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
     """Return medians and sums by (unit, kind) and iteration.
 
-    Lateness is what a transfer takes longer than that of the quickest member, less what the clocks
+    Lateness is what a transfer takes longer than that of the quickest member, minus what the clocks
     of the group's members may feign.
     """
     quickest_ns, unit = found.quickest_ns[found.operation], labels.unit[found.operation]
@@ -332,7 +332,7 @@ def bus_factors(kinds: Sequence[str], kind: Integers, members: Sequence[tuple[in
 
 
 def log_residuals(transfers: Transfers, excluded: Flags) -> Floats:
-    """Return log transfer time less the median of the kind's other rows, (row, iteration)."""
+    """Return log transfer time minus the median of the kind's other rows, (row, iteration)."""
     log_ns = robust.log_of(transfers.transfer_ns)
     residual = np.full_like(log_ns, np.nan)
     for kind in np.unique(transfers.kind):

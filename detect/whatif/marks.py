@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from megascan.arrays import Flags, Integers, Words, combine, order_by, running_numbers
+from megascan.arrays import Flags, Integers, Words, combine, numbered, order_by, running_numbers
 from megascan.errors import InputError
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import Timeline, codes, equals, numbers
@@ -133,7 +133,7 @@ def _same_on_stage(marks: Marks, chosen: Integers, stage: Integers) -> Integers:
     """Return a number, (chosen,), that is equal for the n-th marks of a key on a stage's ranks."""
     key = marks.key[chosen]
     ordinal = running_numbers(combine(marks.segment[chosen], key))
-    return np.unique(combine(stage[chosen], key, ordinal), return_inverse=True)[1]
+    return numbered(stage[chosen], key, ordinal)
 
 
 def _in_order(segment: Integers, time: Integers, edge: Integers, key: Integers) -> Integers:

@@ -508,7 +508,7 @@ def _gaps_hold(replay: Replay, ranks: tuple[int, ...], during: Flags, lost_ns: f
     """
     sums_s = _time_by_rank(replay, _gaps(replay))[:, :, during].mean(axis=-1)  # (stage, lane)
     own = replay.mask(ranks)
-    if not own.any() or own.all():
+    if own.all():
         return True
     excess_s = float(sums_s[own].mean()) - float(np.median(sums_s[~own]))
     return excess_s >= COSTS.least_held_share * lost_ns / NS_PER_S

@@ -59,23 +59,15 @@ from megascan.timeline import (
     shifted,
     with_column,
 )
-from megascan.topology import Layout
 
 AGAIN = "write it again with megascan aggregate"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MergedRecord:
     """A timeline without its spans; `num_spans` is None for files that do not say the number."""
 
-    run_id: str
-    layout: Layout
-    headers: Mapping[int, RankHeader]
-    clocks: Mapping[int, ClockFit]
-    windows: Mapping[int, tuple[WindowRecord, ...]]
-    clock_method: str
-    origin_ns: int
-    completeness: Completeness
+    frame: Timeline
     num_spans: int | None
 
     def timeline(self, spans: Sequence[pa.Table], path: Path) -> Timeline:
@@ -89,25 +81,16 @@ class MergedRecord:
         if not table.num_rows:
             raise InputError(f"{path} holds no spans; {AGAIN}")
         self._check_ranks(table, path)
-        return Timeline(
-            run_id=self.run_id,
-            layout=self.layout,
-            headers=self.headers,
-            spans=in_order(table.unify_dictionaries()),
-            windows=self.windows,
-            clocks=self.clocks,
-            clock_method=self.clock_method,
-            origin_ns=self.origin_ns,
-            completeness=self.completeness,
-        )
+        return replace(self.frame, spans=in_order(table.unify_dictionaries()))
 
     def _check_ranks(self, table: pa.Table, path: Path) -> None:
         """Check that spans and headers are of ranks that the layout has."""
-        highest = max([int(numbers(table, "rank").max(initial=0)), *self.headers, *self.clocks])
-        if highest >= self.layout.world_size:
+        frame, world_size = self.frame, self.frame.layout.world_size
+        highest = max([int(numbers(table, "rank").max(initial=0)), *frame.headers, *frame.clocks])
+        if highest >= world_size:
             raise InputError(
-                f"{path} speaks of rank {highest} in a world of {self.layout.world_size} ranks: it "
-                f"is damaged; {AGAIN}"
+                f"{path} speaks of rank {highest} in a world of {world_size} ranks: it is damaged; "
+                f"{AGAIN}"
             )
 
 
@@ -118,8 +101,7 @@ def merged_record(found: object, path: Path) -> MergedRecord:
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise InputError(
             f"{path}: timeline of schema {shown(version)}, this MegaScan reads up to "
-            f"{SCHEMA_VERSION}; "
-            "update MegaScan"
+            f"{SCHEMA_VERSION}; update MegaScan"
         )
     try:
         return _decoded(record, str(path))
@@ -136,10 +118,11 @@ def _decoded(record: Mapping[str, Any], where: str) -> MergedRecord:
     num_spans, origin_ns = record.get("num_spans"), int(record["origin_ns"])
     if not 0 <= origin_ns < LATEST_NS:
         raise ValueError(f"origin_ns is {shown(origin_ns)}, expected unix time")
-    return MergedRecord(
+    frame = Timeline(
         run_id=str(record["run_id"]),
         layout=layout_from_json(record["layout"]),
         headers={header.rank: header for header in headers},
+        spans=TIMELINE_SCHEMA.empty_table(),
         clocks={
             int(item["rank"]): checked(ClockFit(**{"error_ns": item["residual_p99_ns"], **item}))
             for item in record["clocks"]
@@ -151,8 +134,8 @@ def _decoded(record: Mapping[str, Any], where: str) -> MergedRecord:
         clock_method=str(record["clock_method"]),
         origin_ns=origin_ns,
         completeness=_completeness(record["completeness"]),
-        num_spans=None if num_spans is None else int(num_spans),
     )
+    return MergedRecord(frame, None if num_spans is None else int(num_spans))
 
 
 def _whole(header: Mapping[str, Json], record: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,7 +212,7 @@ def _spans(events: EventBlock, record: MergedRecord, path: Path) -> Iterator[pa.
     for row, reason in faulty_rows(spans, table, rank=None):
         line = events.numbers[int(rows[row])]
         raise InputError(f"{path}: line {line} {reason}; {AGAIN}")
-    yield shifted(spans, record.origin_ns)
+    yield shifted(spans, record.frame.origin_ns)
 
 
 def _record(events: EventBlock, path: Path) -> MergedRecord:
@@ -689,7 +672,7 @@ class _ProtobufReading:
     def _start(self, time_ns: Integers) -> Integers:
         if (time_ns > _LONGEST_NS).any():
             raise InputError(f"{self._path}: a slice has no usable time; {AGAIN}")
-        return time_ns + (self._record.origin_ns if self._record else 0)
+        return time_ns + (self._record.frame.origin_ns if self._record else 0)
 
     def _text(self, numbers: Integers, texts: dict[int, str], what: str) -> pa.Array:
         """Turn numbers of interned texts into a dictionary column."""
