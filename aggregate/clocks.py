@@ -288,9 +288,7 @@ def order_shifts(
 def _bounds(
     source: Integers, destination: Integers, delay_ns: Floats
 ) -> tuple[Integers, Integers, Floats]:
-    """Return (source, destination, least difference of shifts) for each ordered pair of domains
-    with BELIEVED_VIOLATION orders or more.
-    """
+    """Return (source, destination, least difference of shifts) of domains with enough orders."""
     rows = np.flatnonzero(source != destination)
     pair = combine(source[rows], destination[rows]) if len(rows) else rows
     order = rows[np.lexsort((delay_ns[rows], pair))]

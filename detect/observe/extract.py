@@ -282,9 +282,7 @@ def _standing_still(
 
 
 def _without_passes(seen: Observations, index: SpanIndex) -> Observations:
-    """Return what can be said where no passes are marked: the work is layers, or else what lies
-    between communications.
-    """
+    """Return what can be said without passes: of layers, or of what lies between communications."""
     work, busy_ns, compared = seen.work, seen.busy_ns, "what ranks compute cannot be compared"
     stretches = None
     if np.isfinite(work.log_ns).any():

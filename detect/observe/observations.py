@@ -358,9 +358,7 @@ class Transfers:
 
     @property
     def is_large(self) -> Flags:
-        """Flag the units, (unit,), whose time tells of a connection more than of latency, and those
-        whose bytes nobody knows.
-        """
+        """Flag the units, (unit,), whose time tells of more than latency; unknown sizes count."""
         return (self.size_bytes < 0) | (self.size_bytes >= NETWORKS.min_bytes)
 
 

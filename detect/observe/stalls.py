@@ -123,9 +123,7 @@ def contents_of(index: SpanIndex, passes: Flags, samples: Samples, modules: Flag
 
 
 def _scales(owner: Integers, ratio: Floats, routed: Flags) -> Floats:
-    """Return for each module the median ratio of its pass, of `routed` ones only in passes that
-    hold no others.
-    """
+    """Return each module's median ratio of its pass; `routed` ones count only by themselves."""
     scale = median_by(owner, ratio)
     if routed.any() and not routed.all():
         plain = ~routed

@@ -322,9 +322,7 @@ def bus_factor(operation: str, size: int) -> float | None:
 
 
 def bus_factors(kinds: Sequence[str], kind: Integers, members: Sequence[tuple[int, ...]]) -> Floats:
-    """Return the bus factor of each row's `kind`, by number in `kinds`, among its members, (row,);
-    1 where none is defined.
-    """
+    """Return the bus factor of each row's `kind` among its members, (row,); 1 where undefined."""
     return np.array([
         bus_factor(kinds[one].split()[1], max(len(ranks), 1)) or 1.0
         for one, ranks in zip(kind.tolist(), members, strict=True)

@@ -317,9 +317,7 @@ def as_whole_passes(outside_ns: Floats, time_ns: Floats, row: Integers, alike: I
 
 
 def _layers_a_recorded_one(index: SpanIndex, passes: Flags, layers: Flags) -> Floats:
-    """Return for how many layers each recorded layer of a pass stands, (pass,): 1 where all were
-    recorded, or none.
-    """
+    """Return for how many layers a recorded one of each pass stands, (pass,); 1 if all are."""
     if not index.is_sampled or not layers.any():
         return np.ones(int(passes.sum()))
     chunk = np.maximum(numbers(index.table, "chunk"), 0)

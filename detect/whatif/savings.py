@@ -348,9 +348,7 @@ def savings_of(replay: Replay, findings: Sequence[Finding]) -> list[Saving]:
 
 
 def slowdown_of(findings: Sequence[Finding]) -> float:
-    """Return by how much ranks compute slower at most, if that is all that findings say of them;
-    inf where they say something else.
-    """
+    """Return by how much ranks compute slower at most; inf if findings say anything else."""
     is_compute = all(one.cause == Cause.COMPUTE for one in findings)
     return max(one.slowdown for one in findings) if is_compute else np.inf
 

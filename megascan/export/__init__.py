@@ -14,11 +14,7 @@ Owns what a viewer shows and the bytes of the file. The commands give it a
 
 from megascan.export.arrows import Hop
 from megascan.export.tracks import Drawing, Mark, Selection
-from megascan.export.writing import (
-    format_of,
-    leftovers,
-    write_timeline,
-)
+from megascan.export.writing import format_of, leftovers, write_timeline
 
 __all__ = [
     "Drawing",

@@ -243,9 +243,7 @@ def _meta(name: str, pid: int, tid: int, args: dict[str, Json]) -> dict[str, Jso
 
 
 def tid_base(layout: Layout) -> int:
-    """Return a number above all ranks to add to thread ids: viewers draw a thread first whose id is
-    that of its process.
-    """
+    """Return what to add to thread ids: viewers draw a thread first whose id is its process's."""
     return 10 ** len(str(layout.world_size - 1)) if layout.world_size > 10 else 0
 
 

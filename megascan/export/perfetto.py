@@ -34,14 +34,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from megascan.arrays import (
-    Flags,
-    Floats,
-    Integers,
-    RowNumbers,
-    group_lengths,
-    group_starts,
-)
+from megascan.arrays import Flags, Floats, Integers, RowNumbers, group_lengths, group_starts
 from megascan.export.arrows import CHAIN_TRACK
 from megascan.export.protobuf import (
     Part,

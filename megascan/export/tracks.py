@@ -56,14 +56,7 @@ from megascan.export.arrows import BoundArrows, Hop, bind, find_arrows, shown_ho
 from megascan.header import Json, RankHeader
 from megascan.parallel import Kept
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, TIMELINE_COLUMNS, Kind, Track
-from megascan.timeline import (
-    ShardedTimeline,
-    Timeline,
-    codes,
-    equals,
-    is_end,
-    numbers,
-)
+from megascan.timeline import ShardedTimeline, Timeline, codes, equals, is_end, numbers
 from megascan.topology import Layout
 
 AXES = ("dp", "pp", "cp", "ep", "tp")

@@ -30,13 +30,7 @@ from megascan.header import Json, RankHeader, packed
 from megascan.overwriting import GrowingFile, partial_of, replacing
 from megascan.parallel import Here, Task, Workers, appended
 from megascan.schema import SCHEMA_VERSION
-from megascan.timeline import (
-    ShardedTimeline,
-    Timeline,
-    give_back_memory,
-    numbers,
-    sharded,
-)
+from megascan.timeline import ShardedTimeline, Timeline, give_back_memory, numbers, sharded
 
 BLOCK_ROWS = 3 << 14
 """Spans of a block: enough for column operations, few enough for several blocks in memory."""

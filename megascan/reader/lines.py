@@ -134,9 +134,7 @@ class Piece:
 
 
 def file_batches(paths: Sequence[Path], most_bytes: int, short_bytes: int) -> Iterator[list[Path]]:
-    """Yield batches of files to be read together, up to `most_bytes` each; a file above
-    `short_bytes` makes a batch of its own.
-    """
+    """Yield batches of up to `most_bytes` to read together; files above `short_bytes` are alone."""
     batch: list[Path] = []
     room = most_bytes
     for path in paths:

@@ -173,9 +173,7 @@ def operations_of(name: str) -> tuple[Operation, ...]:
 
 
 def _without_layer(name: str) -> tuple[str, int]:
-    """Return an original event's name without the layer, and the layer's number or -1: ("mlp", 3)
-    for "mlp_3".
-    """
+    """Return an original event's name without its layer, and the layer or -1: ("mlp", 3)."""
     numbered = _OF_A_LAYER.fullmatch(name)
     return (numbered[1], int(numbered[2])) if numbered else (name, NOT_APPLICABLE)
 
@@ -519,9 +517,7 @@ def original_spans(one: Recorded, layout: Layout, step_starts: Integers) -> pa.T
 
 
 def _operations(names: Sequence[str], scopes: Scopes) -> tuple[Integers, Integers, list[Operation]]:
-    """Return (scope of each span, its operation's number, operations), spans in the order of
-    scopes.
-    """
+    """Return (scope of each span, its operation's number, operations), in the order of scopes."""
     table: list[Operation] = []
     first: list[list[int]] = []
     silent: list[int] = []
