@@ -37,10 +37,10 @@ from megascan.header import (
 )
 from megascan.parallel import Here, Kept, Workers
 from megascan.reader.lines import EventBlock, open_document, parse_block
-from megascan.reader.segments import Packed, Segment, settled_shard, span_table
+from megascan.reader.segments import Packed, Segment, settled_shard
 from megascan.reader.templates import Templates
 from megascan.schema import NOT_APPLICABLE, OWN_END, Granularity, Kind, Phase, Track
-from megascan.timeline import codes, equals, numbers
+from megascan.timeline import codes, equals, numbers, span_table
 from megascan.topology import Layout
 from megascan.vocabulary import (
     ATTENTION,
