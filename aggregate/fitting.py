@@ -198,7 +198,7 @@ class Weighed:
     def _normal(self, free: Floats) -> tuple[Product, Floats]:
         """Return the product with the normal matrix, and its diagonal without the events' part."""
         problem, n = self.problem, self.problem.num_domains
-        means = self._means(with_drifts=True)
+        means = self._means()
         aged = self.weights * problem.age
         w_one, w_age = problem.domain_sums(self.weights), problem.domain_sums(aged)
         prior = 1.0 / (EXPECTED_DRIFT * problem.span_ns) ** 2
@@ -218,7 +218,7 @@ class Weighed:
         Vectors are as long as there, for the order of adding; their half of drifts is 0.
         """
         n = self.problem.num_domains
-        means = self._means(with_drifts=False)
+        means = self._means_of_offsets()
         w_one = self.problem.domain_sums(self.weights)
 
         def product(vector: Floats) -> Floats:
@@ -228,23 +228,30 @@ class Weighed:
 
         return product, np.maximum(np.r_[w_one, np.ones(n)], _TINY)
 
-    def _means(self, *, with_drifts: bool) -> csr_array:
-        """Return matrix M; events' times are eliminated by subtracting MᵀM.
-
-        It is (event, 2 · domain), or (event, domain) without the columns that belong to drifts.
-        """
+    def _means(self) -> csr_array:
+        """Return (event, 2 · domain) matrix M; events' times are eliminated by subtracting MᵀM."""
         from scipy.sparse import csr_array  # half the time of all imports; see `load_solver`
 
-        problem, num_domains = self.problem, self.problem.num_domains
-        entries = [self.weights / np.sqrt(self.total).take(problem.event)]
-        columns = [problem.domain]
-        if with_drifts:
-            entries.append(entries[0] * problem.age)
-            columns.append(problem.domain + num_domains)
-        first = np.r_[problem.starts, len(problem.event)] * len(columns)
-        places = (np.stack(columns, axis=1).ravel().astype(np.int32), first.astype(np.int32))
-        shape = (len(problem.starts), num_domains * len(columns))
-        return csr_array((np.stack(entries, axis=1).ravel(), *places), shape=shape)
+        problem, share = self.problem, self._shares()
+        entries, columns = np.empty(2 * len(share)), np.empty(2 * len(share), dtype=np.int32)
+        entries[0::2], entries[1::2] = share, share * problem.age
+        columns[0::2], columns[1::2] = problem.domain, problem.domain + problem.num_domains
+        first = (2 * np.r_[problem.starts, len(problem.event)]).astype(np.int32)
+        shape = (len(problem.starts), 2 * problem.num_domains)
+        return csr_array((entries, columns, first), shape=shape)
+
+    def _means_of_offsets(self) -> csr_array:
+        """Return the columns of M that belong to offsets, (event, domain)."""
+        from scipy.sparse import csr_array
+
+        problem = self.problem
+        first = np.r_[problem.starts, len(problem.event)].astype(np.int32)
+        entries = (self._shares(), problem.domain.astype(np.int32), first)
+        return csr_array(entries, shape=(len(problem.starts), problem.num_domains))
+
+    def _shares(self) -> Floats:
+        """Return (anchor,) weights over the root of their event's total."""
+        return np.asarray(self.weights / np.sqrt(self.total).take(self.problem.event))
 
 
 def load_solver() -> None:
