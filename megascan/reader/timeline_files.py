@@ -472,7 +472,10 @@ class _PacketReading:
         self._advance(rows[good], following[good])
         for values, wanted in ((self._integers, _INTEGER), (self._texts, _TEXT)):
             chosen = good & (value_tag == wanted)
-            _gather(values, rows[chosen], name[chosen], value[chosen])
+            own_rows, own_name, own_value = rows[chosen], name[chosen], value[chosen]
+            for each in np.unique(own_name).tolist():
+                here = own_name == each
+                values.setdefault(each, []).append((own_rows[here], own_value[here]))
 
     def events(self) -> Events:
         """Return the events that were read; packets without time, type or track are `others`."""
@@ -496,17 +499,6 @@ class _PacketReading:
                 for low, high in zip(*(each[others].tolist() for each in bounds), strict=True)
             ],
         )
-
-
-def _gather(
-    values: dict[int, list[tuple[Integers, Integers]]],
-    rows: Integers,
-    name: Integers,
-    value: Integers,
-) -> None:
-    for each in np.unique(name).tolist():
-        chosen = name == each
-        values.setdefault(each, []).append((rows[chosen], value[chosen]))
 
 
 def _of_kept(

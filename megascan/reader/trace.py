@@ -29,7 +29,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from megascan.errors import InputError, listed
-from megascan.header import RankHeader, WindowRecord
+from megascan.header import WindowRecord
 from megascan.parallel import Here, Kept, Workers
 from megascan.reader.lines import file_batches, read_start
 from megascan.reader.segments import Importer, Packed, Segment, joined_ends, settled_shard
@@ -82,7 +82,9 @@ def _at_one_granularity(by_rank: Mapping[int, Segment]) -> Comparable:
     at: dict[Granularity, set[int]] = {}
     for segment in by_rank.values():
         for window in segment.windows:
-            granularity = _granularity(window, segment.header)
+            granularity = segment.header.trace.granularity
+            if window.granularity:
+                granularity = Granularity(window.granularity)
             counts[granularity] += window.last_iteration - window.first_iteration + 1
             at.setdefault(granularity, set()).update(_iterations(window))
     if not counts:
@@ -111,10 +113,6 @@ def _interval_notes(by_rank: Mapping[int, Segment]) -> list[str]:
         for before, after in pairwise(first.windows)
         if before.interval and after.interval > before.interval
     ]
-
-
-def _granularity(window: WindowRecord, header: RankHeader) -> Granularity:
-    return Granularity(window.granularity) if window.granularity else header.trace.granularity
 
 
 def _at(segment: Segment, granularity: Granularity) -> Segment:

@@ -124,7 +124,8 @@ def _layout(profiles: Sequence[Profile], world_size: int, segments: Sequence[Seg
         for group in profile.groups.values()
         if axis_of_group(group.id) in (*_AXES, "ep", "expt_tp")
     }
-    if not any(_sends(segment) for segment in segments):  # pipelines that the job does not use
+    sends = any(equals(segment.spans, "kind", Kind.P2P).any() for segment in segments)
+    if not sends:  # pipelines that the job does not use
         groups = {id: group for id, group in groups.items() if axis_of_group(id) != "pp"}
     if not groups:
         groups = {group.id: group for group in pipelines_of(segments, world_size)}
@@ -168,10 +169,6 @@ def pipelines_of(segments: Sequence[Segment], world_size: int) -> list[ProcessGr
     ):
         return []
     return [ProcessGroup(group_id("pp", members), members) for members in found]
-
-
-def _sends(segment: Segment) -> bool:
-    return bool(equals(segment.spans, "kind", Kind.P2P).any())
 
 
 def _partners(segment: Segment) -> set[int]:
