@@ -4,16 +4,16 @@ Owns everything between a `Trace` (as each rank recorded it, by its own clock; f
 `megascan.reader`) and a `Timeline` (on one clock, with waits and self times; for `megascan.export`
 and `detect`).
 
-    merge.py        build_timeline: the steps below in their order; start here. Also where the
-                    spans of a rank may be divided
+    merge.py        build_timeline: the steps below in their order; start here. Also what each
+                    span was made of (wait, transfer, self time), and where the spans of a rank
+                    may be divided
     match.py        which spans of different ranks are one communication
     anchors.py      what ties clocks together: ends of collectives, bounds from messages; which
                     ends are drawn where there are many
     fitting.py      the robust least-squares problem: an offset and a drift for each clock
     causality.py    what no clock may contradict: nothing is received before it was sent
     clocks.py       the fit that causality allows, and its error bars
-    jumps.py        clocks that jump; loaded where ends are refused in numbers
-    decompose.py    what each span was made of: wait, transfer, self time
+    jumps.py        clocks that jump, or begin again at every step; loaded only where there are any
     summary.py      shares of time by rank and iteration, as a table and as text
     cluster.py      all these steps with the workers of a Dask cluster
 """

@@ -8,7 +8,7 @@ For a message it is only certain that the receive ends after the send started. T
 of an iteration in both directions bound the difference of two clocks from both sides. The middle of
 these bounds is an anchor, the weaker the wider they are, as in network time protocols:
 
-    rank i  s1 ──────╮      ╭────▶ r2        j − i  ≤  r1 − s1       (clock j less clock i)
+    rank i  s1 ──────╮      ╭────▶ r2        j − i  ≤  r1 − s1       (clock j minus clock i)
     rank j       r1 ◀╯  s2 ─╯                j − i  ≥  s2 − r2
 
 That is wide where a rank posts its send long before the other is there. But large messages meet
@@ -64,6 +64,7 @@ from megascan.arrays import (
     group_numbers,
     group_starts,
     median_by,
+    numbered,
 )
 from megascan.schema import NOT_APPLICABLE, OWN_END
 from megascan.timeline import equals, narrow, narrow_codes, numbers
@@ -437,13 +438,12 @@ def _kinds(spans: pa.Table, rows: RowNumbers, joins: Flags) -> Integers:
     """
     group, groups = narrow_codes(spans, "group")
     op, ops = narrow_codes(spans, "op")
-    key = combine(
+    return numbered(
         by_name(group[rows], groups),
         by_name(op[rows], ops),
         _size_classes(spans, rows),
         joins.astype(np.int64),
     )
-    return np.unique(key, return_inverse=True)[1].astype(np.int64)
 
 
 def _strides(kind: Integers, lengths: Integers, budget: int) -> Integers:

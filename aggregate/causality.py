@@ -58,6 +58,7 @@ _SLIGHT_NS = 2.0
 """Smaller violations are rounding: two times are rounded to whole ns each."""
 _HELD_DEVIATION_NS = 1e3
 _HELD_A_PAIR = 8
+"""Most violations of a pair of clocks that count together."""
 _ROUNDS = 20
 _RARE_SHARE = 0.05
 """Part of the matches of two clocks that may be wrong."""
@@ -131,17 +132,17 @@ class Causality:
         """Count in how many collectives and messages two domains take part together."""
         domain = self.domain[self.members.rank]
         of_one, of_other = (np.unique(self.members.event[domain == each]) for each in (one, other))
-        source, destination = (
-            self.domain[rank] for rank in (self.messages.source, self.messages.destination)
-        )
+        source, destination = self._ends_of_messages()
         both = (source == one) & (destination == other) | (source == other) & (destination == one)
         common = np.intersect1d(of_one, of_other, assume_unique=True)
         return len(common) + int(np.count_nonzero(both))
 
+    def _ends_of_messages(self) -> tuple[Integers, Integers]:
+        """Return the domains that send, and those that receive, (message,)."""
+        return self.domain[self.messages.source], self.domain[self.messages.destination]
+
     def _of_messages(self) -> Orders:
-        source, destination = (
-            self.domain[rank] for rank in (self.messages.source, self.messages.destination)
-        )
+        source, destination = self._ends_of_messages()
         everything = Orders(
             early_domain=source,
             early_ns=self.messages.send_start_ns,
@@ -185,12 +186,8 @@ def believed_gap(orders: Orders, delay_ns: Floats) -> float:
     return float(-delay_ns[rows].min(initial=0.0))
 
 
-def believed_violations(
-    orders: Orders, delay_ns: Floats, most_a_pair: int = _HELD_A_PAIR
-) -> Integers:
-    """Return the rows of the worst violations of each ordered pair of clocks, but not of the two
-    worst; at most `most_a_pair` each.
-    """
+def believed_violations(orders: Orders, delay_ns: Floats) -> Integers:
+    """Return the rows of the worst violations of each ordered pair of clocks but the two worst."""
     rows = np.flatnonzero(delay_ns < -_SLIGHT_NS)
     if not len(rows):
         return rows
@@ -199,7 +196,7 @@ def believed_violations(
     starts = group_starts(pair[order])
     place = np.arange(len(order)) - np.repeat(starts, group_lengths(starts, len(order)))
     first = BELIEVED_VIOLATION - 1
-    return rows[order[(place >= first) & (place < first + most_a_pair)]]
+    return rows[order[(place >= first) & (place < first + _HELD_A_PAIR)]]
 
 
 def bounded_solution(

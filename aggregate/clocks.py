@@ -94,7 +94,9 @@ class Accuracy:
     level_of_class: Integers
 
     def between(self, one: Narrow, other: Narrow) -> Floats:
-        """Return the error bar, ns, between domains; infinite where no class joins the two."""
+        """Return the error bar, ns, between domains: 0 within one, infinite where no class joins
+        the two.
+        """
         result = np.zeros(np.broadcast(one, other).shape)
         apart = np.flatnonzero(one != other)  # few: most matches are within a host
         one, other = one[apart], other[apart]
@@ -256,7 +258,7 @@ def order_shifts(
     early time, as far as the limits allow.
 
     source, destination  (order,) clock domains of the early and the late time
-    delay_ns             (order,) late time less early time on the fitted clocks
+    delay_ns             (order,) late time minus early time on the fitted clocks
     limit_ns             (domain,) how far a clock may move at most
 
     Each pair of domains gives one bound, shift[destination] − shift[source] ≥ −delay, with the
@@ -286,9 +288,7 @@ def order_shifts(
 def _bounds(
     source: Integers, destination: Integers, delay_ns: Floats
 ) -> tuple[Integers, Integers, Floats]:
-    """Return (source, destination, least difference of shifts) for each ordered pair of domains
-    with BELIEVED_VIOLATION orders or more.
-    """
+    """Return (source, destination, least difference of shifts) of domains with enough orders."""
     rows = np.flatnonzero(source != destination)
     pair = combine(source[rows], destination[rows]) if len(rows) else rows
     order = rows[np.lexsort((delay_ns[rows], pair))]
@@ -549,13 +549,6 @@ class Alignment:
     steps: tuple[ClockStep, ...] = ()
     """Jumps of clocks that no line fits, one a clock, the largest first; times are still as they
     were recorded (`without_steps`)."""
-
-    def error_between(self, one: Integers, other: Integers) -> Floats:
-        """Return the error bar, ns, of comparing times between ranks (positions in `ranks`).
-
-        It is 0 within a clock domain, infinite across components; see `aggregate.clocks`.
-        """
-        return self.accuracy.between(self.domain[one], self.domain[other])
 
     def of_domains(self, domain: Integers, time_ns: Integers) -> Floats:
         """Return common times (time,) of clock domains (time,), ns from the first rank's centre."""

@@ -190,9 +190,7 @@ class Cluster(Workers):
             return False
 
     def result_of(self, future: Future) -> object:
-        """Wait for what a task returns; a dead worker's tasks run again on another, if there is
-        one.
-        """
+        """Wait for what a task returns; if a worker dies, another one runs the task again."""
         seen = time.monotonic()
         while True:
             try:

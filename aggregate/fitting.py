@@ -57,7 +57,7 @@ Product: TypeAlias = Callable[[Floats], Floats]
 class LineProblem:
     """Anchors as rows of the problem, ordered by event.
 
-    value  (anchor,) local time less the centre of its domain, ns
+    value  (anchor,) local time minus the centre of its domain, ns
     age    (anchor,) `value` in units of span_ns, so that offsets and drifts are alike in size
     starts (event,)  first row of each event
     A solution is (2 · domain,): offsets in ns, then drifts in ns a span.
@@ -229,9 +229,7 @@ class Weighed:
         return product, np.maximum(np.r_[w_one, np.ones(n)], _TINY)
 
     def _means(self) -> csr_array:
-        """Return (event, 2 · domain) matrix M; eliminating the events' times subtracts MᵀM from the
-        normal matrix.
-        """
+        """Return (event, 2 · domain) matrix M; events' times are eliminated by subtracting MᵀM."""
         from scipy.sparse import csr_array  # half the time of all imports; see `load_solver`
 
         problem, share = self.problem, self._shares()
@@ -433,9 +431,7 @@ def unmoved_lines(problem: LineProblem) -> Lines:
 
 
 def thin_rows(problem: LineProblem, label: Integers | None = None) -> Integers:
-    """Draw whole events evenly and return their rows; of each class about _THINNED_ANCHORS rows, or
-    all if there are fewer.
-    """
+    """Return rows of events drawn evenly: of each class all, or about _THINNED_ANCHORS."""
     if label is None:
         label = np.zeros(len(problem.event), dtype=np.int64)
     stride = np.maximum(np.bincount(label) // _THINNED_ANCHORS, 1)

@@ -1,8 +1,8 @@
-"""Mend clocks that jump: a time service sets a host's clock while it is traced.
+"""Mend clocks that jump: a time service sets a host's clock, or it begins again at every step.
 
-No line fits such a clock. A robust fit keeps to one side of the jump, or between both, and takes
-the ends of the other side for wrong matches. These refused ends show the jump: they are many,
-of one clock, and follow each other in time:
+**Jumps.** No line fits such a clock. A robust fit keeps to one side of the jump, or between both,
+and takes the ends of the other side for wrong matches. These refused ends show the jump: they are
+many, of one clock, and follow each other in time:
 
     distance of an end     ████████▏                 believed, before the jump
     from its event's                 ▁▁▁▁▁▁▁▁▁       not believed, after the jump
@@ -19,6 +19,20 @@ moment would be off by the whole jump.
 
 A link that becomes slow makes ends late, too, but in one group only, and spans become longer. A
 clock that jumps moves the ends of all groups, and leaves every span but one as long as it was.
+
+**Restarts.** The original MegaScan zeroes each rank's time at the begin of each step, so that no
+single offset can be right for a rank: after the barrier before a step, ranks begin within some
+spread that differs from step to step. A restarted clock is a new clock. Each (rank, iteration) gets
+an offset of its own from what is matched in that iteration, by the robust fit and under the
+causality that hold for all clocks:
+
+                 as read (steps laid end to end)         after
+    rank 0   |step 1 ......|step 2 ......|          |step 1 ......|step 2 ......|
+    rank 1   |step 1 ......|step 2 ......|           |step 1 ......|   |step 2 ......|
+
+How long after step 1 step 2 began is lost: it is what the files' pauses say, the same for all
+ranks. Drift within a step is not estimated. An iteration in which a rank has nothing matched stays
+as it was read, and is counted.
 """
 
 from __future__ import annotations
@@ -29,8 +43,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from aggregate.anchors import Members, joining_members
-from aggregate.causality import Ties
+from aggregate.anchors import Members, Messages, joining_members, matched_messages
+from aggregate.causality import Ties, components, references, tied
+from aggregate.clocks import fit_clocks, relative_lines
 from aggregate.fitting import Lines
 from aggregate.match import Matches
 from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts, lower_medians
@@ -239,7 +254,7 @@ def located(step: ClockStep, members: Members, domain: Integers, lines: Lines) -
 
 
 def _level(time_ns: Integers, distance_ns: Floats) -> Floats:
-    """Return the distances less their median slope and level.
+    """Return the distances minus their median slope and level.
 
     The fitted line of a clock that jumps may have any slope, for nearly all its ends are refused.
     """
@@ -264,3 +279,81 @@ def _steps(suspect: Suspect) -> Iterator[ClockStep]:
     longer = float(np.median(after.length_ns) - np.median(before.length_ns))
     if abs(jump) > max(_NOISE_MULTIPLE * scatter, _SMALLEST_NS) and not 0 < jump < 2 * longer:
         yield ClockStep(domain=suspect.domain, at_ns=at_ns, jump_ns=round(jump), gap_ns=gap_ns)
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """Shifts of restarted clocks: shift_ns (iteration, rank) is to be added to starts.
+
+    `iterations` and `ranks`, both ascending, name the rows and columns of shift_ns.
+    """
+
+    iterations: Integers
+    ranks: Integers
+    shift_ns: Integers
+    note: str
+
+    def of(self, rank: Integers, iteration: Integers) -> Integers:
+        """Return (span,) what to add to starts; 0 in iterations in which no rank has an end."""
+        if not len(self.iterations):
+            return np.zeros(len(rank), dtype=np.int64)
+        place = np.minimum(np.searchsorted(self.iterations, iteration), len(self.iterations) - 1)
+        shift = self.shift_ns[place, np.searchsorted(self.ranks, rank)]
+        return np.where(self.iterations[place] == iteration, shift, 0)
+
+    def only(self, chosen: Integers) -> Restarts:
+        """Return the shifts of some ranks, given by their places in `ranks`."""
+        return replace(self, ranks=self.ranks[chosen], shift_ns=self.shift_ns[:, chosen])
+
+
+def restarts_of(spans: pa.Table, matches: Matches, ranks: Integers) -> Restarts:
+    """Return the shifts that align the `ranks`, ascending, in each iteration."""
+    rank = np.searchsorted(ranks, numbers(spans, "rank"))
+    iterations, iteration = np.unique(numbers(spans, "iteration"), return_inverse=True)
+    members = Members.of(spans, matches.match, joining_members(spans, matches), ranks)
+    messages = matched_messages(spans, matches, ranks, np.arange(len(ranks)))
+
+    def clock(rank: Integers, iteration: Integers) -> Integers:
+        return np.searchsorted(iterations, iteration) * len(ranks) + rank
+
+    shift, linked = _shifts(
+        replace(members, rank=clock(members.rank, members.iteration)),
+        replace(
+            messages,
+            source=clock(messages.source, messages.iteration),
+            destination=clock(messages.destination, messages.iteration),
+        ),
+        len(iterations) * len(ranks),
+    )
+    used = np.bincount(iteration * len(ranks) + rank, minlength=len(shift)) > 0
+    return Restarts(
+        iterations,
+        ranks,
+        np.rint(shift).astype(np.int64).reshape(len(iterations), len(ranks)),
+        _note(shift[linked], int(np.count_nonzero(used & ~linked))),
+    )
+
+
+def _shifts(members: Members, messages: Messages, num_clocks: int) -> tuple[Floats, Flags]:
+    """Return (clock,) shift to add to a clock's times, and whether other clocks are tied to it."""
+    clocks = np.arange(num_clocks)
+    ties = tied(members, messages, clocks)
+    component = components(ties.anchors, clocks, num_clocks)
+    lines = fit_clocks(ties, with_drift=False)
+    shift, _ = relative_lines(lines, references(clocks, component)[component])
+    linked = np.bincount(component)[component] > 1
+    return np.where(linked, shift, 0.0), linked
+
+
+def _note(shift_ns: Floats, num_alone: int) -> str:
+    if not len(shift_ns):
+        return (
+            "clocks begin again at every iteration and nothing matched ties them: ranks are "
+            "comparable up to the spread of their step begins only"
+        )
+    alone = f"; {num_alone} of a rank have nothing matched and stay as they were" * bool(num_alone)
+    return (
+        "clocks begin again at every iteration and were set anew in each, by up to "
+        f"{np.abs(shift_ns).max() / 1e3:.1f} µs (median {np.median(np.abs(shift_ns)) / 1e3:.1f} µs)"
+        f"{alone}; the time between iterations is not known better than the files' pauses say"
+    )

@@ -8,19 +8,33 @@ Matching and alignment need all ranks at once, but few of their spans and column
 spans stay (`settle`). The centre sends a correction of the clocks there, and match and wait of each
 end. A trace that this process holds as a whole goes the same way, in shards of some ranks.
 
-**Restarts.** The original MegaScan zeroes each rank's time at the begin of each step, so that no
-single offset can be right for a rank: after the barrier before a step, ranks begin within some
-spread that differs from step to step. A restarted clock is a new clock. Each (rank, iteration) gets
-an offset of its own from what is matched in that iteration, by the robust fit and under the
-causality that hold for all clocks:
+**Waits.** Which member of a communication came last is only known where all ranks are seen together
+(`split_waits`, for the ends of a trace):
 
-                 as read (steps laid end to end)         after
-    rank 0   |step 1 ......|step 2 ......|          |step 1 ......|step 2 ......|
-    rank 1   |step 1 ......|step 2 ......|           |step 1 ......|   |step 2 ......|
+    own start          last member's start          end
+        ├──── wait ────────────┼───── transfer ──────┤
 
-How long after step 1 step 2 began is lost: it is what the files' pauses say, the same for all
-ranks. Drift within a step is not estimated. An iteration in which a rank has nothing matched stays
-as it was read, and is counted.
+wait = last member's start − own start, never negative, never beyond the span; transfer = the rest.
+For a message the other side is the only other member: a receive waits until the send started, a
+send until the receive was posted. Where the last start lies on another clock and no further off
+than the error bar of the two clocks, the wait is 0 and all of the span is transfer. Where nothing
+links the two clocks, or the end is only a bound, neither wait nor transfer is claimed (-1).
+
+No rank waits for a member that comes after it has left:
+
+    send       ├──────┤                     buffered: it has not waited for the receive, but for
+    receive                 ├──────────┤    room in its buffer, as far as it takes longer than it
+    broadcast  ├──────────┤    ╷            the last member that came before the end counts,
+    broadcast      ├──────┤    ╷            although only the root can be waited for
+    broadcast                  ├───┤
+    all_reduce ├──────┤                     impossible: no rank leaves before the last has come, so
+    all_reduce              ├──────────┤    the match is wrong: no wait or transfer is claimed
+
+A collective or a receive that ends before its last member starts, by no more than the error bar,
+has waited all of its time.
+
+The self time of any other span is its duration minus the union of its rank's synchronous
+communication inside the span; a bracket around collectives and the collectives in it count once.
 
 **Borders.** The spans of a rank are divided between stretches that nothing reaches across:
 
@@ -36,7 +50,7 @@ since before the border; `Group.busy_until_ns` tells since when.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -44,32 +58,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from aggregate.anchors import Members, Messages, joining_members, matched_messages
-from aggregate.causality import components, references, tied
-from aggregate.clocks import (
-    Alignment,
-    ClockLines,
-    align_clocks,
-    fit_clocks,
-    relative_lines,
-    without_steps,
-)
-from aggregate.decompose import decompose, split_waits, transfers
-from aggregate.match import Matches, match_spans
+from aggregate.clocks import Accuracy, Alignment, ClockLines, align_clocks, without_steps
+from aggregate.match import Matches, by_rank, match_spans
 from aggregate.summary import Sums, ranks_on_cpu, sums_of
 from megascan.arrays import (
+    Cover,
     Flags,
-    Floats,
     Integers,
     Narrow,
     RowNumbers,
+    TimeAxis,
+    group_lengths,
+    group_numbers,
     group_starts,
     rank_blocks,
     rows_of_runs,
 )
 from megascan.errors import InputError
-from megascan.header import RESTARTING_CLOCK, RankHeader
+from megascan.header import RESTARTING_CLOCK
 from megascan.parallel import Here, Kept, Workers, over_blocks
+from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Track
 from megascan.timeline import (
     ROWS_A_THREAD,
     TIMELINE_SCHEMA,
@@ -81,9 +89,11 @@ from megascan.timeline import (
     Timeline,
     Trace,
     ends_of,
+    equals,
     give_back_memory,
     in_order,
     integer_column,
+    is_end,
     narrow,
     numbers,
     row_order,
@@ -91,95 +101,13 @@ from megascan.timeline import (
     with_column,
     without,
 )
+from megascan.vocabulary import ROOTED_OPS
 
 if TYPE_CHECKING:
-    from aggregate.jumps import ClockStep
+    from aggregate.jumps import ClockStep, Restarts
 
 BLOCK_ROWS = 1 << 16
 """About how many spans a shard has, in whole ranks, if this process holds the whole trace."""
-
-
-@dataclass(frozen=True)
-class Restarts:
-    """Shifts of restarted clocks: shift_ns (iteration, rank) is to be added to starts.
-
-    `iterations` and `ranks`, both ascending, name the rows and columns of shift_ns.
-    """
-
-    iterations: Integers
-    ranks: Integers
-    shift_ns: Integers
-    notes: tuple[str, ...] = ()
-
-    def of(self, rank: Integers, iteration: Integers) -> Integers:
-        """Return (span,) what to add to starts; 0 in iterations in which no rank has an end."""
-        if not len(self.iterations):
-            return np.zeros(len(rank), dtype=np.int64)
-        place = np.minimum(np.searchsorted(self.iterations, iteration), len(self.iterations) - 1)
-        shift = self.shift_ns[place, np.searchsorted(self.ranks, rank)]
-        return np.where(self.iterations[place] == iteration, shift, 0)
-
-    def only(self, chosen: Integers) -> Restarts:
-        """Return the shifts of some ranks, given by their places in `ranks`."""
-        return Restarts(self.iterations, self.ranks[chosen], self.shift_ns[:, chosen])
-
-
-def restarts(
-    spans: pa.Table, matches: Matches, headers: Mapping[int, RankHeader]
-) -> Restarts | None:
-    """Return the shifts that align the ranks in each iteration; None unless all clocks restart."""
-    if not all(header.clock.source == RESTARTING_CLOCK for header in headers.values()):
-        return None
-    ranks = np.array(sorted(headers), dtype=np.int64)
-    rank = np.searchsorted(ranks, numbers(spans, "rank"))
-    iterations, iteration = np.unique(numbers(spans, "iteration"), return_inverse=True)
-    members = Members.of(spans, matches.match, joining_members(spans, matches), ranks)
-    messages = matched_messages(spans, matches, ranks, np.arange(len(ranks)))
-
-    def clock(rank: Integers, iteration: Integers) -> Integers:
-        return np.searchsorted(iterations, iteration) * len(ranks) + rank
-
-    shift, linked = _shifts(
-        replace(members, rank=clock(members.rank, members.iteration)),
-        replace(
-            messages,
-            source=clock(messages.source, messages.iteration),
-            destination=clock(messages.destination, messages.iteration),
-        ),
-        len(iterations) * len(ranks),
-    )
-    used = np.bincount(iteration * len(ranks) + rank, minlength=len(shift)) > 0
-    return Restarts(
-        iterations,
-        ranks,
-        np.rint(shift).astype(np.int64).reshape(len(iterations), len(ranks)),
-        (_note(shift[linked], int(np.count_nonzero(used & ~linked))),),
-    )
-
-
-def _shifts(members: Members, messages: Messages, num_clocks: int) -> tuple[Floats, Flags]:
-    """Return (clock,) shift to add to a clock's times, and whether other clocks are tied to it."""
-    clocks = np.arange(num_clocks)
-    ties = tied(members, messages, clocks)
-    component = components(ties.anchors, clocks, num_clocks)
-    lines = fit_clocks(ties, with_drift=False)
-    shift, _ = relative_lines(lines, references(clocks, component)[component])
-    linked = np.bincount(component)[component] > 1
-    return np.where(linked, shift, 0.0), linked
-
-
-def _note(shift_ns: Floats, num_alone: int) -> str:
-    if not len(shift_ns):
-        return (
-            "clocks begin again at every iteration and nothing matched ties them: ranks are "
-            "comparable up to the spread of their step begins only"
-        )
-    alone = f"; {num_alone} of a rank have nothing matched and stay as they were" * bool(num_alone)
-    return (
-        "clocks begin again at every iteration and were set anew in each, by up to "
-        f"{np.abs(shift_ns).max() / 1e3:.1f} µs (median {np.median(np.abs(shift_ns)) / 1e3:.1f} µs)"
-        f"{alone}; the time between iterations is not known better than the files' pauses say"
-    )
 
 
 @dataclass(frozen=True)
@@ -230,6 +158,163 @@ class Correction:
             start = start - step.excess_ns(self.domain[position], start)
         begin = self.lines.common(position, start)
         return begin, self.lines.common(position, start + duration) - begin
+
+
+_ROUNDING_NS = 2.0
+"""Two times are rounded to whole ns each."""
+_BLOCK_ENDS = 1 << 16
+"""About how many members (of whole matches) have their waits split together."""
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """What waits are computed from; all but `accuracy` are (end,)."""
+
+    start_ns: Integers
+    duration_ns: Integers
+    domain: RowNumbers
+    match: RowNumbers
+    is_send: Flags
+    is_rooted: Flags
+    is_bound: Flags
+    accuracy: Accuracy
+
+    @classmethod
+    def of(cls, ends: pa.Table, match: RowNumbers, clocks: Alignment) -> _Ends:
+        return cls(
+            numbers(ends, "start_ns"),
+            numbers(ends, "duration_ns"),
+            by_rank(clocks.ranks, clocks.domain)[narrow(ends, "rank")],
+            match,
+            equals(ends, "op", "send"),
+            equals(ends, "op", *ROOTED_OPS),
+            narrow(ends, "end_is_bound") == 1,
+            clocks.accuracy,
+        )
+
+    def waits(self, rows: RowNumbers) -> Integers:
+        """Return the waits, ns, of some rows, which must be whole matches in order."""
+        first = group_starts(self.match[rows])
+        group = group_numbers(first, len(rows))
+        start_ns, duration = self.start_ns[rows], self.duration_ns[rows]
+        awaited_ns = np.maximum.reduceat(start_ns, first)[group]
+        came_last = np.where(start_ns == awaited_ns, rows, -1)
+        awaited = np.maximum.reduceat(came_last, first)[group]
+        error = self.accuracy.between(self.domain[rows], self.domain[awaited])
+        comparable = np.ones(len(first), dtype=np.bool_)
+        comparable[group[np.isinf(error)]] = False
+        rooted = np.flatnonzero(self.is_rooted[rows])
+        if len(rooted):
+            earlier = self._last_before_end(rows[rooted])
+            awaited_ns[rooted] = self.start_ns[earlier]
+            error[rooted] = self.accuracy.between(self.domain[rows[rooted]], self.domain[earlier])
+        lag = awaited_ns - start_ns
+        missed = lag > duration + np.maximum(error, _ROUNDING_NS)
+        sends = self.is_send[rows]
+        claimed_ns = np.where(lag > error, np.minimum(lag, duration), 0)
+        buffered = np.flatnonzero(sends & missed)  # behind another message that filled the buffer
+        received_ns = self.duration_ns[awaited[buffered]]
+        claimed_ns[buffered] = np.maximum(duration[buffered] - received_ns, 0)
+        known = comparable[group] & ~self.is_bound[rows] & (sends | ~missed)
+        return np.where(known, claimed_ns, NOT_APPLICABLE)
+
+    def _last_before_end(self, rows: RowNumbers) -> RowNumbers:
+        """Return for each row the row of the last member of its match that started by the row's end
+        (at least the row itself did). Rows must be whole matches in order.
+        """
+        by_start = np.lexsort((self.start_ns[rows], self.match[rows]))
+        start_ns, first = self.start_ns[rows[by_start]], group_starts(self.match[rows])
+        group = group_numbers(first, len(rows))
+        low, high = first[group], (first + group_lengths(first, len(rows)))[group]
+        end_ns = self.start_ns[rows] + self.duration_ns[rows]
+        while (low + 1 < high).any():  # binary search, of all rows together
+            middle = (low + high) // 2
+            came = start_ns[middle] <= end_ns
+            low, high = np.where(came, middle, low), np.where(came, high, middle)
+        return rows[by_start[low]]
+
+
+def split_waits(ends: pa.Table, matches: Matches, clocks: Alignment) -> Integers:
+    """Return (end,) wait_ns of the ends of all ranks on the common clock; -1 where none is claimed.
+
+    Where a wait is claimed, the rest of the span is transfer.
+    """
+    wait = np.full(ends.num_rows, NOT_APPLICABLE, dtype=np.int64)
+    columns = _Ends.of(ends, matches.match, clocks)
+    match, members = matches.match, matches.members
+    edges = np.searchsorted(match[members], match[members[::_BLOCK_ENDS]]).tolist()
+    blocks = [members[low:high] for low, high in pairwise([*edges, len(members)]) if low < high]
+
+    def filled(rows: RowNumbers) -> None:
+        wait[rows] = columns.waits(rows)
+
+    for _ in over_blocks(filled, blocks):
+        pass
+    return wait
+
+
+def transfers(spans: pa.Table, wait_ns: Integers) -> Integers:
+    """Return each span's duration minus its wait, (span,) ns; -1 where no wait is claimed."""
+    return np.where(wait_ns >= 0, numbers(spans, "duration_ns") - wait_ns, NOT_APPLICABLE)
+
+
+def decomposed(spans: pa.Table, match: RowNumbers, wait_ns: Integers) -> pa.Table:
+    """Return some ranks' spans, ordered by (rank, start), with their derived columns.
+
+    `match` and `wait_ns` belong to the ends among the spans.
+    """
+    rows = np.flatnonzero(is_end(spans))
+    wait, matches = np.full((2, spans.num_rows), NOT_APPLICABLE, dtype=np.int64)
+    wait[rows], matches[rows] = wait_ns, match
+    communication = equals(spans, "kind", *COMMUNICATION_KINDS)
+    inside = communication & (numbers(spans, "track") != Track.OVERLAPPED)
+    self_ns, self_cpu_ns = np.full((2, spans.num_rows), NOT_APPLICABLE, dtype=np.int64)
+    work = np.flatnonzero(~communication)
+    self_ns[work], self_cpu_ns[work] = self_times(
+        numbers(spans, "rank"),
+        numbers(spans, "start_ns"),
+        numbers(spans, "duration_ns"),
+        numbers(spans, "cpu_ns"),
+        inside=inside,
+        work=work,
+    )
+    transfer_ns = transfers(spans, wait)
+    for name, values in (
+        ("match", matches),
+        ("wait_ns", wait),
+        ("transfer_ns", transfer_ns),
+        ("self_ns", self_ns),
+        ("self_cpu_ns", self_cpu_ns),
+    ):
+        spans = spans.append_column(name, integer_column(values))
+    return spans
+
+
+def self_times(
+    rank: Integers,
+    start_ns: Integers,
+    duration_ns: Integers,
+    cpu_ns: Integers,
+    *,
+    inside: Flags,
+    work: Integers,
+) -> tuple[Integers, Integers]:
+    """Return (self_ns, self_cpu_ns) of the spans in rows `work`; all are ordered by (rank, start).
+
+    `inside` marks the spans to be taken out of the spans around them. The CPU time of a span is
+    taken to be spread evenly.
+    """
+    axis = TimeAxis.of(rank, start_ns, start_ns + duration_ns)
+    start = axis.place(rank, start_ns)
+    end = start + duration_ns
+    cover = Cover.of(start[inside], end[inside], np.maximum(cpu_ns[inside], 0).astype(np.float64))
+    start, end, cpu_ns = start[work], end[work], cpu_ns[work]
+    self_ns = duration_ns[work] - cover.length_within(start, end)
+    if (cpu_ns < 0).all():  # on a GPU
+        return self_ns, np.full_like(self_ns, NOT_APPLICABLE)
+    cpu_inside = np.rint(cover.amount_within(start, end)).astype(np.int64)
+    self_cpu = np.where(cpu_ns >= 0, np.maximum(cpu_ns - cpu_inside, 0), NOT_APPLICABLE)
+    return self_ns, self_cpu
 
 
 @dataclass(frozen=True)
@@ -340,9 +425,11 @@ def align(trace: Trace) -> Aligned:
     ends = trace.spans
     matches = match_spans(ends, trace.headers)
     give_back_memory()
-    restarted = restarts(ends, matches, trace.headers)
-    own = ends
-    if restarted:
+    own, restarted = ends, None
+    if all(header.clock.source == RESTARTING_CLOCK for header in trace.headers.values()):
+        from aggregate.jumps import restarts_of  # only the original MegaScan's clocks begin again
+
+        restarted = restarts_of(ends, matches, np.array(sorted(trace.headers), dtype=np.int64))
         shift = restarted.of(numbers(ends, "rank"), numbers(ends, "iteration"))
         own = shifted(ends, shift)
     clocks = align_clocks(own, matches, trace.headers)
@@ -355,7 +442,7 @@ def align(trace: Trace) -> Aligned:
     order = row_order(ends)
     if order is not None:
         ends, matches = ends.take(order), matches.reordered(order)
-    notes = matches.notes + (restarted.notes if restarted else ()) + clocks.notes
+    notes = matches.notes + ((restarted.note,) if restarted else ()) + clocks.notes
     wait_ns = split_waits(ends, matches, clocks)
     bare = replace(trace, spans=TRACE_SCHEMA.empty_table())
     return Aligned(bare, ends, wait_ns, clocks, correction, matches, notes)
@@ -420,8 +507,7 @@ def settle(
     order = row_order(spans)
     if order is not None:
         spans = spans.take(order)
-    for name, values in vars(decompose(spans, sent.match, sent.wait_ns)).items():
-        spans = spans.append_column(name, integer_column(values))
+    spans = decomposed(spans, sent.match, sent.wait_ns)
     table = spans.select(TIMELINE_SCHEMA.names).cast(TIMELINE_SCHEMA)
     sums = None if on_cpu is None else sums_of(table, on_cpu, sent.busy_until_ns)
     start_ns = int(numbers(table, "start_ns").min(initial=np.iinfo(np.int64).max))

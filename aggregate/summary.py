@@ -234,9 +234,7 @@ def _communication_layers(spans: _Spans, rows: Flags) -> Iterator[tuple[str, Int
 
 
 def _dispatch_gaps(spans: _Spans) -> tuple[Integers, Integers]:
-    """Return (start, end) of gaps before device spans that were launched after the device had
-    finished all earlier spans.
-    """
+    """Return (start, end) of gaps before device spans launched after all earlier ones had ended."""
     rows = np.flatnonzero(spans.launched)
     if not len(rows):
         return rows, rows

@@ -46,20 +46,9 @@ from detect.causes.finding import (
     undecided_if_no_gain,
     undecided_if_small_and_free,
 )
-from detect.causes.together import (
-    folded,
-    gathered,
-    undecided_beside_larger,
-    with_joint_costs,
-)
+from detect.causes.together import folded, gathered, undecided_beside_larger, with_joint_costs
 from detect.observe.extract import observe
-from detect.observe.observations import (
-    Observations,
-    cut,
-    num_judgeable,
-    one_row_a_worker,
-    steady,
-)
+from detect.observe.observations import Observations, cut, num_judgeable, one_row_a_worker, steady
 from detect.report import Cause, Finding, Owner, Report
 from detect.stats.residuals import compare_within, stage_groups
 from detect.text import counted, ranks_text
@@ -337,9 +326,7 @@ def _slow_in_the_last(seen: Observations, settings: DetectorSettings) -> tuple[F
 
 
 def _is_comparable(seen: Observations) -> bool:
-    """Return whether some rank's computing can be compared: with that of peers, with the layers of
-    other stages, or with its own in other iterations.
-    """
+    """Return whether any rank's computing can be compared: with peers, other stages, or itself."""
     known = [one for one in (seen.work, seen.layers, seen.history) if one is not None]
     return any(bool(np.isfinite(one.log_ns).any()) for one in known)
 

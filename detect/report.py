@@ -131,9 +131,7 @@ class Finding:
         return Confidence.after(num_doubts)
 
     def _share_right(self) -> float | None:
-        """Return how many of the names like this one were right; None where nobody is named, or
-        that was not counted.
-        """
+        """Return which share of the names like this one was right; None where that is not known."""
         if self.owner is not Owner.NODE:
             return None
         costly = "_costly" * (self.step_time_cost_ratio >= TRUST.costly_ratio)

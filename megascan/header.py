@@ -338,23 +338,34 @@ class RankHeader:
             ) from error
 
 
-def computed_header(
-    run_id: str, rank: int, layout: Layout, device: Device, clock: ClockOrigin
+def foreign_header(
+    run_id: str,
+    rank: int,
+    layout: Layout,
+    device: Device,
+    clock: ClockOrigin,
+    *,
+    granularity: Granularity = Granularity.BASE,
+    groups: Mapping[str, tuple[int, ...]] | None = None,
+    host: str = "",
+    backend: str = "",
 ) -> RankHeader:
-    """Return the header of a rank that never ran, for a computed timeline."""
+    """Return the header of a rank that our tracer did not record: another tool did, or it never ran
+    and its timeline is computed.
+    """
     return RankHeader(
         run_id=run_id,
         rank=rank,
         world_size=layout.world_size,
         layout=layout,
         coordinates=layout.coordinates(rank),
-        groups={},
-        host="",
+        groups=groups or {},
+        host=host,
         process_id=0,
         device=device,
-        backend="",
+        backend=backend,
         clock=clock,
-        trace=TraceSettings(granularity=Granularity.BASE, interval=1, window=1),
+        trace=TraceSettings(granularity=granularity, interval=1, window=1),
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from megascan.arrays import Flags, Integers, Narrow, RowNumbers, rank_blocks
+from megascan.arrays import Flags, Integers, Narrow, RowNumbers, order_by, rank_blocks
 from megascan.header import Json, RankHeader, WindowRecord
 from megascan.parallel import Kept, Workers, over_blocks
 from megascan.schema import (
@@ -293,6 +293,37 @@ def text_column(row_codes: Narrow, texts: Sequence[str]) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.array(row_codes), pa.array(texts, type=pa.string()))
 
 
+def span_table(
+    num_rows: int,
+    integers: Mapping[str, Integers | int],
+    texts: Mapping[str, tuple[Integers, Sequence[str]]],
+    schema: pa.Schema = TRACE_SCHEMA,
+) -> pa.Table:
+    """Make a table of spans; `texts` are (code of each row, text of each code).
+
+    Columns that are not given are filled with NOT_APPLICABLE or "".
+    """
+    arrays = []
+    for column in schema:
+        if pa.types.is_dictionary(column.type):
+            row_codes, values = texts.get(column.name, (np.zeros(num_rows, np.int64), [""]))
+            arrays.append(_encoded(row_codes, values))
+        else:
+            value = integers.get(column.name, NOT_APPLICABLE)
+            if isinstance(value, int):
+                value = np.full(num_rows, value, dtype=number_type(column.type))
+            arrays.append(pa.array(value).cast(column.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _encoded(row_codes: Integers, values: Sequence[str]) -> pa.DictionaryArray:
+    """Make a dictionary column whose dictionary has every text once."""
+    unique = list(dict.fromkeys(values)) or [""]
+    position = {text: place for place, text in enumerate(unique)}
+    renumbered = np.array([position[text] for text in values] or [0], dtype=np.int32)
+    return text_column(renumbered[row_codes], unique)
+
+
 def _in_fewest_bytes(values: Narrow) -> Narrow:
     least, most = int(values.min(initial=0)), int(values.max(initial=0))
     return values.astype(np.min_scalar_type(min(least, ~most)))  # below 0, so a signed type
@@ -427,17 +458,10 @@ def row_order(spans: pa.Table) -> RowNumbers | None:
 
 
 def _block_order(rank: Narrow, start: Integers, longest_first: Integers) -> Integers:
-    """Return the order of a block; a single rank is sorted by start, and then the few spans that
-    start together.
-    """
+    """Return the order of a block, of many ranks or of a single one."""
     if rank[0] != rank[-1] or (rank != rank[0]).any():
         return np.lexsort((longest_first, start, rank)).astype(np.int64)
-    order = np.argsort(start, kind="stable")
-    together = np.diff(start[order]) == 0
-    places = np.flatnonzero(np.r_[False, together] | np.r_[together, False])
-    rows = order[places]
-    order[places] = rows[np.lexsort((longest_first[rows], start[rows]))]
-    return order
+    return order_by(start, longest_first)
 
 
 def _is_in_order(spans: pa.Table) -> bool:

@@ -58,7 +58,7 @@ def compare(before: Side, after: Side, min_change: float = SETTINGS.min_slowdown
         least_visible=_least_visible(measured, least),
         not_compared=shared.reasons,
         notes=tuple(_notes(before, after)),
-        strangers=measures.differences(before, after),
+        strangers=tuple(measures.differences(before, after)),
     )
 
 

@@ -93,12 +93,8 @@ def traffic_of(spans: pa.Table) -> Traffic:
     )
 
 
-def differences(before: Side, after: Side) -> tuple[str, ...]:
-    """Return what shows that two traces are of different jobs; empty for one job."""
-    return tuple(_differences(before, after))
-
-
-def _differences(before: Side, after: Side) -> Iterator[str]:
+def differences(before: Side, after: Side) -> Iterator[str]:
+    """Yield what shows that two traces are of different jobs; nothing for one job."""
     had, has = (set(side.members.devices) - {""} for side in (before, after))
     if had and has and not had & has:
         yield f"devices ({listed(sorted(had))} before, {listed(sorted(has))} after)"

@@ -190,9 +190,9 @@ class _Passes:
 
     samples: Samples
     busy_ns: Floats
-    """Own times less loading and stalls."""
+    """Own times minus loading and stalls."""
     work_ns: Floats
-    """Times to compare: `busy_ns` less waiting for others; NaN where a pass was paused for long."""
+    """Times to compare: `busy_ns` minus waiting for others; NaN where a pass paused for long."""
     stalled_ns: Floats
     """What neither collections nor communication beside the pass explain: a late host does."""
     entangled_phases: tuple[int, ...]
@@ -283,9 +283,7 @@ def _standing_still(
 
 
 def _without_passes(seen: Observations, index: SpanIndex) -> Observations:
-    """Return what can be said where no passes are marked: the work is layers, or else what lies
-    between communications.
-    """
+    """Return what can be said without passes: of layers, or of what lies between communications."""
     work, busy_ns, compared = seen.work, seen.busy_ns, "what ranks compute cannot be compared"
     stretches = None
     if np.isfinite(work.log_ns).any():
@@ -378,7 +376,7 @@ def _own_ending(ending_ns: Floats, members: Members) -> Floats:
 
 
 def _stolen(facts: Facts, frame: Frame, passes: _Passes) -> Floats:
-    """Return wall less CPU time of compute, (rank, iteration); 0 without measured CPU times.
+    """Return wall minus CPU time of compute, (rank, iteration); 0 without measured CPU times.
 
     Passes that overlap model-parallel collectives wait inside their spans, which is not the host's
     doing: they are assumed to lose as large a share as the other passes. A pass that reduces its

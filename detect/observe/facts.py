@@ -61,9 +61,9 @@ class Passes:
 
     samples: Samples
     time_ns: Floats
-    """Own times less loading."""
+    """Own times minus loading."""
     wall_ns: Floats
-    """Own times less loading by the wall, where CPU time is used; 0 elsewhere."""
+    """Own times minus loading by the wall, where CPU time is used; 0 elsewhere."""
     beside_ns: Floats
     """For how long communication that the pass may have waited for was under way beside it."""
     reduces: Flags
@@ -267,7 +267,6 @@ def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
     rows = [np.searchsorted(ranks, part.ranks) for part in parts]
     parts = [_with_global_rows(part, row_of) for part, row_of in zip(parts, rows, strict=True)]
     passes = _Order([part.passes.samples.row for part in parts])
-    cells = _Cells(rows, len(ranks))
     return Facts(
         ranks=ranks,
         passes=passes.record(
@@ -276,8 +275,8 @@ def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
         ),
         layers=_joined_layers([part.layers for part in parts]),
         collecting=_joined_collections([part.collecting for part in parts], passes),
-        cells=cells.record([part.cells for part in parts]),
-        launches=cells.launches([part.launches for part in parts]),
+        cells=_joined_cells([part.cells for part in parts], rows, len(ranks)),
+        launches=_joined_launches([part.launches for part in parts], rows, len(ranks)),
         is_split=any(part.is_split for part in parts),
         longest_ns=np.max([part.longest_ns for part in parts], axis=0),
         begin_ns=np.min([part.begin_ns for part in parts], axis=0),
@@ -394,47 +393,39 @@ def _joined_collections(parts: Sequence[Collections], passes: _Order) -> Collect
     )
 
 
-class _Cells:
-    """Matrices (rank, iteration, …) of parts, each with the ranks of its part only."""
+def _joined_cells(parts: Sequence[Cells], rows: Sequence[Integers], num_ranks: int) -> Cells:
+    """Join matrices (rank, iteration, …); `rows` are the rows of each part's ranks among all."""
+    joined = {}
+    for name, first in vars(parts[0]).items():
+        missing = np.nan if name in _NAN_IF_ABSENT else 0
+        joined[name] = np.full((num_ranks, *first.shape[1:]), missing, dtype=first.dtype)
+        for own, part in zip(rows, parts, strict=True):
+            joined[name][own] = getattr(part, name)
+    return Cells(**joined)
 
-    def __init__(self, rows: Sequence[Integers], num_ranks: int) -> None:
-        self._rows = rows
-        self._num_ranks = num_ranks
 
-    def record(self, parts: Sequence[Record]) -> Record:
-        """Join the parts' records, all of whose fields are matrices."""
-        record: Any = parts[0]
-        joined = {}
-        for name in [field.name for field in fields(record)]:
-            first = getattr(record, name)
-            missing = np.nan if name in _NAN_IF_ABSENT else 0
-            whole = np.full((self._num_ranks, *first.shape[1:]), missing, dtype=first.dtype)
-            for rows, part in zip(self._rows, parts, strict=True):
-                whole[rows] = getattr(part, name)
-            joined[name] = whole
-        whole_record: Record = replace(record, **joined)
-        return whole_record
-
-    def launches(self, parts: Sequence[Launches | None]) -> Launches | None:
-        """Return the steps between launches of all ranks."""
-        known = [(rows, part) for rows, part in zip(self._rows, parts, strict=True) if part]
-        if not known:
-            return None
-        kinds, places = _numbered([part.kinds for _, part in known])
-        shape = self._num_ranks, known[0][1].log_ns.shape[1], len(kinds)
-        log_ns, log_held_ns = np.full((2, *shape), np.nan)
-        stopped_ns, launching_ns, rest_ns = np.zeros((3, *shape[:2]))
-        for (rows, part), columns in zip(known, places, strict=True):
-            log_ns[rows[:, None], :, columns] = np.moveaxis(part.log_ns, 2, 1)
-            log_held_ns[rows[:, None], :, columns] = np.moveaxis(part.log_held_ns, 2, 1)
-            stopped_ns[rows] = part.stopped_ns
-            launching_ns[rows] = part.launching_ns
-            rest_ns[rows] = part.launching_rest_ns
-        return Launches(
-            kinds=kinds,
-            log_ns=log_ns,
-            log_held_ns=log_held_ns,
-            stopped_ns=stopped_ns,
-            launching_ns=launching_ns,
-            launching_rest_ns=rest_ns,
-        )
+def _joined_launches(
+    parts: Sequence[Launches | None], rows: Sequence[Integers], num_ranks: int
+) -> Launches | None:
+    """Join the steps between launches; None where no part has any."""
+    known = [(own, part) for own, part in zip(rows, parts, strict=True) if part]
+    if not known:
+        return None
+    kinds, places = _numbered([part.kinds for _, part in known])
+    shape = num_ranks, known[0][1].log_ns.shape[1]
+    log_ns, log_held_ns = np.full((2, *shape, len(kinds)), np.nan)
+    stopped_ns, launching_ns, rest_ns = np.zeros((3, *shape))
+    for (own, part), columns in zip(known, places, strict=True):
+        log_ns[own[:, None], :, columns] = np.moveaxis(part.log_ns, 2, 1)
+        log_held_ns[own[:, None], :, columns] = np.moveaxis(part.log_held_ns, 2, 1)
+        stopped_ns[own] = part.stopped_ns
+        launching_ns[own] = part.launching_ns
+        rest_ns[own] = part.launching_rest_ns
+    return Launches(
+        kinds=kinds,
+        log_ns=log_ns,
+        log_held_ns=log_held_ns,
+        stopped_ns=stopped_ns,
+        launching_ns=launching_ns,
+        launching_rest_ns=rest_ns,
+    )

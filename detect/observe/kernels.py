@@ -45,6 +45,7 @@ from megascan.arrays import (
     group_lengths,
     group_starts,
     lower_medians,
+    numbered,
 )
 from megascan.errors import listed
 from megascan.schema import NOT_APPLICABLE, Kind, Phase, Track
@@ -123,16 +124,11 @@ class _Kernels:
             row=index.row[rows],
             slot=index.slot[rows],
             phase=np.where(backward, BACKWARD, FORWARD),
-            kind=_numbered(backward.astype(np.int64), name, beside.astype(np.int64)),
+            kind=numbered(backward.astype(np.int64), name, beside.astype(np.int64)),
             time_ns=np.maximum(index.self_time(rows), 1.0),
             tells_phase=bool(backward.any()),
             sequence=np.zeros(int(rows.sum()), dtype=np.int64),
         )
-
-
-def _numbered(*columns: Integers) -> Integers:
-    """Number the combinations that occur, in the order of the columns."""
-    return np.unique(combine(*columns), return_inverse=True)[1].astype(np.int64)
 
 
 def _boundness(
@@ -246,7 +242,7 @@ def _own_sequences(index: SpanIndex, kernels: _Kernels) -> Integers:
     """Return each rank's row as the sequence of the kernels that it launches equally often in every
     iteration; -1 for others, and for ranks that spend too little of their compute in them.
     """
-    pair = _numbered(kernels.row, kernels.kind)
+    pair = numbered(kernels.row, kernels.kind)
     count = np.zeros((int(pair.max(initial=-1)) + 1, index.shape[1]), dtype=np.int64)
     np.add.at(count, (pair, kernels.slot), 1)
     repeats = (count == count[:, :1]).all(axis=1)
@@ -285,8 +281,8 @@ def _work(index: SpanIndex, kernels: _Kernels) -> Work:
     if len(rows):
         cell = (kernels.row * index.shape[1] + kernels.slot)[rows]
         phase, time_ns = kernels.phase[rows], kernels.time_ns[rows]
-        sequence = _numbered(kernels.sequence[rows], phase)
-        kind = _numbered(sequence, kernels.kind[rows])
+        sequence = numbered(kernels.sequence[rows], phase)
+        kind = numbered(sequence, kernels.kind[rows])
         typical = lower_medians(kind, time_ns)[1][kind]  # of two ranks, the faster one's
         op = phase * KERNELS.num_parts + _part_of_pass(sequence, kind, cell, typical)
         own, expected = (

@@ -38,7 +38,7 @@ import numpy as np
 from detect.report import Cause, ClockAgreement
 from detect.stats import robust
 from detect.thresholds import NETWORKS, WINDOW, DetectorSettings
-from megascan.arrays import Flags, Floats, Integers, combine
+from megascan.arrays import Flags, Floats, Integers, numbered
 from megascan.header import Json, RankHeader
 from megascan.timeline import Timeline
 from megascan.topology import Coordinates, Layout
@@ -199,8 +199,7 @@ class Members:
 
     def numbered(self, *axes: str) -> Integers:
         """Return a number for each row's place on some axes, (row,): equal on equal places."""
-        places = combine(*(self.place[axis] for axis in axes))
-        return np.unique(places, return_inverse=True)[1]
+        return numbered(*(self.place[axis] for axis in axes))
 
     @cached_property
     def log_for_all(self) -> Flags:
@@ -261,7 +260,7 @@ class Members:
 
     def coordinates(self, row: int) -> dict[str, int]:
         """Return the place of one row on the axes that the job uses."""
-        used = [axis for axis in ("dp", "pp", "cp", "ep", "tp") if getattr(self.layout, axis) > 1]
+        used = self.layout.used("dp", "pp", "cp", "ep", "tp")
         return {axis: int(self.place[axis][row]) for axis in used}
 
 
@@ -359,9 +358,7 @@ class Transfers:
 
     @property
     def is_large(self) -> Flags:
-        """Flag the units, (unit,), whose time tells of a connection more than of latency, and those
-        whose bytes nobody knows.
-        """
+        """Flag the units, (unit,), whose time tells of more than latency; unknown sizes count."""
         return (self.size_bytes < 0) | (self.size_bytes >= NETWORKS.min_bytes)
 
 
@@ -417,7 +414,7 @@ class Observations:
     stalled_ns: Floats = field(metadata=along("row", "iteration"))
     """Part of HOST, GPU runs: the device stood still inside passes, its queue empty."""
     stolen_ns: Floats = field(metadata=along("row", "iteration"))
-    """Part of HOST, CPU runs: wall less CPU time of compute; 0 elsewhere."""
+    """Part of HOST, CPU runs: wall minus CPU time of compute; 0 elsewhere."""
     waiting_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Time in which the rank did nothing but wait for others; None where no communication could be
     split into waiting and transfer."""

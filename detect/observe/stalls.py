@@ -43,6 +43,7 @@ from megascan.arrays import (
     group_lengths,
     group_starts,
     median_by,
+    numbered,
     order_within,
     united,
 )
@@ -122,9 +123,7 @@ def contents_of(index: SpanIndex, passes: Flags, samples: Samples, modules: Flag
 
 
 def _scales(owner: Integers, ratio: Floats, routed: Flags) -> Floats:
-    """Return for each module the median ratio of its pass, of `routed` ones only in passes that
-    hold no others.
-    """
+    """Return each module's median ratio of its pass; `routed` ones count only by themselves."""
     scale = median_by(owner, ratio)
     if routed.any() and not routed.all():
         plain = ~routed
@@ -144,7 +143,7 @@ def stalled_time(
 ) -> Floats:
     """Return how long each pass stood still, (pass,) ns; 0 where it holds too few modules to tell.
 
-    `stage` is the stage of the pass's rank, `time_ns` the pass's time, `own_ns` that time less all
+    `stage` is the stage of the pass's rank, `time_ns` the pass's time, `own_ns` that time minus all
     waiting, (pass,) each. What is less than `tolerance_share` of a pass is scatter.
 
     Waiting for the TP group inside modules does not count: it is part of what is typical. Waiting
@@ -535,7 +534,7 @@ def _launching(index: SpanIndex, passes: Flags, phases: Integers) -> tuple[Float
     is_later = at > first[owner]
     np.minimum.at(second, owner[is_later], at[is_later])
     chunk = numbers(index.table, "chunk")[passes]
-    kind = np.unique(combine(index.row[passes], chunk, phases), return_inverse=True)[1]
+    kind = numbered(index.row[passes], chunk, phases)
 
     def usual(since: Floats) -> Floats:
         took_ns = np.where(last > since, last - since, 0.0)

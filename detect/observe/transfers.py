@@ -214,7 +214,7 @@ def _late_in(
 def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
     """Return medians and sums by (unit, kind) and iteration.
 
-    Lateness is what a transfer takes longer than that of the quickest member, less what the clocks
+    Lateness is what a transfer takes longer than that of the quickest member, minus what the clocks
     of the group's members may feign.
     """
     quickest_ns, unit = found.quickest_ns[found.operation], labels.unit[found.operation]
@@ -322,9 +322,7 @@ def bus_factor(operation: str, size: int) -> float | None:
 
 
 def bus_factors(kinds: Sequence[str], kind: Integers, members: Sequence[tuple[int, ...]]) -> Floats:
-    """Return the bus factor of each row's `kind`, by number in `kinds`, among its members, (row,);
-    1 where none is defined.
-    """
+    """Return the bus factor of each row's `kind` among its members, (row,); 1 where undefined."""
     return np.array([
         bus_factor(kinds[one].split()[1], max(len(ranks), 1)) or 1.0
         for one, ranks in zip(kind.tolist(), members, strict=True)
@@ -332,7 +330,7 @@ def bus_factors(kinds: Sequence[str], kind: Integers, members: Sequence[tuple[in
 
 
 def log_residuals(transfers: Transfers, excluded: Flags) -> Floats:
-    """Return log transfer time less the median of the kind's other rows, (row, iteration)."""
+    """Return log transfer time minus the median of the kind's other rows, (row, iteration)."""
     log_ns = robust.log_of(transfers.transfer_ns)
     residual = np.full_like(log_ns, np.nan)
     for kind in np.unique(transfers.kind):

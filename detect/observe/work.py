@@ -268,7 +268,7 @@ def _phases_that_hold(holds: Flags, phase: Integers) -> tuple[int, ...]:
 def pass_times(time_ns: Floats, phase: Integers, gathers: Gathers) -> tuple[Floats, Flags]:
     """Return how long each pass kept its device busy, (pass,) ns, and in which only layers count.
 
-    `time_ns` is each pass's own time less its loading of data. With parameters sharded over the
+    `time_ns` is each pass's own time minus its loading of data. With parameters sharded over the
     replicas (FSDP), what lies between the layers is mostly waiting for the slowest replica's part
     of the next layer's parameters, so only the layers count:
 
@@ -284,7 +284,7 @@ def outside_waits(
     parts: Parts, entangled: Entangled, phase: Integers, hidden: Collection[str]
 ) -> Floats:
     """Return what passes compute outside of the modules in which they wait for others of the
-    `hidden` axes (`Parts.outside`), less what they wait for in TP groups there, (pass,) ns; NaN
+    `hidden` axes (`Parts.outside`), minus what they wait for in TP groups there, (pass,) ns; NaN
     where no part is known to be a rank's own.
     """
     outside_ns = parts.outside(hidden)
@@ -317,9 +317,7 @@ def as_whole_passes(outside_ns: Floats, time_ns: Floats, row: Integers, alike: I
 
 
 def _layers_a_recorded_one(index: SpanIndex, passes: Flags, layers: Flags) -> Floats:
-    """Return for how many layers each recorded layer of a pass stands, (pass,): 1 where all were
-    recorded, or none.
-    """
+    """Return for how many layers a recorded one of each pass stands, (pass,); 1 if all are."""
     if not index.is_sampled or not layers.any():
         return np.ones(int(passes.sum()))
     chunk = np.maximum(numbers(index.table, "chunk"), 0)
@@ -451,7 +449,7 @@ class OwnTimes:
     time_ns: Floats
     """(pass,): the estimate; the pass's whole time where its phase is not entangled."""
     unwaited_ns: Floats
-    """(pass,): what the pass took less the waiting for others; transfers are included."""
+    """(pass,): what the pass took minus the waiting for others; transfers are included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -466,7 +464,7 @@ class Entangled:
     owner: Integers = field(metadata=along("module"))
     """Number of the pass, -1 for none."""
     span_ns: Floats = field(metadata=along("module"))
-    """The module's span less communication for which the module stands still."""
+    """The module's span minus communication for which the module stands still."""
     lead_ns: Floats = field(metadata=along("module"))
     """Compute before the launch of the first reduction, or else of the first collective."""
     collective_ns: Floats = field(metadata=along("module"))
@@ -537,7 +535,7 @@ def own_times(entangled: Entangled, phase: Integers, time_ns: Floats) -> OwnTime
 def _of_unseen_modules(entangled: Entangled, unseen: Unseen, difference_ns: Floats) -> Floats:
     """Return the difference that modules which were not recorded make to each pass, (pass,) ns.
 
-    How much own work a module has beyond its span less its collective, the recorded modules of the
+    How much own work a module has beyond its span minus its collective, the recorded modules of the
     pass tell. Collectives, and so the waits in them, are always recorded.
     """
     num_passes = len(unseen.lost)
@@ -660,7 +658,7 @@ def _unseen(
 
 
 def _own_and_unwaited(modules: Entangled) -> tuple[Floats, Floats]:
-    """Return each module's own time, and each module's span less the waiting for others."""
+    """Return each module's own time, and each module's span minus the waiting for others."""
     own, unwaited = modules.span_ns.copy(), modules.span_ns.copy()
     for kind in np.unique(modules.kind):
         use = modules.kind == kind

@@ -351,7 +351,9 @@ def _finding_facts(finding: Finding, judged: Integers, *, is_first: bool) -> lis
     low, high = finding.slowdown_interval
     facts = [Fact("owner", OWNER_WORDS[finding.owner])]
     if finding.stretches != ((int(judged[0]), int(judged[-1])),):
-        facts.append(Fact("iterations", _iterations(finding)))
+        stretches = listed(f"{begin} to {end}" for begin, end in finding.stretches)
+        share = f"(slower in {100 * finding.share_of_iterations:.0f} % of them)"
+        facts.append(Fact("iterations", f"{stretches} {share}"))
     if not is_first:
         interval = f"(95 % interval {low:.3f} to {high:.3f})"
         facts.insert(1, Fact("slowdown", f"{finding.slowdown:.3f} {interval}"))
@@ -368,11 +370,6 @@ def _finding_facts(finding: Finding, judged: Integers, *, is_first: bool) -> lis
     if finding.device and len(finding.ranks) <= MOST_DEVICES:
         facts.append(Fact("device", finding.device))
     return facts
-
-
-def _iterations(finding: Finding) -> str:
-    text = listed(f"{first} to {last}" for first, last in finding.stretches)
-    return f"{text} (slower in {100 * finding.share_of_iterations:.0f} % of them)"
 
 
 def _ranks_summary(examined: Examination) -> str:

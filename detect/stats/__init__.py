@@ -3,7 +3,7 @@
 Fed by the causes with values (row, iteration); knows nothing of spans, of how causes are told
 apart, or of words.
 
-    residuals.py    log time less that of the peers, data and position taken out; how far healthy
+    residuals.py    log time minus that of the peers, data and position taken out; how far healthy
                     ranks stray, the smallest effect that can be found
     robust.py       medians and scales that a few bad samples cannot move
     search.py       all slow rows of one class, at a false-discovery rate; when each was slow:

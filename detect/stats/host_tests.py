@@ -85,7 +85,7 @@ class Place:
 
 
 class Channel:
-    """A quantity of every row less the median of the control rows that do the same as the row.
+    """A quantity of every row minus the median of the control rows that do the same as the row.
 
     `value` is (row, iteration), or (row, iteration, operation), of whose operations the median
     counts; `level` makes one number of a row's iterations.
@@ -354,7 +354,7 @@ def as_recorded(sides: Sides, name: str) -> Floats:
 
 
 def passes_over(sides: Sides) -> Floats:
-    """Return log time of each row's passes less the median of other hosts, (row, iteration).
+    """Return log time of each row's passes minus the median of other hosts, (row, iteration).
 
     Stages are ignored. All are NaN where the other hosts' passes change by themselves, as all
     passes do when sequences get longer.
@@ -455,7 +455,7 @@ def keeps_its_pace(sides: Sides) -> bool:
 
 
 def _pace_lead(sides: Sides) -> Floats:
-    """Return the host's log time from launch to launch less that of the others, (iteration,)."""
+    """Return the host's log time from launch to launch minus that of the others, (iteration,)."""
     return beside_others(sides, sides.over[PACE].value)
 
 

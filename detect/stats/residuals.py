@@ -91,7 +91,7 @@ def compare_within(
 def pass_residuals(
     work: Work, members: Members, groups: list[Integers], excluded: Flags
 ) -> tuple[Floats, DataShare]:
-    """Return each pass's log time less that of the group's other ranks that are not `excluded`,
+    """Return each pass's log time minus that of the group's other ranks that are not `excluded`,
     (rank, iteration, operation), with data taken out, and what share of data was taken out.
     """
     log_ns, data = _without_data(work, members, groups, excluded)
@@ -117,7 +117,7 @@ def peer_groups(work: Work, members: Members) -> list[Integers]:
 
 
 def deviations(work: Work, groups: list[Integers], excluded: Flags) -> Floats:
-    """Return log time less the group's median of the same operation, (rank, iteration, operation).
+    """Return log time minus the group's median of the same operation, (rank, iteration, operation).
 
     Excluded ranks do not count in the median.
     """
@@ -188,7 +188,7 @@ def data_of(work: Work, members: Members, groups: list[Integers]) -> DataShare:
 def _without_data(
     work: Work, members: Members, groups: list[Integers], excluded: Flags
 ) -> tuple[Floats, DataShare]:
-    """Return log times less the data's share, and that share.
+    """Return log times minus the data's share, and that share.
 
     The last result is kept, and the last with nobody excluded.
     """
@@ -204,7 +204,7 @@ def _without_data(
 def _taken_out(
     work: Work, members: Members, groups: list[Integers], excluded: Flags
 ) -> tuple[Floats, DataShare]:
-    """Compute log times less the data's share, and that share."""
+    """Compute log times minus the data's share, and that share."""
     within_replicas = all(len(np.unique(members.replica[rows])) < 2 for rows in groups)
     if within_replicas or len(members) < DATA.min_ranks:
         return work.log_ns, DataShare()

@@ -313,7 +313,7 @@ class Replay:
 
     @cached_property
     def error_ratio(self) -> Floats:
-        """Return replayed over measured step time, less 1, (step,): how well the model holds."""
+        """Return replayed over measured step time, minus 1, (step,): how well the model holds."""
         return np.asarray(self.traced_s / self.measured - 1.0)
 
     def with_shared_work(self, ranks: Iterable[int]) -> tuple[int, ...]:

@@ -28,9 +28,9 @@ from detect.whatif.graph import (
 )
 from megascan import vocabulary
 from megascan.arrays import Floats, Integers
-from megascan.header import ClockOrigin, Device, RankHeader, computed_header
-from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, Kind, Track
-from megascan.timeline import TIMELINE_SCHEMA, Completeness, Timeline
+from megascan.header import ClockOrigin, Device, RankHeader, foreign_header
+from megascan.schema import NOT_APPLICABLE, Kind, Track
+from megascan.timeline import TIMELINE_SCHEMA, Completeness, Timeline, span_table
 from megascan.topology import Layout
 from megascan.vocabulary import RECV, SEND
 
@@ -70,7 +70,7 @@ def ideal_timeline(replay: Replay, source: Timeline | None = None) -> Timeline:
         clock = ClockOrigin(domain="ideal", source="replay", origin_unix_ns=0)
         device = Device(kind="cuda", name="")
         headers: Mapping[int, RankHeader] = {
-            rank: computed_header(run_id, rank, layout, device, clock)
+            rank: foreign_header(run_id, rank, layout, device, clock)
             for rank in ranks.ravel().tolist()
         }
     else:
@@ -153,29 +153,12 @@ def _spans(replay: Replay, ranks: Integers, origin_ns: int) -> pa.Table:
         "self_ns": np.where(local, duration, NOT_APPLICABLE),
     }
     order = np.lexsort((-duration, numbers["start_ns"], numbers["rank"]))
-    texts = {
-        name: spread([str(getattr(look, name)) for look in looks])
-        for name in ("kind", "name", "op", "direction", "phase")
-    }
-    return _table(numbers, texts, order)
-
-
-def _table(
-    numbers: Mapping[str, Integers], texts: Mapping[str, Integers], order: Integers
-) -> pa.Table:
-    """Return a table of the declared columns; those not given do not apply."""
-    columns = []
-    for column in TIMELINE_COLUMNS:
-        if column.type == "text":
-            values, row_codes = np.unique(texts.get(column.name, [""]), return_inverse=True)
-            rows = row_codes[order] if column.name in texts else np.zeros(len(order), dtype=int)
-            codes = pa.array(rows.astype(np.int32))
-            columns.append(pa.DictionaryArray.from_arrays(codes, values.tolist()))
-        elif column.name in numbers:
-            columns.append(pa.array(numbers[column.name][order]))
-        else:
-            columns.append(pa.array(np.full(len(order), NOT_APPLICABLE)))
-    return pa.table(columns, names=TIMELINE_SCHEMA.names).cast(TIMELINE_SCHEMA)
+    texts = {}
+    for name in ("kind", "name", "op", "direction", "phase"):
+        values, code = np.unique([str(getattr(look, name)) for look in looks], return_inverse=True)
+        texts[name] = spread(code)[order], values.tolist()
+    ordered = {name: column[order] for name, column in numbers.items()}
+    return span_table(len(order), ordered, texts, TIMELINE_SCHEMA)
 
 
 def _matches(graph: Graph, shown: Integers, shape: tuple[int, int, int]) -> Integers:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from megascan.arrays import Flags, Integers, Words, combine, running_numbers
+from megascan.arrays import Flags, Integers, Words, combine, numbered, order_by, running_numbers
 from megascan.errors import InputError
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import Timeline, codes, equals, numbers
@@ -133,25 +133,15 @@ def _same_on_stage(marks: Marks, chosen: Integers, stage: Integers) -> Integers:
     """Return a number, (chosen,), that is equal for the n-th marks of a key on a stage's ranks."""
     key = marks.key[chosen]
     ordinal = running_numbers(combine(marks.segment[chosen], key))
-    return np.unique(combine(stage[chosen], key, ordinal), return_inverse=True)[1]
+    return numbered(stage[chosen], key, ordinal)
 
 
 def _in_order(segment: Integers, time: Integers, edge: Integers, key: Integers) -> Integers:
-    """Return the order by segment, time, edge and key.
-
-    Segments and times as one number stand nearly in order already, and only what falls together is
-    sorted by all: that takes a third of the time of a sort by four columns.
-    """
+    """Return the order by segment, time, edge and key."""
     if not len(time):
         return np.zeros(0, dtype=np.int64)
     origin = int(time.min())
-    axis = segment * (int(time.max()) - origin + 1) + (time - origin)
-    order = np.argsort(axis, kind="stable").astype(np.int64)
-    together = np.diff(axis[order]) == 0
-    places = np.flatnonzero(np.r_[False, together] | np.r_[together, False])
-    rows = order[places]
-    order[places] = rows[np.lexsort((key[rows], edge[rows], axis[rows]))]
-    return order
+    return order_by(segment * (int(time.max()) - origin + 1) + (time - origin), edge, key)
 
 
 def _at_their_earliest(marks: Marks, stage: Integers) -> Marks:

@@ -213,9 +213,7 @@ class CriticalPath:
         )
 
     def _bubble(self, steps: tuple[StepPath, ...]) -> tuple[int, int]:
-        """Return the stage that has most of the path, and the others' time on the path, ns: that of
-        passes and of messages between stages.
-        """
+        """Return the stage with most of the path, and the others' passes and messages on it, ns."""
         graph = self.replay.graph
         if graph.num_stages < 2:
             return NOT_APPLICABLE, 0

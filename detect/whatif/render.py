@@ -418,8 +418,8 @@ def _trust_in_path(path: CriticalPath) -> Iterator[str]:
     error = float(
         path.replay.traced_s.sum() * NS_PER_S / max(sum(s.length_ns for s in path.steps), 1)
     )
-    less = "longer" if error >= 1 else "less"
-    yield f"The replayed steps (megascan whatif) take {abs(error - 1):.1%} {less}."
+    how = "longer" if error >= 1 else "less"
+    yield f"The replayed steps (megascan whatif) take {abs(error - 1):.1%} {how}."
     if abs(error - 1) > _HIGH_MODEL_ERROR:
         yield "That is much: idle time on the path is time that the trace does not explain."
     yield from (f"note: {note}" for note in path.replay.notes)

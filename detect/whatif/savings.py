@@ -348,9 +348,7 @@ def savings_of(replay: Replay, findings: Sequence[Finding]) -> list[Saving]:
 
 
 def slowdown_of(findings: Sequence[Finding]) -> float:
-    """Return by how much ranks compute slower at most, if that is all that findings say of them;
-    inf where they say something else.
-    """
+    """Return by how much ranks compute slower at most; inf if findings say anything else."""
     is_compute = all(one.cause == Cause.COMPUTE for one in findings)
     return max(one.slowdown for one in findings) if is_compute else np.inf
 
@@ -508,7 +506,7 @@ def _gaps_hold(replay: Replay, ranks: tuple[int, ...], during: Flags, lost_ns: f
     """
     sums_s = _time_by_rank(replay, _gaps(replay))[:, :, during].mean(axis=-1)  # (stage, lane)
     own = replay.mask(ranks)
-    if not own.any() or own.all():
+    if own.all():
         return True
     excess_s = float(sums_s[own].mean()) - float(np.median(sums_s[~own]))
     return excess_s >= COSTS.least_held_share * lost_ns / NS_PER_S

@@ -285,16 +285,17 @@ def savings_of_standouts(result: WhatIf) -> list[Saving]:
     return [saved_by_fixing(replay, ranks) for ranks in fixed]
 
 
-def heavy_stages(result: WhatIf, least: float = 1.05) -> tuple[int, ...]:
-    """Return stages whose median rank costs at least `least` times that of the other stages.
+HEAVY_RATIO = 1.05
+"""A stage whose median rank costs so many times that of the other stages is heavy."""
 
-    The median rank counts, because one slow rank makes no stage heavy.
-    """
+
+def heavy_stages(result: WhatIf) -> tuple[int, ...]:
+    """Return the heavy stages. The median rank counts: one slow rank makes no stage heavy."""
     cost = np.median(result.rank_ratio, axis=1)
     return tuple(
         stage
         for stage in range(len(cost))
-        if len(cost) > 1 and cost[stage] >= least * np.median(np.delete(cost, stage))
+        if len(cost) > 1 and cost[stage] >= HEAVY_RATIO * np.median(np.delete(cost, stage))
     )
 
 

@@ -564,9 +564,7 @@ def _joined_stages(stages: list[StageDraft], partitions: dict[str, Integers]) ->
 def _partitions(
     timeline: Timeline, stack: Stack, drafts: list[DraftNode], known: Collection[str]
 ) -> dict[str, Integers]:
-    """Return, by axis, which lanes share a process group, from the groups in the headers; axes that
-    are `known` are left out.
-    """
+    """Return, by axis but `known` ones, which lanes share a process group, as the headers say."""
     used = dict.fromkeys(draft.axis for draft in drafts)
     axes = [axis for axis in used if axis != EACH_LANE and axis not in known]
     groups = {one for header in timeline.headers.values() for one in header.groups.items()}

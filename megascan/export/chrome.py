@@ -31,7 +31,6 @@ import pyarrow.compute as pc
 
 from megascan.arrays import Floats, Integers, Narrow, RowNumbers
 from megascan.export.arrows import CHAIN_TRACK
-from megascan.export.blocks import Block, Head, row_blocks, timeline_record
 from megascan.export.tracks import (
     MARK_NUMBER,
     MARK_TRACK,
@@ -43,6 +42,7 @@ from megascan.export.tracks import (
     track_number,
     track_title,
 )
+from megascan.export.writing import Block, Head, row_blocks, timeline_record
 from megascan.header import Json
 from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, TIMELINE_EVENT, Column
 from megascan.timeline import codes, distinct, numbers, rows_alike
@@ -173,29 +173,33 @@ def _used_codes(key: Integers) -> tuple[Integers, Integers]:
     return np.flatnonzero(present), renumber[key]
 
 
-_TOP_LEVEL = {"rank", "kind", "name", "start_ns", "duration_ns"}
+_TOP_LEVEL = ("rank", "kind", "name", "start_ns", "duration_ns")
 _MANY_VALUED = (
     "sequence", "cpu_ns", "launch_ns", "match", "wait_ns", "transfer_ns", "self_ns", "self_cpu_ns",
 )  # fmt: skip
-"""Columns with about as many values as spans; all other columns become fragments."""
+"""Columns with about as many values as spans; all others become fragments."""
 _LAST = "track"
 """Column that applies to every span, so it can close the event without a comma."""
+_FEW_VALUED = tuple(
+    column for column in TIMELINE_COLUMNS if column.name not in (*_TOP_LEVEL, *_MANY_VALUED, _LAST)
+)
 
 
-def chrome_head(drawing: Drawing) -> Head:
-    """Return the head of the file: the timeline's record, names of ranks and tracks, and marks."""
-
-    def make() -> tuple[int, bytes]:
-        records = [_timeline_event(drawing), *_metadata(drawing), *_marks(drawing)]
-        option = orjson.OPT_NON_STR_KEYS
-        text = b",\n".join(orjson.dumps(record, option=option) for record in records)
-        return len(records), b"[\n" + text
-
-    return Head(make)
+def chrome_pieces(drawing: Drawing) -> tuple[Head, Iterator[Block]]:
+    """Return the pieces of the file in order."""
+    return partial(_head, drawing), _blocks(drawing)
 
 
-def chrome_blocks(drawing: Drawing) -> Iterator[Block]:
-    """Yield the blocks after the head, in order; independent, so that any worker may make them."""
+def _head(drawing: Drawing) -> tuple[int, bytes]:
+    """Make the timeline's record, names of ranks and tracks, and marks."""
+    record = _meta(TIMELINE_EVENT, next(iter(drawing.ranks), 0), 0, timeline_record(drawing))
+    records = [record, *_metadata(drawing), *_marks(drawing)]
+    option = orjson.OPT_NON_STR_KEYS
+    text = b",\n".join(orjson.dumps(record, option=option) for record in records)
+    return len(records), b"[\n" + text
+
+
+def _blocks(drawing: Drawing) -> Iterator[Block]:
     axes = _Axes(drawing.timeline.origin_ns, tid_base(drawing.timeline.layout))
     for shard in drawing.shards:
         for rows in row_blocks(shard.num_rows):
@@ -215,12 +219,6 @@ class _Axes:
 
     origin_ns: int
     first_tid: int
-
-
-def _timeline_event(drawing: Drawing) -> dict[str, Json]:
-    pid = drawing.ranks[0] if drawing.ranks else 0
-    args = timeline_record(drawing)
-    return {"name": TIMELINE_EVENT, "ph": "M", "pid": pid, "tid": 0, "args": args}
 
 
 def _metadata(drawing: Drawing) -> Iterator[dict[str, Json]]:
@@ -245,9 +243,7 @@ def _meta(name: str, pid: int, tid: int, args: dict[str, Json]) -> dict[str, Jso
 
 
 def tid_base(layout: Layout) -> int:
-    """Return a number above all ranks to add to thread ids: viewers draw a thread first whose id is
-    that of its process.
-    """
+    """Return what to add to thread ids: viewers draw a thread first whose id is its process's."""
     return 10 ** len(str(layout.world_size - 1)) if layout.world_size > 10 else 0
 
 
@@ -348,13 +344,9 @@ def _few_valued(table: pa.Table, tid: Integers) -> tuple[list[Fragments], list[F
         coded_numbers(tid, lambda value: f'"tid":{value},'),
         coded_numbers(numbers(table, "rank"), lambda rank: f'"pid":{rank},'),
     ]
-    tail = [coded_argument(table, column) for column in TIMELINE_COLUMNS if _is_few_valued(column)]
+    tail = [coded_argument(table, column) for column in _FEW_VALUED]
     tail.append(coded_numbers(numbers(table, _LAST), lambda value: f'"{_LAST}":{value}}}}}'))
     return fragments(head), fragments(tail)
-
-
-def _is_few_valued(column: Column) -> bool:
-    return column.name not in _TOP_LEVEL | {_LAST} and column.name not in _MANY_VALUED
 
 
 def _joined(parts: list[pa.StringArray | str]) -> pa.StringArray:

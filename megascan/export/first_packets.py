@@ -17,8 +17,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
     TrackEvent,
 )
 
-from megascan.export.arrows import CHAIN_TRACK
-from megascan.export.blocks import timeline_record
+from megascan.export.arrows import CHAIN_TRACK, Hop
 from megascan.export.perfetto import (
     RECORD_ARGUMENT,
     RECORD_CATEGORY,
@@ -29,6 +28,7 @@ from megascan.export.perfetto import (
 )
 from megascan.export.protobuf import SEQUENCE, STARTS_STATE
 from megascan.export.tracks import MARK_TRACK, Drawing, Mark
+from megascan.export.writing import timeline_record
 from megascan.header import Json
 from megascan.schema import TIMELINE_EVENT
 
@@ -82,11 +82,7 @@ def _add_record(trace: Trace, drawing: Drawing) -> None:
 
 def _add_mark(trace: Trace, mark: Mark, track: int, origin_ns: int) -> None:
     start_ns = max(mark.start_ns - origin_ns, 0)
-    event = _add_event(trace, start_ns, TrackEvent.TYPE_SLICE_BEGIN, track)
-    event.name = mark.label
-    event.categories.append(MARK_TRACK)
-    for name, value in mark.args.items():
-        _annotate(event.debug_annotations.add(name=name), value)
+    _begin_slice(trace, start_ns, track, MARK_TRACK, mark)
     end_ns = max(mark.end_ns - origin_ns, start_ns)
     _add_event(trace, end_ns, TrackEvent.TYPE_SLICE_END, track)
 
@@ -102,17 +98,24 @@ def chain_block(drawing: Drawing, track: int) -> bytes:
     for number, hop in enumerate(drawing.chain):
         while open_until_ns and open_until_ns[-1] <= hop.start_ns:
             _add_event(trace, open_until_ns.pop() - origin_ns, TrackEvent.TYPE_SLICE_END, track)
-        event = _add_event(trace, hop.start_ns - origin_ns, TrackEvent.TYPE_SLICE_BEGIN, track)
-        event.name = hop.label
-        event.categories.append(CHAIN_TRACK)
-        for name, value in hop.args.items():
-            _annotate(event.debug_annotations.add(name=name), value)
+        event = _begin_slice(trace, hop.start_ns - origin_ns, track, CHAIN_TRACK, hop)
         if hop.row >= 0:
             event.terminating_flow_ids.append(chain_flow(drawing, number))
         open_until_ns.append(hop.end_ns)
     for end_ns in reversed(open_until_ns):
         _add_event(trace, end_ns - origin_ns, TrackEvent.TYPE_SLICE_END, track)
     return bytes(trace.SerializeToString())
+
+
+def _begin_slice(
+    trace: Trace, time_ns: int, track: int, category: str, drawn: Mark | Hop
+) -> TrackEvent:
+    event = _add_event(trace, time_ns, TrackEvent.TYPE_SLICE_BEGIN, track)
+    event.name = drawn.label
+    event.categories.append(category)
+    for name, value in drawn.args.items():
+        _annotate(event.debug_annotations.add(name=name), value)
+    return event
 
 
 def _add_event(trace: Trace, time_ns: int, kind: int, track: int) -> TrackEvent:

@@ -24,23 +24,18 @@ group's next iteration, and names the member that waited least: the other member
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from megascan.arrays import (
-    Flags,
-    Floats,
-    Integers,
-    RowNumbers,
-    group_lengths,
-    group_starts,
-)
+from megascan.arrays import Flags, Floats, Integers, RowNumbers, group_lengths, group_starts
 from megascan.export.arrows import CHAIN_TRACK
-from megascan.export.blocks import Block, Head, row_blocks
 from megascan.export.protobuf import (
     Part,
     Unsigned,
@@ -73,6 +68,7 @@ from megascan.export.tracks import (
     track_number,
     track_title,
 )
+from megascan.export.writing import Block, Head, row_blocks
 from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS
 from megascan.timeline import codes, distinct, numbers, rows_alike
 
@@ -91,96 +87,61 @@ class TrackNode:
     unit: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TrackTree:
-    """All tracks, and the uuids of tracks on which something is drawn.
+    """All tracks, parents first, and the uuids of tracks on which something is drawn.
 
     `levels` has the uuid of each rank's group on each level, from the root inwards; `kinds` is
     keyed by rank and track number, `curves` by rank and the curve's name, `marks` by rank.
     """
 
-    nodes: tuple[TrackNode, ...]
-    levels: tuple[dict[int, int], ...]
-    ranks: dict[int, int]
-    kinds: dict[tuple[int, int], int]
-    curves: dict[tuple[int, str], int]
-    marks: dict[int, int]
-    chain: int
+    nodes: list[TrackNode]
+    levels: list[dict[int, int]]
+    ranks: dict[int, int] = field(default_factory=dict)
+    kinds: dict[tuple[int, int], int] = field(default_factory=dict)
+    curves: dict[tuple[int, str], int] = field(default_factory=dict)
+    marks: dict[int, int] = field(default_factory=dict)
+    chain: int = 0
     """Uuid of the track of the chain, 0 without a chain."""
+
+    def add(
+        self, parent: int, name: str, *, order: int | None = None, unit: str | None = None
+    ) -> int:
+        """Add a track to its parent's, after all of these unless another `order` is given."""
+        uuid = len(self.nodes) + 1
+        self.nodes.append(TrackNode(uuid, parent, name, uuid if order is None else order, unit))
+        return uuid
 
 
 def build_tree(drawing: Drawing) -> TrackTree:
     """Build the tracks of a drawing."""
-    builder = _Builder(drawing)
-    for rank in sorted(drawing.ranks, key=lambda rank: rank_order(drawing.timeline.layout, rank)):
-        builder.add_rank(rank)
-    return builder.tree()
-
-
-class _Builder:
-    """Gives tracks their uuids, parents first."""
-
-    def __init__(self, drawing: Drawing) -> None:
-        self._drawing = drawing
-        self._layout = drawing.timeline.layout
-        self._nodes = [TrackNode(ROOT, 0, f"run {drawing.timeline.run_id}", 0)]
-        self._group_of: dict[str, int] = {}
-        depth = len(group_titles(self._layout, drawing.ranks[0])) if drawing.ranks else 0
-        self._levels: list[dict[int, int]] = [{} for _ in range(1 + depth)]
-        self._ranks: dict[int, int] = {}
-        self._kinds: dict[tuple[int, int], int] = {}
-        self._curves: dict[tuple[int, str], int] = {}
-        self._marks: dict[int, int] = {}
-        self._tracks_of: dict[int, list[tuple[int, str]]] = {rank: [] for rank in drawing.ranks}
-        for track in drawing.tracks:
-            title = track_title(track.kind, track.lane)
-            self._tracks_of.setdefault(track.rank, []).append((track.number, title))
-        self._marked = {mark.rank for mark in drawing.marks}
-        self._chain = self._add(ROOT, CHAIN_TRACK, order=0) if drawing.chain else 0
-
-    def add_rank(self, rank: int) -> None:
-        parent = self._levels[0][rank] = ROOT
-        titles = group_titles(self._layout, rank)
-        for title, level in zip(titles, self._levels[1:], strict=True):
-            parent = level[rank] = self._group(title, parent)
-        header = self._drawing.timeline.headers.get(rank)
-        uuid = self._add(parent, rank_title(self._layout, rank, header))
-        self._ranks[rank] = uuid
-        self._add_tracks(rank, uuid)
-
-    def _add_tracks(self, rank: int, parent: int) -> None:
-        if rank in self._marked:
-            number = track_number(MARK_NUMBER, 0)
-            self._marks[rank] = self._add(parent, MARK_TRACK, order=number)
-        for number, title in sorted(self._tracks_of[rank]):
-            self._kinds[rank, number] = self._add(parent, title, order=number)
-        behind = track_number(CURVE_NUMBER, 0)
-        for place, curve in enumerate(self._drawing.counters):
-            uuid = self._add(parent, curve.name, order=behind + place, unit=curve.unit)
-            self._curves[rank, curve.name] = uuid
-
-    def _group(self, title: str, parent: int) -> int:
-        if title not in self._group_of:
-            self._group_of[title] = self._add(parent, title)
-        return self._group_of[title]
-
-    def _add(
-        self, parent: int, name: str, *, order: int | None = None, unit: str | None = None
-    ) -> int:
-        uuid = len(self._nodes) + 1
-        self._nodes.append(TrackNode(uuid, parent, name, uuid if order is None else order, unit))
-        return uuid
-
-    def tree(self) -> TrackTree:
-        return TrackTree(
-            nodes=tuple(self._nodes),
-            levels=tuple(self._levels),
-            ranks=self._ranks,
-            kinds=self._kinds,
-            curves=self._curves,
-            marks=self._marks,
-            chain=self._chain,
-        )
+    timeline, layout = drawing.timeline, drawing.timeline.layout
+    depth = len(group_titles(layout, drawing.ranks[0])) if drawing.ranks else 0
+    root = TrackNode(ROOT, 0, f"run {timeline.run_id}", 0)
+    tree = TrackTree(nodes=[root], levels=[{} for _ in range(1 + depth)])
+    if drawing.chain:
+        tree.chain = tree.add(ROOT, CHAIN_TRACK, order=0)
+    tracks_of: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    for track in drawing.tracks:
+        tracks_of[track.rank].append((track.number, track_title(track.kind, track.lane)))
+    marked = {mark.rank for mark in drawing.marks}
+    group_of: dict[str, int] = {}
+    for rank in sorted(drawing.ranks, key=partial(rank_order, layout)):
+        parent = tree.levels[0][rank] = ROOT
+        for title, level in zip(group_titles(layout, rank), tree.levels[1:], strict=True):
+            if title not in group_of:
+                group_of[title] = tree.add(parent, title)
+            parent = level[rank] = group_of[title]
+        own = tree.add(parent, rank_title(layout, rank, timeline.headers.get(rank)))
+        tree.ranks[rank] = own
+        if rank in marked:
+            tree.marks[rank] = tree.add(own, MARK_TRACK, order=track_number(MARK_NUMBER, 0))
+        for number, title in sorted(tracks_of[rank]):
+            tree.kinds[rank, number] = tree.add(own, title, order=number)
+        for order, curve in enumerate(drawing.counters, start=track_number(CURVE_NUMBER, 0)):
+            uuid = tree.add(own, curve.name, order=order, unit=curve.unit)
+            tree.curves[rank, curve.name] = uuid
+    return tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,8 +167,8 @@ def summarise(drawing: Drawing, tree: TrackTree) -> SummarySlices:
     parts = [_grouped(*ranks, level) for level in (*tree.levels, tree.ranks)]
     return SummarySlices(
         **{
-            field.name: np.concatenate([getattr(part, field.name) for part in parts])
-            for field in fields(SummarySlices)
+            one.name: np.concatenate([getattr(part, one.name) for part in parts])
+            for one in fields(SummarySlices)
         }
     )
 
@@ -237,12 +198,6 @@ def _grouped(spans: pa.Table, shares: Floats, uuid_of_rank: Mapping[int, int]) -
     start_ns = numbers(spans, "start_ns")[order]
     end_ns = start_ns + numbers(spans, "duration_ns")[order]
     first = group_starts(track, iteration)
-    if not len(first):
-        none = np.empty(0, dtype=np.int64)
-        return SummarySlices(
-            track_uuid=none, iteration=none, start_ns=none, end_ns=none, num_ranks=none,
-            wait_ratio=none.astype(np.float64), least_waiting_rank=none,
-        )  # fmt: skip
     num_ranks = group_lengths(first, len(rank))
     known = shares[first] != NOT_APPLICABLE
     begin = np.minimum.reduceat(start_ns, first)
@@ -369,19 +324,12 @@ class _BlockEnds:
         return self.ids[self.before[rows] + place].astype(np.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _BlockArrows:
-    """Arrows at the rows of a block: arrows `leaving` begins of rows, `arriving` at ends of rows,
-    and arrows `turned` round for clock error, which arrive at begins.
-    """
-
-    leaving: _Ends
-    arriving: _Ends
-    turned: _Ends
+_Arrows: TypeAlias = tuple[_Ends, _Ends, _Ends]
+"""Arrows at the rows of a shard or of a block: those that leave begins of rows, those that arrive
+at ends of rows, and those turned round for clock error, which arrive at begins."""
 
 
-def _arrows_of_shards(drawing: Drawing) -> Iterator[tuple[_Ends, _Ends, _Ends]]:
-    """Yield the arrows that leave, arrive and are turned round at the rows of each shard."""
+def _arrows_of_shards(drawing: Drawing) -> Iterator[_Arrows]:
     arrows = drawing.arrows
     leaving = _ends_of_shards(drawing.by_shard(arrows.start_row))
     if drawing.chain:
@@ -437,7 +385,7 @@ class _Rows:
 
 
 def perfetto_pieces(drawing: Drawing) -> tuple[Head, Iterator[Block]]:
-    """Return the pieces of the file in order; they are independent, so any worker may make them."""
+    """Return the pieces of the file in order."""
     tree = build_tree(drawing)
     summary = summarise(drawing, tree)
     interned = intern(drawing.texts, summary)
@@ -448,7 +396,7 @@ def perfetto_pieces(drawing: Drawing) -> tuple[Head, Iterator[Block]]:
         trace = head(drawing, tree, interned)
         return len(trace.packet), bytes(trace.SerializeToString())
 
-    return Head(make_head), _blocks(drawing, tree, summary, interned)
+    return make_head, _blocks(drawing, tree, summary, interned)
 
 
 def _blocks(
@@ -463,9 +411,8 @@ def _blocks(
         sheet = _Sheet(origin_ns, interned, uuids)
         blocks = list(row_blocks(shard.num_rows))
         of_blocks = (each.of_blocks(blocks) for each in ends if blocks)
-        for rows, leaving, arriving, turned in zip(blocks, *of_blocks, strict=True):
-            arrows = _BlockArrows(leaving=leaving, arriving=arriving, turned=turned)
-            arguments = (shard.spans, shard.laid, sheet, arrows, rows)
+        for rows, *arrows in zip(blocks, *of_blocks, strict=True):
+            arguments = (shard.spans, shard.laid, sheet, tuple(arrows), rows)
             yield Block(2 * (rows.stop - rows.start), _span_block, arguments)
     yield Block(2 * len(summary.iteration), _summary_block(summary, interned, origin_ns))
     for curve in drawing.counters:
@@ -507,13 +454,11 @@ def _track_uuids(sheet: _Sheet, rank: Integers, track: Integers) -> Integers:
 
 
 def _span_block(
-    spans: pa.Table, laid: pa.Table, sheet: _Sheet, arrows: _BlockArrows, chosen: slice
+    spans: pa.Table, laid: pa.Table, sheet: _Sheet, arrows: _Arrows, chosen: slice
 ) -> bytes:
     rows = _rows(*drawn_rows(spans, laid, chosen), sheet)
     lasting = rows.end_ns > rows.start_ns
-    leaving, arriving, turned = (
-        each.by_row(len(lasting)) for each in (arrows.leaving, arrows.arriving, arrows.turned)
-    )
+    leaving, arriving, turned = (each.by_row(len(lasting)) for each in arrows)
     return b"".join(
         [
             _end_packets(rows, np.flatnonzero(lasting), arriving),

@@ -56,14 +56,7 @@ from megascan.export.arrows import BoundArrows, Hop, bind, find_arrows, shown_ho
 from megascan.header import Json, RankHeader
 from megascan.parallel import Kept
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, TIMELINE_COLUMNS, Kind, Track
-from megascan.timeline import (
-    ShardedTimeline,
-    Timeline,
-    codes,
-    equals,
-    is_end,
-    numbers,
-)
+from megascan.timeline import ShardedTimeline, Timeline, codes, equals, is_end, numbers
 from megascan.topology import Layout
 
 AXES = ("dp", "pp", "cp", "ep", "tp")
@@ -289,14 +282,13 @@ class Selection:
     @property
     def takes_all(self) -> bool:
         """Return whether nothing is left out."""
-        return self.ranks is None and self.iterations is None and self.kinds is None
+        return all(values is None for values in vars(self).values())
 
     def words(self) -> str:
         """Say what is selected, for a message: "ranks 3, 5 and kinds gc"."""
-        named = {"ranks": self.ranks, "iterations": self.iterations, "kinds": self.kinds}
         return " and ".join(
             f"{name} {', '.join(map(str, sorted(values)))}"
-            for name, values in named.items()
+            for name, values in vars(self).items()
             if values is not None
         )
 
@@ -326,17 +318,10 @@ class Mark:
 WAIT_SHARE = "wait share"
 
 
-_COLUMNS = [
-    "rank",
-    "kind",
-    "track",
-    "start_ns",
-    "duration_ns",
-    "iteration",
-    "size_bytes",
-    "wait_ns",
+_COLUMNS = (
+    "rank", "kind", "track", "start_ns", "duration_ns", "iteration", "size_bytes", "wait_ns",
     "transfer_ns",
-]
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -361,23 +346,14 @@ class Counter:
         )
 
 
-@dataclass(frozen=True)
-class _Iterations:
-    """Iteration spans, one a (rank, iteration), in the order of their keys."""
-
-    key: Integers
-    rank: Integers
-    iteration: Integers
-    start_ns: Integers
-    duration_ns: Integers
-
-
 def make_counters(spans: pa.Table) -> tuple[Counter, ...]:
     """Make the curves of some ranks' spans, including curves without values."""
     spans = spans.select(_COLUMNS)
-    iterations = _iteration_spans(spans)
+    marked = spans.filter(pa.array(equals(spans, "kind", str(Kind.ITERATION))))
+    keys, first = np.unique(_keys(marked), return_index=True)
+    iterations = marked.take(pa.array(first))
     talk = spans.filter(pa.array(equals(spans, "kind", *map(str, COMMUNICATION_KINDS))))
-    place = places_among(iterations.key, _keys(talk))
+    place = places_among(keys, _keys(talk))
     curves = [_wait_share(talk, place, iterations)]
     curves += [_bandwidth(talk, place, iterations, kind) for kind in COMMUNICATION_KINDS]
     return tuple(curves)
@@ -414,52 +390,35 @@ def _keys(spans: pa.Table) -> Integers:
     return iteration_keys(numbers(spans, "rank"), numbers(spans, "iteration"))
 
 
-def _iteration_spans(spans: pa.Table) -> _Iterations:
-    table = spans.filter(pa.array(equals(spans, "kind", str(Kind.ITERATION))))
-    key, first = np.unique(_keys(table), return_index=True)
-    table = table.take(pa.array(first))
-    return _Iterations(
-        key,
-        numbers(table, "rank"),
-        numbers(table, "iteration"),
-        numbers(table, "start_ns"),
-        numbers(table, "duration_ns"),
-    )
-
-
-def _wait_share(talk: pa.Table, place: Integers, iterations: _Iterations) -> Counter:
+def _wait_share(talk: pa.Table, place: Integers, iterations: pa.Table) -> Counter:
     waits = numbers(talk, "wait_ns")
     counted = (place >= 0) & (waits > 0) & (numbers(talk, "track") != Track.OVERLAPPED)
-    total = np.bincount(place[counted], waits[counted], minlength=len(iterations.key))
-    lasting = iterations.duration_ns > 0
-    share = total[lasting] / iterations.duration_ns[lasting]
+    total = np.bincount(place[counted], waits[counted], minlength=iterations.num_rows)
+    duration_ns = numbers(iterations, "duration_ns")
+    lasting = duration_ns > 0
+    share = total[lasting] / duration_ns[lasting]
     return _counter(WAIT_SHARE, "%", iterations, lasting, 100 * np.minimum(share, 1.0))
 
 
-def _bandwidth(talk: pa.Table, place: Integers, iterations: _Iterations, kind: Kind) -> Counter:
+def _bandwidth(talk: pa.Table, place: Integers, iterations: pa.Table, kind: Kind) -> Counter:
     size, transfer = numbers(talk, "size_bytes"), numbers(talk, "transfer_ns")
     counted = (place >= 0) & (size > 0) & (transfer > 0) & equals(talk, "kind", str(kind))
-    count = len(iterations.key)
-    moved = np.bincount(place[counted], size[counted], minlength=count)
-    spent = np.bincount(place[counted], transfer[counted], minlength=count)
+    moved, spent = (
+        np.bincount(place[counted], amounts[counted], minlength=iterations.num_rows)
+        for amounts in (size, transfer)
+    )
     known = spent > 0  # bytes a nanosecond are GB/s
     return _counter(f"{kind} bandwidth", "GB/s", iterations, known, moved[known] / spent[known])
 
 
-def _counter(
-    name: str, unit: str, iterations: _Iterations, chosen: Flags, value: Floats
-) -> Counter:
-    return Counter(
-        name,
-        unit,
-        iterations.rank[chosen],
-        iterations.iteration[chosen],
-        iterations.start_ns[chosen],
-        value,
+def _counter(name: str, unit: str, iterations: pa.Table, chosen: Flags, value: Floats) -> Counter:
+    rank, iteration, time_ns = (
+        numbers(iterations, column)[chosen] for column in ("rank", "iteration", "start_ns")
     )
+    return Counter(name, unit, rank, iteration, time_ns, value)
 
 
-TEXT_COLUMNS = ("name", "kind", *(c.name for c in TIMELINE_COLUMNS if c.type == "text"))
+TEXT_COLUMNS = tuple(column.name for column in TIMELINE_COLUMNS if column.type == "text")
 
 
 @dataclass(frozen=True, kw_only=True)

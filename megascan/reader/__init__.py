@@ -20,14 +20,7 @@ the tracer's files, the original MegaScan's, the PyTorch profiler's, and `megasc
 
 from typing import TYPE_CHECKING
 
-from megascan.reader.trace import (
-    MERGED_FORMATS,
-    Format,
-    holds_ranks,
-    read_ends,
-    read_trace,
-    sniff,
-)
+from megascan.reader.trace import MERGED_FORMATS, Format, holds_ranks, read_ends, read_trace, sniff
 
 if TYPE_CHECKING:
     from megascan.reader.timeline_files import read_timeline

@@ -19,7 +19,7 @@ import os
 import stat
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -195,8 +195,8 @@ class GrowingFile:
 
     def _begin(self, file: BinaryIO, status: os.stat_result) -> None:
         """Find the first wanted window, and the header before it."""
-        lines = _members_backwards if _is_gzip(file) else _marks_backwards
-        offset, header = _first_wanted(file, lines(file), self.wanted)
+        marks = _backwards(file, _marks_in_members if _is_gzip(file) else _marks_in)
+        offset, header = _first_wanted(file, marks, self.wanted)
         self._runs = FileRuns(self.path)
         if header is not None:
             self.header = header
@@ -214,16 +214,12 @@ class GrowingFile:
             elif (events := parse_block(Block(bytearray(text), 1), self.parser)) is not None:
                 follow(self.runs, events, self.path)
         except InputError as error:
-            return self._damaged(*self._read, error)
+            found = self.runs.take_finished()
+            self._leave_out(*self._read, str(error))
+            return found  # the windows before the damage
         found = self.runs.take_finished()
         if found:
             self.header = found[-1].header
-        return found
-
-    def _damaged(self, begin: int, end: int, error: InputError) -> list[Segment]:
-        """Go on after damage; return the windows before the damage."""
-        found = self._runs.take_finished() if self._runs else []
-        self._leave_out(begin, end, str(error))
         return found
 
     def _leave_out(self, begin: int, end: int, reason: str) -> None:
@@ -270,8 +266,6 @@ def _followed_together(
     whole = bytearray(b"\n".join(text for _, text in batch))
     events = parse_block(Block(whole, 1), parser)
     counts = [text.count(b"\n") + 1 for _, text in batch]
-    if events is None or events.damages or events.table.num_rows != sum(counts):
-        return None
     files = [file for file, _ in batch]
     return follow_together([file.runs for file in files], events, counts, [f.path for f in files])
 
@@ -424,21 +418,26 @@ def _record(line: bytes, where: str) -> RankHeader | WindowRecord | None:
         return None
 
 
-def _marks_backwards(file: BinaryIO) -> Iterator[_Mark]:
-    """Yield headers and window marks of a plain file from its end to its beginning."""
+def _backwards(
+    file: BinaryIO, marks_in: Callable[[bytes, int], Generator[_Mark, None, bytes]]
+) -> Iterator[_Mark]:
+    """Yield headers and window marks of a file from its end to its beginning.
+
+    `marks_in` yields those of a part of the file, the last one first, given the place where the
+    part begins; it returns the beginning of the part that belongs to the part before.
+    """
     end = file.seek(0, os.SEEK_END)
-    tail = b""
+    rest = b""
     while end > 0:
         begin = max(0, end - _STEP_BYTES)
         file.seek(begin)
-        text = file.read(end - begin) + tail
-        cut = 0 if begin == 0 else text.find(b"\n") + 1 or len(text)
-        yield from _marks_in(text, begin, cut)
-        tail, end = text[:cut], begin
+        rest = yield from marks_in(file.read(end - begin) + rest, begin)
+        end = begin
 
 
-def _marks_in(text: bytes, begin: int, cut: int) -> Iterator[_Mark]:
-    """Yield the marks of whole lines after `cut`, the last mark first."""
+def _marks_in(text: bytes, begin: int) -> Generator[_Mark, None, bytes]:
+    """Yield the marks of whole lines."""
+    cut = 0 if begin == 0 else text.find(b"\n") + 1 or len(text)
     at = len(text)
     while (at := max(text.rfind(_WINDOW_MARK, cut, at), text.rfind(_HEADER_MARK, cut, at))) >= 0:
         line_begin, newline = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at)
@@ -447,27 +446,19 @@ def _marks_in(text: bytes, begin: int, cut: int) -> Iterator[_Mark]:
         record = _record(line.rstrip(b","), "a mark")
         if record is not None:
             yield _Mark(begin + line_end - line.endswith(b","), record)
+    return text[:cut]
 
 
-def _members_backwards(file: BinaryIO) -> Iterator[_Mark]:
-    """Yield headers and window marks of a gzip file from its end to its beginning.
-
-    Members are found by their first bytes.
-    """
-    end = file.seek(0, os.SEEK_END)
-    tail = b""
-    while end > 0:
-        begin = max(0, end - _STEP_BYTES)
-        file.seek(begin)
-        raw = file.read(end - begin) + tail
-        at = len(raw)
-        while (at := raw.rfind(_MEMBER, 0, at)) >= 0:
-            member = next(_members(raw[at:]), None)
-            if member is None:
-                continue
-            for line in reversed(member[2].split(b"\n")):
-                record = _record(line.rstrip(b","), "a mark")
-                if record is not None:
-                    yield _Mark(begin + at + member[1], record)
-            raw = raw[:at]
-        tail, end = raw, begin
+def _marks_in_members(raw: bytes, begin: int) -> Generator[_Mark, None, bytes]:
+    """Yield the marks of whole gzip members, which are found by their first bytes."""
+    at = len(raw)
+    while (at := raw.rfind(_MEMBER, 0, at)) >= 0:
+        member = next(_members(raw[at:]), None)
+        if member is None:
+            continue
+        for line in reversed(member[2].split(b"\n")):
+            record = _record(line.rstrip(b","), "a mark")
+            if record is not None:
+                yield _Mark(begin + at + member[1], record)
+        raw = raw[:at]
+    return raw

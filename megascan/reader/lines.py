@@ -126,15 +126,15 @@ class Block:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
+    """Bytes of a file, decompressed; `torn` is as in a Block."""
+
     data: bytes
     torn: bool = False
 
 
 def file_batches(paths: Sequence[Path], most_bytes: int, short_bytes: int) -> Iterator[list[Path]]:
-    """Yield batches of files to be read together, up to `most_bytes` each; a file above
-    `short_bytes` makes a batch of its own.
-    """
+    """Yield batches of up to `most_bytes` to read together; files above `short_bytes` are alone."""
     batch: list[Path] = []
     room = most_bytes
     for path in paths:
@@ -154,7 +154,7 @@ def read_start(path: Path, num_bytes: int) -> bytes:
     if not start.startswith(_GZIP_MAGIC):
         return start.removeprefix(BYTE_ORDER_MARK)
     collected = b""
-    for piece in _pieces(path, num_bytes):
+    for piece in read_pieces(path, num_bytes):
         collected += piece.data
         if len(collected) >= num_bytes:
             break
@@ -172,7 +172,7 @@ def read_blocks(path: Path, part: tuple[int, int] | None = None) -> Iterator[Blo
     """
     held: list[bytes] = []
     line, torn = 1, False
-    for piece in _pieces(path, BLOCK_BYTES) if part is None else _plain_pieces(path, *part):
+    for piece in read_pieces(path, BLOCK_BYTES) if part is None else _plain_pieces(path, *part):
         torn = torn or piece.torn
         cut = piece.data.rfind(b"\n")
         if cut < 0:
@@ -190,7 +190,7 @@ def read_all(path: Path) -> tuple[bytes, bool]:
     start = _first_bytes(path, BLOCK_BYTES)
     if len(start) < BLOCK_BYTES and not start.startswith(_GZIP_MAGIC):
         return start.removeprefix(BYTE_ORDER_MARK), False
-    pieces = list(_pieces(path, BLOCK_BYTES))
+    pieces = list(read_pieces(path, BLOCK_BYTES))
     return b"".join(piece.data for piece in pieces), any(piece.torn for piece in pieces)
 
 
@@ -223,37 +223,38 @@ def _unreadable(path: Path, error: OSError) -> InputError:
     return InputError(f"cannot read {path}: {reason}; check its path and permissions")
 
 
-def _pieces(path: Path, size: int) -> Iterator[_Piece]:
+def read_pieces(path: Path, size: int) -> Iterator[Piece]:
+    """Yield a file's (decompressed) bytes piece by piece. Raises InputError as `read_blocks`."""
     try:
         with path.open("rb") as file:
             first = file.read(size)
             raw = chain([first], iter(lambda: file.read(size), b""))
             gzipped = first.startswith(_GZIP_MAGIC)
             yield from _unmarked(
-                _inflated(raw, size, path) if gzipped else (_Piece(data) for data in raw)
+                _inflated(raw, size, path) if gzipped else (Piece(data) for data in raw)
             )
     except OSError as error:
         raise _unreadable(path, error) from error
 
 
-def _plain_pieces(path: Path, begin: int, end: int) -> Iterator[_Piece]:
+def _plain_pieces(path: Path, begin: int, end: int) -> Iterator[Piece]:
     try:
         with path.open("rb") as file:
             file.seek(begin)
             for at in range(begin, end, BLOCK_BYTES):
-                yield _Piece(file.read(min(BLOCK_BYTES, end - at)))
+                yield Piece(file.read(min(BLOCK_BYTES, end - at)))
     except OSError as error:
         raise _unreadable(path, error) from error
 
 
-def _unmarked(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
+def _unmarked(pieces: Iterator[Piece]) -> Iterator[Piece]:
     """Leave out the BYTE_ORDER_MARK with which a text may begin."""
     for first in pieces:
-        yield _Piece(first.data.removeprefix(BYTE_ORDER_MARK), first.torn)
+        yield Piece(first.data.removeprefix(BYTE_ORDER_MARK), first.torn)
         yield from pieces
 
 
-def _inflated(raw: Iterator[bytes], size: int, path: Path) -> Iterator[_Piece]:
+def _inflated(raw: Iterator[bytes], size: int, path: Path) -> Iterator[Piece]:
     """Decompress gzip members one after the other; yield pieces of `size` bytes, then the rest.
 
     A rank file has a member for each append, often a few kB, while parsing a piece takes some ms
@@ -276,15 +277,15 @@ def _inflated(raw: Iterator[bytes], size: int, path: Path) -> Iterator[_Piece]:
                     inflater, inside = zlib.decompressobj(_GZIP_WINDOW), False
                     num_whole = len(held)
                 if not room:
-                    yield _Piece(b"".join(held))
+                    yield Piece(b"".join(held))
                     held, room, num_whole = [], size, 0
         if inside:
             held.append(inflater.flush())
         if held:
-            yield _Piece(b"".join(held), torn=inside and not inflater.eof)
+            yield Piece(b"".join(held), torn=inside and not inflater.eof)
     except zlib.error as error:
         if num_whole:
-            yield _Piece(b"".join(held[:num_whole]))
+            yield Piece(b"".join(held[:num_whole]))
         raise InputError(
             f"{path}: compressed data is damaged ({error}); restore the file from a good copy"
         ) from error
@@ -295,15 +296,6 @@ def _steps(raw: Iterator[bytes]) -> Iterator[bytes | memoryview]:
     for chunk in raw:
         for begin in range(0, len(chunk), _STEP_BYTES):
             yield memoryview(chunk)[begin : begin + _STEP_BYTES]
-
-
-def read_pieces(path: Path, size: int) -> Iterator[tuple[bytes, bool]]:
-    """Yield a file's (decompressed) bytes piece by piece, and whether the stream was torn there.
-
-    For files without lines. Raises InputError as `read_blocks` does.
-    """
-    for piece in _pieces(path, size):
-        yield piece.data, piece.torn
 
 
 _ARRAY_END = re.compile(rb"\s*\]")
@@ -549,7 +541,11 @@ def parse_block(block: Block, parser: LineParser) -> EventBlock | None:
     if not block.text:
         return None
     if _is_text(block.text):
-        rows, bounds = _rows_and_bounds(block)
+        rows, bounds = (
+            _blank_separators(block.text)
+            if block.bounds is None
+            else (range(len(block.bounds) - 1), block.bounds)
+        )
         table = parser.table(block.text, bounds) if rows else None
         if table is not None:
             first = block.first_line + rows.start
@@ -558,13 +554,6 @@ def parse_block(block: Block, parser: LineParser) -> EventBlock | None:
         if block.bounds is not None:
             return parse_block(block.one_a_line(), parser)
     return _parse_line_by_line(block.one_a_line(), parser)
-
-
-def _rows_and_bounds(block: Block) -> tuple[range, Integers]:
-    """Return which lines of a block hold events, and the bounds of these events."""
-    if block.bounds is None:
-        return _blank_separators(block.text)
-    return range(len(block.bounds) - 1), block.bounds
 
 
 def _blank_separators(text: bytearray) -> tuple[range, Integers]:

@@ -32,15 +32,15 @@ from megascan.header import (
     ClockOrigin,
     Device,
     RankHeader,
-    TraceSettings,
     WindowRecord,
+    foreign_header,
 )
 from megascan.parallel import Here, Kept, Workers
 from megascan.reader.lines import EventBlock, open_document, parse_block
-from megascan.reader.segments import Packed, Segment, settled_shard, span_table
+from megascan.reader.segments import Packed, Segment, settled_shard
 from megascan.reader.templates import Templates
 from megascan.schema import NOT_APPLICABLE, OWN_END, Granularity, Kind, Phase, Track
-from megascan.timeline import codes, equals, numbers
+from megascan.timeline import codes, equals, numbers, span_table
 from megascan.topology import Layout
 from megascan.vocabulary import (
     ATTENTION,
@@ -173,9 +173,7 @@ def operations_of(name: str) -> tuple[Operation, ...]:
 
 
 def _without_layer(name: str) -> tuple[str, int]:
-    """Return an original event's name without the layer, and the layer's number or -1: ("mlp", 3)
-    for "mlp_3".
-    """
+    """Return an original event's name without its layer, and the layer or -1: ("mlp", 3)."""
     numbered = _OF_A_LAYER.fullmatch(name)
     return (numbered[1], int(numbered[2])) if numbered else (name, NOT_APPLICABLE)
 
@@ -519,9 +517,7 @@ def original_spans(one: Recorded, layout: Layout, step_starts: Integers) -> pa.T
 
 
 def _operations(names: Sequence[str], scopes: Scopes) -> tuple[Integers, Integers, list[Operation]]:
-    """Return (scope of each span, its operation's number, operations), spans in the order of
-    scopes.
-    """
+    """Return (scope of each span, its operation's number, operations), in the order of scopes."""
     table: list[Operation] = []
     first: list[list[int]] = []
     silent: list[int] = []
@@ -752,17 +748,13 @@ def _header(place: Place, layout: Layout) -> RankHeader:
         for axis in ("tp", "dp", "pp")
         if len(members := layout.group(place.rank, axis)) > 1
     }
-    return RankHeader(
-        run_id=RUN_ID,
-        rank=place.rank,
-        world_size=layout.world_size,
-        layout=layout,
-        coordinates=layout.coordinates(place.rank),
+    return foreign_header(
+        RUN_ID,
+        place.rank,
+        layout,
+        Device(kind="cuda", name="", index=place.device),
+        ClockOrigin(domain=f"rank {place.rank}", source=RESTARTING_CLOCK, origin_unix_ns=0),
+        granularity=Granularity.FULL,
         groups=groups,
-        host="",
-        process_id=0,
-        device=Device(kind="cuda", name="", index=place.device),
         backend="nccl",
-        clock=ClockOrigin(domain=f"rank {place.rank}", source=RESTARTING_CLOCK, origin_unix_ns=0),
-        trace=TraceSettings(granularity=Granularity.FULL, interval=1, window=1),
     )

@@ -34,7 +34,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import orjson
@@ -104,7 +103,7 @@ class _Run:
 class FileRuns:
     """Follows a rank file from mark to mark.
 
-    `is_settled` says that spans come in order, a window at a time, in unix time.
+    `is_settled` says that spans come in order, a window at a time.
     """
 
     def __init__(self, path: Path, *, is_settled: bool = False) -> None:
@@ -126,14 +125,10 @@ class FileRuns:
         return self._current.header.rank if self._current else None
 
     def take(self, spans: pa.Table, *, in_unix_time: bool = False) -> None:
-        """Take spans of the open window.
-
-        Their times are relative to the run's origin, unless they are `in_unix_time` or the run is
-        settled.
-        """
+        """Take spans of the open window, relative to the run's origin unless `in_unix_time`."""
         if self._current is None:
             return
-        if not (in_unix_time or self._is_settled):
+        if not in_unix_time:
             spans = shifted(spans, self._current.header.clock.origin_unix_ns)
         self._pending.append(spans)
 
@@ -341,29 +336,33 @@ def _take(runs: FileRuns, events: EventBlock, begin: int, end: int) -> None:
 
 
 def follow_together(
-    runs: Sequence[FileRuns], events: EventBlock, counts: Sequence[int], paths: Sequence[Path]
+    runs: Sequence[FileRuns],
+    events: EventBlock | None,
+    counts: Sequence[int],
+    paths: Sequence[Path],
 ) -> list[Callable[[], None]] | None:
     """Return a function for each file that does the work of `follow`.
 
-    The events of all files were parsed together; `counts` are the numbers of rows of each file.
+    The events of all files were parsed together; `counts` are the numbers of lines of each file.
     Columns are made and ordered for all files in one go. Return None if anything is unusual: then
     each file must be followed by itself.
     """
     first_row = np.cumsum([0, *counts])
+    if events is None or events.damages or events.table.num_rows != first_row[-1]:
+        return None
     try:
-        marks = list(_marks(events, first_row, paths))
+        marks = _marks(events, first_row, paths)
     except InputError:
         return None
     headers = [each.header for each in runs]
-    before = []
-    for mark in marks:  # the header in force for the spans before each mark
-        before.append(headers[mark.file])
+    behind = []
+    for mark in marks:  # the header in force for the spans behind each mark
         if isinstance(mark.record, RankHeader):
             headers[mark.file] = mark.record
-    parts = _settled_before(events.table, marks, before, first_row)
+        behind.append(headers[mark.file])
+    parts = _spans_behind(events.table, marks, behind)
     if parts is None:
         return None
-
     by_file: list[list[tuple[_Mark, pa.Table]]] = [[] for _ in runs]
     for mark, spans in zip(marks, parts, strict=True):
         by_file[mark.file].append((mark, spans))
@@ -371,30 +370,60 @@ def follow_together(
 
 
 def _follow_parts(runs: FileRuns, parts: Sequence[tuple[_Mark, pa.Table]]) -> None:
-    """Take the spans before each mark, then the mark itself."""
+    """Take each mark, then the spans behind it."""
     for mark, spans in parts:
+        if mark.record is not None:
+            runs.mark(mark.record, mark.line)
         if spans.num_rows:
             runs.take(spans, in_unix_time=True)
-        runs.mark(mark.record, mark.line)
 
 
-def _settled_before(
-    table: pa.Table,
-    marks: Sequence[_Mark],
-    headers: Sequence[RankHeader | None],
-    first_row: Integers,
+@dataclass(frozen=True)
+class _Mark:
+    """A header or window end, or without a record a file's begin: its row among the events, its
+    file, and its line in the file.
+    """
+
+    row: int
+    file: int
+    line: int
+    record: RankHeader | WindowRecord | None = None
+
+
+def _marks(events: EventBlock, first_row: Integers, paths: Sequence[Path]) -> list[_Mark]:
+    """Return all marks of some files in order; raises InputError for damaged ones."""
+    rows = np.flatnonzero(is_mark(events.table))
+    files = np.searchsorted(first_row, rows, side="right") - 1
+    lines = rows - first_row[files] + 2  # line 1 is the opening bracket
+    texts = events.rows_text(rows.tolist())
+    found = [_Mark(row, file, 0) for file, row in enumerate(first_row[:-1].tolist())]
+    for row, file, line, text in zip(
+        rows.tolist(), files.tolist(), lines.tolist(), texts, strict=True
+    ):
+        found.append(_Mark(row, file, line, read_mark(text, f"{paths[file]}, line {line}")))
+    return sorted(found, key=lambda mark: mark.row)  # a file's begin before a mark in its first row
+
+
+def _spans_behind(
+    table: pa.Table, marks: Sequence[_Mark], headers: Sequence[RankHeader | None]
 ) -> list[pa.Table] | None:
-    """Return the spans before each mark, in order and in unix time; None if any is unusable."""
+    """Return the spans behind each mark, up to the next, in order and in unix time; None if any is
+    unusable. `headers` are those in force there.
+    """
     rows = np.flatnonzero(equals(table, "ph", "X"))
-    mark = np.searchsorted([mark.row for mark in marks], rows)
-    if not len(rows) or mark[-1] == len(marks):
+    if not len(rows):
         return None
-    file = np.searchsorted(first_row, rows, side="right") - 1
-    if (np.array([mark.file for mark in marks])[mark] != file).any():
-        return None
+    mark = np.searchsorted([mark.row for mark in marks], rows, side="right") - 1
+    events = rows_of(table, rows)
+    spans = span_columns(events, SPAN_COLUMNS)
     ranks = np.array([NOT_APPLICABLE if one is None else one.rank for one in headers])
+    if faulty_rows(spans, events, rank=None) or (ranks[mark] != numbers(spans, "rank")).any():
+        return None
     origin_ns = np.array([0 if one is None else one.clock.origin_unix_ns for one in headers])
-    return _in_parts(table, rows, mark, ranks, origin_ns)
+    order = np.lexsort((-numbers(spans, "duration_ns"), numbers(spans, "start_ns"), mark))
+    spans = shifted(spans, origin_ns[mark]).take(pa.array(order))
+    bounds = np.searchsorted(mark, np.arange(len(marks) + 1))
+    return [spans.slice(begin, end - begin) for begin, end in pairwise(bounds.tolist())]
 
 
 _OPENING, _CLOSING = b"[\n", b"\n]"
@@ -402,31 +431,20 @@ _SHORT_BYTES = 1 << 20
 _TOGETHER_BYTES = 2 << 20
 
 
-@dataclass(frozen=True)
-class _Mark:
-    """A header or window end: its row among the events, its file, and its line in the file."""
-
-    row: int
-    file: int
-    line: int
-    record: RankHeader | WindowRecord
-
-
 def read_short_files(paths: Sequence[Path], templates: Templates) -> list[Segment] | None:
-    """Read files together; return None unless all of them are whole and undamaged.
-
-    Raises InputError for damaged marks, naming file and line.
-    """
+    """Read files together; return None unless all of them are whole and undamaged."""
     bodies = [_body(path) for path in paths]
     if not all(bodies):
         return None
     events = parse_block(Block(bytearray(b"\n").join(bodies), 1), templates)
-    first_row = np.cumsum([0, *(body.count(b"\n") + 1 for body in bodies)])
-    if events is None or events.damages or events.table.num_rows != first_row[-1]:
+    runs = [FileRuns(path, is_settled=True) for path in paths]
+    counts = [body.count(b"\n") + 1 for body in bodies]
+    followed = follow_together(runs, events, counts, paths)
+    if followed is None:
         return None
-    marks = list(_marks(events, first_row, paths))
-    spans = _settled(events.table, marks)
-    return None if spans is None else _segments(paths, marks, spans)
+    for follow_it in followed:
+        follow_it()
+    return [segment for each in runs for segment in each.segments()]
 
 
 def _body(path: Path) -> bytes:
@@ -435,67 +453,6 @@ def _body(path: Path) -> bytes:
     if torn or not content.startswith(_OPENING):
         return b""
     return content.rstrip(b"\n").removeprefix(_OPENING).removesuffix(_CLOSING)
-
-
-def _marks(events: EventBlock, first_row: Integers, paths: Sequence[Path]) -> Iterator[_Mark]:
-    rows = np.flatnonzero(is_mark(events.table))
-    files = np.searchsorted(first_row, rows, side="right") - 1
-    lines = rows - first_row[files] + 2  # line 1 is the opening bracket
-    texts = events.rows_text(rows.tolist())
-    for row, file, line, text in zip(
-        rows.tolist(), files.tolist(), lines.tolist(), texts, strict=True
-    ):
-        yield _Mark(row, file, line, read_mark(text, f"{paths[file]}, line {line}"))
-
-
-def _settled(table: pa.Table, marks: Sequence[_Mark]) -> list[pa.Table] | None:
-    """Return the spans after each mark, in order and in unix time; None if any is unusable."""
-    rows = np.flatnonzero(equals(table, "ph", "X"))
-    mark = np.searchsorted([mark.row for mark in marks], rows) - 1
-    if not len(rows) or mark[0] < 0:
-        return None
-    headers = list(_headers(marks))
-    ranks = np.array([header.rank for header in headers])
-    origin_ns = np.array([header.clock.origin_unix_ns for header in headers])
-    return _in_parts(table, rows, mark, ranks, origin_ns)
-
-
-def _in_parts(
-    table: pa.Table, rows: Integers, part: Integers, ranks: Integers, origin_ns: Integers
-) -> list[pa.Table] | None:
-    """Return the spans of some rows part by part, in order and in unix time.
-
-    `part` (row,) ascends; ranks and origin_ns are (part,). Return None if a span cannot be used.
-    """
-    events = rows_of(table, rows)
-    spans = span_columns(events, SPAN_COLUMNS)
-    if faulty_rows(spans, events, rank=None) or (ranks[part] != numbers(spans, "rank")).any():
-        return None
-    order = np.lexsort((-numbers(spans, "duration_ns"), numbers(spans, "start_ns"), part))
-    spans = shifted(spans, origin_ns[part]).take(pa.array(order))
-    bounds = np.searchsorted(part, np.arange(len(ranks) + 1))
-    return [spans.slice(begin, end - begin) for begin, end in pairwise(bounds.tolist())]
-
-
-def _headers(marks: Sequence[_Mark]) -> Iterator[RankHeader]:
-    """Yield the header in force at each mark, beginning with the first header."""
-    header: RankHeader | None = None
-    for mark in marks:
-        if isinstance(mark.record, RankHeader):
-            header = mark.record
-        if header is not None:
-            yield header
-
-
-def _segments(
-    paths: Sequence[Path], marks: Sequence[_Mark], spans: Sequence[pa.Table]
-) -> list[Segment]:
-    runs = [FileRuns(path, is_settled=True) for path in paths]
-    for mark, behind in zip(marks, spans, strict=True):
-        runs[mark.file].mark(mark.record, mark.line)
-        if behind.num_rows:
-            runs[mark.file].take(behind)
-    return [segment for each in runs for segment in each.segments()]
 
 
 STRETCH_BYTES = 16 << 20
@@ -611,7 +568,10 @@ def _between_windows(stretch: _Stretch) -> tuple[int, int] | None:
     cut to after the first window end at or after the next cut; None if there is none between cuts.
     """
     begin, end = 0, stretch.size
-    with stretch.path.open("rb") as file, _mapped(file) as text:
+    with (
+        stretch.path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
+    ):
         if stretch.cut:
             line = text.find(_WINDOW_LINE, stretch.cut, stretch.until + len(_WINDOW_LINE) - 1)
             if line < 0:
@@ -621,10 +581,6 @@ def _between_windows(stretch: _Stretch) -> tuple[int, int] | None:
             line = text.find(_WINDOW_LINE, stretch.until, stretch.size)
             end = _behind(text, line, stretch.size) if line >= 0 else end
     return begin, end
-
-
-def _mapped(file: BinaryIO) -> mmap.mmap:
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _behind(text: mmap.mmap, line: int, size: int) -> int:

@@ -1,13 +1,13 @@
 """Hold what an importer hands over: what one rank recorded of one run, as a table of spans.
 
 Every importer ends here. The importer of our rank files turns event columns into span columns
-(`span_columns`: microseconds to nanoseconds), all others put numpy columns together (`span_table`);
-checks (`faulty_rows`) and the order of rows (`in_order`) are shared.
+(`span_columns`: microseconds to nanoseconds), all others put numpy columns together
+(`timeline.span_table`); checks (`faulty_rows`) and the order of rows (`in_order`) are shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, pairwise
@@ -33,7 +33,6 @@ from megascan.timeline import (
     narrow,
     narrow_codes,
     narrowed,
-    number_type,
     numbers,
     text_column,
 )
@@ -263,35 +262,3 @@ def _unpacked(spans: pa.Table, bare: Sequence[Segment], bounds: Sequence[int]) -
 Importer: TypeAlias = Callable[[Sequence[Path], Workers], list[Segment]]
 """Function that reads the rank files of a folder: a segment for every rank and run in them, none
 for a file that ends before it names its rank. Raises InputError for damage in finished windows."""
-
-
-def span_table(
-    num_rows: int,
-    integers: Mapping[str, Integers | int],
-    texts: Mapping[str, tuple[Integers, Sequence[str]]],
-) -> pa.Table:
-    """Make a table of TRACE_SCHEMA; `texts` are (code of each row, text of each code).
-
-    Columns that are not given are filled with NOT_APPLICABLE or "".
-    """
-    arrays = []
-    for field in TRACE_SCHEMA:
-        if pa.types.is_dictionary(field.type):
-            row_codes, values = texts.get(field.name, (np.zeros(num_rows, np.int64), [""]))
-            arrays.append(encoded(row_codes, values))
-        else:
-            value = integers.get(field.name, NOT_APPLICABLE)
-            if isinstance(value, int):
-                value = np.full(num_rows, value, dtype=number_type(field.type))
-            arrays.append(pa.array(value).cast(field.type))
-    return pa.Table.from_arrays(arrays, schema=TRACE_SCHEMA)
-
-
-def encoded(row_codes: Integers, values: Sequence[str]) -> pa.DictionaryArray:
-    """Make a dictionary column whose dictionary has every text once."""
-    unique = list(dict.fromkeys(values)) or [""]
-    position = {text: place for place, text in enumerate(unique)}
-    renumbered = np.array([position[text] for text in values] or [0], dtype=np.int32)
-    return pa.DictionaryArray.from_arrays(
-        pa.array(renumbered[row_codes], type=pa.int32()), pa.array(unique, type=pa.string())
-    )

@@ -59,23 +59,15 @@ from megascan.timeline import (
     shifted,
     with_column,
 )
-from megascan.topology import Layout
 
 AGAIN = "write it again with megascan aggregate"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MergedRecord:
     """A timeline without its spans; `num_spans` is None for files that do not say the number."""
 
-    run_id: str
-    layout: Layout
-    headers: Mapping[int, RankHeader]
-    clocks: Mapping[int, ClockFit]
-    windows: Mapping[int, tuple[WindowRecord, ...]]
-    clock_method: str
-    origin_ns: int
-    completeness: Completeness
+    frame: Timeline
     num_spans: int | None
 
     def timeline(self, spans: Sequence[pa.Table], path: Path) -> Timeline:
@@ -89,25 +81,16 @@ class MergedRecord:
         if not table.num_rows:
             raise InputError(f"{path} holds no spans; {AGAIN}")
         self._check_ranks(table, path)
-        return Timeline(
-            run_id=self.run_id,
-            layout=self.layout,
-            headers=self.headers,
-            spans=in_order(table.unify_dictionaries()),
-            windows=self.windows,
-            clocks=self.clocks,
-            clock_method=self.clock_method,
-            origin_ns=self.origin_ns,
-            completeness=self.completeness,
-        )
+        return replace(self.frame, spans=in_order(table.unify_dictionaries()))
 
     def _check_ranks(self, table: pa.Table, path: Path) -> None:
         """Check that spans and headers are of ranks that the layout has."""
-        highest = max([int(numbers(table, "rank").max(initial=0)), *self.headers, *self.clocks])
-        if highest >= self.layout.world_size:
+        frame, world_size = self.frame, self.frame.layout.world_size
+        highest = max([int(numbers(table, "rank").max(initial=0)), *frame.headers, *frame.clocks])
+        if highest >= world_size:
             raise InputError(
-                f"{path} speaks of rank {highest} in a world of {self.layout.world_size} ranks: it "
-                f"is damaged; {AGAIN}"
+                f"{path} speaks of rank {highest} in a world of {world_size} ranks: it is damaged; "
+                f"{AGAIN}"
             )
 
 
@@ -118,8 +101,7 @@ def merged_record(found: object, path: Path) -> MergedRecord:
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise InputError(
             f"{path}: timeline of schema {shown(version)}, this MegaScan reads up to "
-            f"{SCHEMA_VERSION}; "
-            "update MegaScan"
+            f"{SCHEMA_VERSION}; update MegaScan"
         )
     try:
         return _decoded(record, str(path))
@@ -136,10 +118,11 @@ def _decoded(record: Mapping[str, Any], where: str) -> MergedRecord:
     num_spans, origin_ns = record.get("num_spans"), int(record["origin_ns"])
     if not 0 <= origin_ns < LATEST_NS:
         raise ValueError(f"origin_ns is {shown(origin_ns)}, expected unix time")
-    return MergedRecord(
+    frame = Timeline(
         run_id=str(record["run_id"]),
         layout=layout_from_json(record["layout"]),
         headers={header.rank: header for header in headers},
+        spans=TIMELINE_SCHEMA.empty_table(),
         clocks={
             int(item["rank"]): checked(ClockFit(**{"error_ns": item["residual_p99_ns"], **item}))
             for item in record["clocks"]
@@ -151,8 +134,8 @@ def _decoded(record: Mapping[str, Any], where: str) -> MergedRecord:
         clock_method=str(record["clock_method"]),
         origin_ns=origin_ns,
         completeness=_completeness(record["completeness"]),
-        num_spans=None if num_spans is None else int(num_spans),
     )
+    return MergedRecord(frame, None if num_spans is None else int(num_spans))
 
 
 def _whole(header: Mapping[str, Json], record: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,10 +174,14 @@ def read_timeline(path: Path) -> Timeline:
             f"{path} holds {found.value.replace('_', ' ')}, expected a merged timeline; "
             "make one with megascan aggregate"
         )
-    reading = _JsonReading(path)
+    record: MergedRecord | None = None
+    spans: list[pa.Table] = []
     for events in _blocks(path):
-        reading.add(events)
-    return reading.timeline()
+        record = record or _record(events, path)
+        spans += _spans(events, record, path)
+    if record is None:
+        raise InputError(f"{path} holds no {TIMELINE_EVENT} event; {AGAIN}")
+    return record.timeline(spans, path)
 
 
 def _blocks(path: Path) -> Iterator[EventBlock]:
@@ -214,36 +201,18 @@ def _blocks(path: Path) -> Iterator[EventBlock]:
         raise InputError(f"{path} is cut off, its last bracket is missing; {AGAIN}")
 
 
-class _JsonReading:
-    """Gathers the timeline's record and its spans block by block."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._record: MergedRecord | None = None
-        self._spans: list[pa.Table] = []
-
-    def add(self, events: EventBlock) -> None:
-        """Take a block's record and spans; arrows, curves and names are skipped."""
-        record = self._record or _record(events, self._path)
-        self._record = record
-        table = events.table
-        rows = np.flatnonzero(equals(table, "ph", "X") & equals(table, "cat", *map(str, Kind)))
-        if not len(rows):
-            return
-        table = rows_of(table, rows)
-        spans = span_columns(table, _COLUMNS)
-        faults = faulty_rows(spans, table, rank=None)
-        if faults:
-            row, reason = faults[0]
-            line = events.numbers[int(rows[row])]
-            raise InputError(f"{self._path}: line {line} {reason}; {AGAIN}")
-        self._spans.append(shifted(spans, record.origin_ns))
-
-    def timeline(self) -> Timeline:
-        """Return the whole timeline; call it after the last block."""
-        if self._record is None:
-            raise InputError(f"{self._path} holds no {TIMELINE_EVENT} event; {AGAIN}")
-        return self._record.timeline(self._spans, self._path)
+def _spans(events: EventBlock, record: MergedRecord, path: Path) -> Iterator[pa.Table]:
+    """Yield a block's spans, if there are any; arrows, curves and names are skipped."""
+    table = events.table
+    rows = np.flatnonzero(equals(table, "ph", "X") & equals(table, "cat", *map(str, Kind)))
+    if not len(rows):
+        return
+    table = rows_of(table, rows)
+    spans = span_columns(table, _COLUMNS)
+    for row, reason in faulty_rows(spans, table, rank=None):
+        line = events.numbers[int(rows[row])]
+        raise InputError(f"{path}: line {line} {reason}; {AGAIN}")
+    yield shifted(spans, record.frame.origin_ns)
 
 
 def _record(events: EventBlock, path: Path) -> MergedRecord:
@@ -503,7 +472,10 @@ class _PacketReading:
         self._advance(rows[good], following[good])
         for values, wanted in ((self._integers, _INTEGER), (self._texts, _TEXT)):
             chosen = good & (value_tag == wanted)
-            _gather(values, rows[chosen], name[chosen], value[chosen])
+            own_rows, own_name, own_value = rows[chosen], name[chosen], value[chosen]
+            for each in np.unique(own_name).tolist():
+                here = own_name == each
+                values.setdefault(each, []).append((own_rows[here], own_value[here]))
 
     def events(self) -> Events:
         """Return the events that were read; packets without time, type or track are `others`."""
@@ -527,17 +499,6 @@ class _PacketReading:
                 for low, high in zip(*(each[others].tolist() for each in bounds), strict=True)
             ],
         )
-
-
-def _gather(
-    values: dict[int, list[tuple[Integers, Integers]]],
-    rows: Integers,
-    name: Integers,
-    value: Integers,
-) -> None:
-    for each in np.unique(name).tolist():
-        chosen = name == each
-        values.setdefault(each, []).append((rows[chosen], value[chosen]))
 
 
 def _of_kept(
@@ -571,10 +532,10 @@ def read_protobuf(path: Path) -> Timeline:
 def _pieces(path: Path) -> Iterator[Events]:
     """Yield the events of a few megabytes at a time, in whole packets."""
     rest = b""
-    for piece, torn in read_pieces(path, _PIECE_BYTES):
-        if torn:
+    for piece in read_pieces(path, _PIECE_BYTES):
+        if piece.torn:
             raise InputError(f"{path} is cut off inside its compressed data; {AGAIN}")
-        wire = Wire(rest + piece)
+        wire = Wire(rest + piece.data)
         packets = wire.packets()
         if packets is None:
             raise InputError(f"{path}: its packets are damaged; {AGAIN}")
@@ -703,7 +664,7 @@ class _ProtobufReading:
     def _start(self, time_ns: Integers) -> Integers:
         if (time_ns > _LONGEST_NS).any():
             raise InputError(f"{self._path}: a slice has no usable time; {AGAIN}")
-        return time_ns + (self._record.origin_ns if self._record else 0)
+        return time_ns + (self._record.frame.origin_ns if self._record else 0)
 
     def _text(self, numbers: Integers, texts: dict[int, str], what: str) -> pa.Array:
         """Turn numbers of interned texts into a dictionary column."""

@@ -29,7 +29,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from megascan.errors import InputError, listed
-from megascan.header import RankHeader, WindowRecord
+from megascan.header import WindowRecord
 from megascan.parallel import Here, Kept, Workers
 from megascan.reader.lines import file_batches, read_start
 from megascan.reader.segments import Importer, Packed, Segment, joined_ends, settled_shard
@@ -82,7 +82,9 @@ def _at_one_granularity(by_rank: Mapping[int, Segment]) -> Comparable:
     at: dict[Granularity, set[int]] = {}
     for segment in by_rank.values():
         for window in segment.windows:
-            granularity = _granularity(window, segment.header)
+            granularity = segment.header.trace.granularity
+            if window.granularity:
+                granularity = Granularity(window.granularity)
             counts[granularity] += window.last_iteration - window.first_iteration + 1
             at.setdefault(granularity, set()).update(_iterations(window))
     if not counts:
@@ -111,10 +113,6 @@ def _interval_notes(by_rank: Mapping[int, Segment]) -> list[str]:
         for before, after in pairwise(first.windows)
         if before.interval and after.interval > before.interval
     ]
-
-
-def _granularity(window: WindowRecord, header: RankHeader) -> Granularity:
-    return Granularity(window.granularity) if window.granularity else header.trace.granularity
 
 
 def _at(segment: Segment, granularity: Granularity) -> Segment:
@@ -230,9 +228,9 @@ def _check_agreement(by_rank: Mapping[int, Segment]) -> None:
             )
 
 
-def _missing_ranks(by_rank: Mapping[int, Segment]) -> list[int]:
+def _missing_ranks(by_rank: Mapping[int, Segment]) -> tuple[int, ...]:
     world_size = next(iter(by_rank.values())).header.world_size
-    return sorted(set(range(world_size)) - set(by_rank))
+    return tuple(sorted(set(range(world_size)) - set(by_rank)))
 
 
 def _missing_message(
@@ -256,15 +254,12 @@ def _absence(found: Mapping[int, Segment], missing: Sequence[int]) -> str:
     """Say which ranks have no file, and which have a file without a finished window."""
     begun = [rank for rank in missing if rank in found]
     absent = [rank for rank in missing if rank not in found]
-    parts = [_are_missing(absent)] if absent else []
+    parts = []
+    if absent:
+        parts.append(f"{_ranks(absent)} {'are' if len(absent) > 1 else 'is'} missing")
     if begun:
         parts.append(f"{_ranks(begun)} {'have' if len(begun) > 1 else 'has'} no finished window")
     return " and ".join(parts)
-
-
-def _are_missing(ranks: Sequence[int]) -> str:
-    verb = "are" if len(ranks) > 1 else "is"
-    return f"{_ranks(ranks)} {verb} missing"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -310,7 +305,11 @@ def _short_ranks(by_rank: Mapping[int, Segment]) -> list[str]:
     for rank, iteration in last.items():
         if iteration < end:
             stops.setdefault(iteration, []).append(rank)
-    return [_stop(ranks, iteration, end) for iteration, ranks in sorted(stops.items())]
+    return [
+        f"{_ranks(ranks)} end{'' if len(ranks) > 1 else 's'} with iteration {iteration}, "
+        f"the others with {end}"
+        for iteration, ranks in sorted(stops.items())
+    ]
 
 
 def _unseen_updates(by_rank: Mapping[int, Segment]) -> list[str]:
@@ -334,20 +333,12 @@ def _unseen_updates(by_rank: Mapping[int, Segment]) -> list[str]:
     return notes
 
 
-def _stop(ranks: Sequence[int], iteration: int, end: int) -> str:
-    return (
-        f"{_ranks(ranks)} end{'' if len(ranks) > 1 else 's'} with iteration {iteration}, "
-        f"the others with {end}"
-    )
-
-
 _SHORT_ROWS = 1 << 10
 """Rows of a column's piece; a shorter piece costs more than its rows each time it is read."""
 
 
 def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
     header = next(iter(by_rank.values())).header
-    ranks = tuple(by_rank)
     spans = _joined(tuple(by_rank.values()))
     return Trace(
         run_id=header.run_id,
@@ -357,8 +348,8 @@ def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
         windows={rank: segment.windows for rank, segment in by_rank.items()},
         completeness=Completeness(
             world_size=header.world_size,
-            ranks=ranks,
-            missing_ranks=tuple(sorted(set(range(header.world_size)) - set(ranks))),
+            ranks=tuple(by_rank),
+            missing_ranks=_missing_ranks(by_rank),
             num_spans=spans.num_rows,
             num_unfinished_spans=sum(item.num_unfinished_spans for item in by_rank.values()),
             notes=tuple(notes),
@@ -502,9 +493,7 @@ def _is_named(name: str, patterns: tuple[str, ...]) -> bool:
 
 @cache
 def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """Return an expression that matches names by any of some patterns; cached, as there are
-    thousands of files.
-    """
+    """Return an expression that matches names by any of some patterns, made once."""
     return re.compile("|".join(map(translate, patterns)))
 
 

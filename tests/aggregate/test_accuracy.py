@@ -15,12 +15,17 @@ LAYOUT = Layout(tp=2, dp=2)
 GROUPS = {"tp@0": (0, 1), "tp@2": (2, 3), "dp@0": (0, 2), "dp@1": (1, 3)}
 
 
+def error_between(fit, one, other):
+    """Error bars, ns, of comparing times between ranks."""
+    return fit.accuracy.between(fit.domain[one], fit.domain[other])
+
+
 def aligned(trace):
     return align_clocks(trace.spans, match_spans(trace.spans, trace.headers), trace.headers)
 
 
 def between(fit, one, other):
-    return float(fit.error_between(np.array([one]), np.array([other]))[0])
+    return float(error_between(fit, np.array([one]), np.array([other]))[0])
 
 
 def collectives(build, axis, count, jitter_ns, seed=0, **columns):

@@ -17,6 +17,11 @@ from megascan.topology import Layout
 MS, US = 1e6, 1e3
 
 
+def error_between(fit, one, other):
+    """Error bars, ns, of comparing times between ranks."""
+    return fit.accuracy.between(fit.domain[one], fit.domain[other])
+
+
 def aligned(trace):
     matches = match_spans(trace.spans, trace.headers)
     return align_clocks(trace.spans, matches, trace.headers)
@@ -122,7 +127,7 @@ def test_sets_of_ranks_without_a_link_are_components_with_a_reference_each(build
     assert fit.lines.offset_ns == pytest.approx([0, 5000, 0, -7000], abs=1)
     assert "2 separate sets" in " ".join(fit.notes)
     one, other = np.array([0, 0]), np.array([1, 2])
-    assert np.isfinite(fit.error_between(one, other)).tolist() == [True, False]
+    assert np.isfinite(error_between(fit, one, other)).tolist() == [True, False]
 
 
 def test_without_collectives_the_host_clocks_stand_and_it_says_so(build):
@@ -143,7 +148,7 @@ def test_one_domain_is_not_moved_but_its_residuals_are_told(build):
     assert fit.method.startswith("one host clock")
     assert fit.lines.offset_ns.tolist() == fit.lines.drift.tolist() == [0, 0]
     assert fit.residual_median_ns.tolist() == [100, 100]
-    assert fit.error_between(np.array([0]), np.array([1])).tolist() == [0]
+    assert error_between(fit, np.array([0]), np.array([1])).tolist() == [0]
 
 
 def test_ranks_of_one_domain_move_together(build):

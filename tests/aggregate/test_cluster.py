@@ -128,7 +128,7 @@ def small_shards(monkeypatch):
     """Many shards and blocks of a small trace, parts of ranks among them."""
     monkeypatch.setattr("megascan.reader.trace.SHARD_BYTES", 50_000)
     monkeypatch.setattr("megascan.reader.rank_files.STRETCH_BYTES", 20_000)
-    monkeypatch.setattr("megascan.export.blocks.BLOCK_ROWS", 300)
+    monkeypatch.setattr("megascan.export.writing.BLOCK_ROWS", 300)
 
 
 def shards_of(folder, workers):

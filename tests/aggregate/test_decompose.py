@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregate import build_timeline
-from aggregate.decompose import self_times
+from aggregate.merge import self_times
 from megascan.schema import Track
 from megascan.timeline import numbers
 from megascan.topology import Layout

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aggregate import decompose
+from aggregate import merge
 from aggregate.clocks import align_clocks
 from aggregate.match import match_spans
 from megascan.timeline import numbers
@@ -202,12 +202,12 @@ def test_iterations_matched_in_parts_give_what_they_give_together(build, monkeyp
     trace = build.trace(many_iterations(build), PAIR)
     together = match_spans(trace.spans, trace.headers)
     clocks = align_clocks(trace.spans, together, trace.headers)
-    waits = decompose.split_waits(trace.spans, together, clocks)
+    waits = merge.split_waits(trace.spans, together, clocks)
     assert together.num_duplicates == 5
     assert together.num_unmatched == {"collective": 1, "p2p": 4}
     assert together.match.max() > 0 and (waits > 0).any()
     monkeypatch.setattr("aggregate.match._BLOCK_ENDS", 7)
-    monkeypatch.setattr(decompose, "_BLOCK_ENDS", 3)
+    monkeypatch.setattr(merge, "_BLOCK_ENDS", 3)
     apart = match_spans(trace.spans, trace.headers)
     for name in ("match", "members"):
         assert getattr(apart, name).tolist() == getattr(together, name).tolist()
@@ -219,7 +219,7 @@ def test_iterations_matched_in_parts_give_what_they_give_together(build, monkeyp
         "notes",
     ):
         assert getattr(apart, name) == getattr(together, name)
-    assert decompose.split_waits(trace.spans, apart, clocks).tolist() == waits.tolist()
+    assert merge.split_waits(trace.spans, apart, clocks).tolist() == waits.tolist()
 
 
 def test_members_stand_in_the_order_of_matches_also_when_rows_are_reordered(build):

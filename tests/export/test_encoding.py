@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from megascan.export import write_timeline
-from megascan.export.blocks import Block, Head
 from megascan.export.chrome import coded_numbers, microsecond_texts, number_texts, row_texts
 from megascan.export.protobuf import (
     begin,
@@ -26,7 +25,7 @@ from megascan.export.protobuf import (
     varint,
     varints,
 )
-from megascan.export.writing import _written, gzip_member
+from megascan.export.writing import Block, _written, gzip_member
 from megascan.overwriting import GrowingFile
 from megascan.parallel import Here, across_threads
 
@@ -158,8 +157,7 @@ def test_across_threads_passes_errors_on():
 def test_the_head_stands_first_and_once(tmp_path, blocks):
     path = tmp_path / "written"
     with path.open("wb") as file:
-        head = Head(lambda: (1, b"one"))
-        counts = list(_written(head, blocks, Here(1), False, GrowingFile(file)))
+        counts = list(_written(lambda: (1, b"one"), blocks, Here(1), False, GrowingFile(file)))
     assert counts == [1, *(block.num_events for block in blocks)]
     words = {2: b"two", 3: b"three"}
     assert path.read_bytes() == b"one" + b"".join(words[block.num_events] for block in blocks)

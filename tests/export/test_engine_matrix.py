@@ -234,7 +234,7 @@ def test_many_shards_show_what_one_shows(suffix, once, tmp_path, ask, monkeypatc
     found = []
     for num_bytes, least in ((8 << 20, 1), (50_000, 4)):
         monkeypatch.setattr("megascan.reader.trace.SHARD_BYTES", num_bytes)
-        monkeypatch.setattr("megascan.export.blocks.BLOCK_ROWS", num_bytes // 200)
+        monkeypatch.setattr("megascan.export.writing.BLOCK_ROWS", num_bytes // 200)
         here = Here()
         read, kept = read_ends(trace, here)
         sharded, _ = build_shards(align(read), kept, here)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from megascan.header import WindowRecord
-from megascan.reader.segments import Segment, span_table
+from megascan.reader.segments import Segment
 from megascan.reader.trace import comparable
 from megascan.schema import Granularity
-from megascan.timeline import numbers
+from megascan.timeline import numbers, span_table
 
 
 def segment(folder, rank, levels, *, dropped=0):

@@ -11,10 +11,10 @@ import pytest
 
 from aggregate.match import match_spans
 from megascan.header import WindowRecord
-from megascan.reader.segments import Segment, settled_shard, span_table
+from megascan.reader.segments import Segment, settled_shard
 from megascan.reader.trace import build_trace
 from megascan.schema import Kind
-from megascan.timeline import ends_of, in_order, narrowed, numbers, row_order, without
+from megascan.timeline import ends_of, in_order, narrowed, numbers, row_order, span_table, without
 
 
 def ends(**columns):

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from megascan.errors import InputError
-from megascan.header import ClockOrigin, Device, Json, RankHeader, computed_header
+from megascan.header import ClockOrigin, Device, Json, RankHeader, foreign_header
 from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, Kind, Phase, Track
 from megascan.timeline import TIMELINE_SCHEMA, Completeness, Timeline
 from megascan.topology import Layout
@@ -136,8 +136,7 @@ def _headers(layout: Layout, name: str) -> dict[int, RankHeader]:
     clock = ClockOrigin(domain="predicted", source="simulator", origin_unix_ns=0)
     device = Device(kind="cpu", name="")
     return {
-        rank: computed_header(name, rank, layout, device, clock)
-        for rank in range(layout.world_size)
+        rank: foreign_header(name, rank, layout, device, clock) for rank in range(layout.world_size)
     }
 
 

@@ -23,17 +23,11 @@ import pyarrow.compute as pc
 
 from megascan.arrays import Cover, Flags, Integers, combine, running_numbers
 from megascan.reader.kineto.communication import Communication, communication_of
-from megascan.reader.kineto.document import (
-    ON_DEVICE,
-    OPERATOR,
-    Profile,
-    launch_shapes,
-    times_ns,
-)
+from megascan.reader.kineto.document import ON_DEVICE, OPERATOR, Profile, launch_shapes, times_ns
 from megascan.reader.kineto.host_side import Host
 from megascan.reader.kineto.steps import Steps, find_steps
-from megascan.reader.segments import span_table
 from megascan.schema import NOT_APPLICABLE, Kind, Track
+from megascan.timeline import span_table
 
 
 @dataclass(frozen=True, kw_only=True)

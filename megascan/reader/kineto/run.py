@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from megascan.errors import ConfigError, InputError
-from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
+from megascan.header import ClockOrigin, Device, RankHeader, WindowRecord, foreign_header
 from megascan.parallel import Here, Workers
 from megascan.reader.kineto.conversion import Profiled, profiled_spans
 from megascan.reader.kineto.document import ProcessGroup, Profile, read_profile
@@ -124,7 +124,8 @@ def _layout(profiles: Sequence[Profile], world_size: int, segments: Sequence[Seg
         for group in profile.groups.values()
         if axis_of_group(group.id) in (*_AXES, "ep", "expt_tp")
     }
-    if not any(_sends(segment) for segment in segments):  # pipelines that the job does not use
+    sends = any(equals(segment.spans, "kind", Kind.P2P).any() for segment in segments)
+    if not sends:  # pipelines that the job does not use
         groups = {id: group for id, group in groups.items() if axis_of_group(id) != "pp"}
     if not groups:
         groups = {group.id: group for group in pipelines_of(segments, world_size)}
@@ -168,10 +169,6 @@ def pipelines_of(segments: Sequence[Segment], world_size: int) -> list[ProcessGr
     ):
         return []
     return [ProcessGroup(group_id("pp", members), members) for members in found]
-
-
-def _sends(segment: Segment) -> bool:
-    return bool(equals(segment.spans, "kind", Kind.P2P).any())
 
 
 def _partners(segment: Segment) -> set[int]:
@@ -237,25 +234,20 @@ def _run_header(profile: Profile, profiled: Profiled, layout: Layout) -> RankHea
             f"{profile.path}: rank {profile.rank} is outside a world of {layout.world_size} ranks; "
             "files of different jobs are mixed, put each job into a folder of its own"
         )
-    return RankHeader(
-        run_id=RUN_ID,
-        rank=profile.rank,
-        world_size=layout.world_size,
-        layout=layout,
-        coordinates=layout.coordinates(profile.rank),
+    kind = "cuda" if profiled.on_gpu else "cpu"
+    clock = ClockOrigin(
+        domain=f"{profile.host} rank {profile.rank}".strip(),
+        source="PyTorch profiler",
+        origin_unix_ns=profile.origin_unix_ns,
+    )
+    return foreign_header(
+        RUN_ID,
+        profile.rank,
+        layout,
+        Device(kind=kind, name=profile.device, index=profile.device_index),
+        clock,
+        granularity=Granularity.FULL,
         groups=profiled.groups,
         host=profile.host,
-        process_id=0,
-        device=Device(
-            kind="cuda" if profiled.on_gpu else "cpu",
-            name=profile.device,
-            index=profile.device_index,
-        ),
         backend=profile.backend,
-        clock=ClockOrigin(
-            domain=f"{profile.host} rank {profile.rank}".strip(),
-            source="PyTorch profiler",
-            origin_unix_ns=profile.origin_unix_ns,
-        ),
-        trace=TraceSettings(granularity=Granularity.FULL, interval=1, window=1),
     )

@@ -95,9 +95,7 @@ def _thread(profile: Profile, row: int) -> int:
 
 
 def _by_optimizer(profile: Profile, start: Integers, end: Integers) -> Steps | None:
-    """Find iterations by the optimizer that steps least often: others may step several times in an
-    iteration.
-    """
+    """Find iterations by the optimizer that steps least often; others may step more than once."""
     names = pc.fill_null(profile.events.column("name"), "")
     steps = np.asarray(pc.starts_with(names, OPTIMIZER_STEP)) & profile.of_category(ANNOTATION)
     rows = np.flatnonzero(steps)
