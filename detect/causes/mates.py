@@ -2,7 +2,7 @@
 
 All of them wait for the slowest inside their passes. If no other rank of the stage is slow, nor the
 rest of the replica, it is one device or their data, a link or an expert; the optimizer step, which
-waits for no mate and which only a slow device lengthens, tells whether and which (`steps.py`). Rows
+waits for no mate and which only a slow device lengthens, tells whether and which (`longer_steps.py`). Rows
 that stand for a whole group are judged in `compute.py`.
 
 Example: passes of ranks 2 and 3 of two groups of two take 1.44 times as long as those of 0 and 1;
@@ -23,7 +23,7 @@ from detect.causes.finding import (
     rows_of_findings,
     saved_by_compute,
 )
-from detect.causes.steps import LongerStep, Steps
+from detect.causes.longer_steps import LongerStep, Steps
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

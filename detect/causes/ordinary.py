@@ -52,8 +52,8 @@ from detect.causes.device import (
     spares_lookups,
 )
 from detect.causes.finding import Inquiry
+from detect.causes.longer_steps import LongerStep, longer_step
 from detect.causes.searches import ComputeSearch, SlowRow
-from detect.causes.steps import LongerStep, longer_step
 from detect.observe.observations import BACKWARD, FORWARD, Members
 from detect.report import Owner
 from detect.stats import robust
