@@ -30,6 +30,7 @@ from detect.causes import (
     imbalance,
     links,
     losses,
+    mates,
     networks,
     nvlinks,
     optimizer,
@@ -104,6 +105,7 @@ CORRUPTION = CauseSpec(cause=Cause.CORRUPTION, search=_search_corruption)
 
 CAUSES: tuple[CauseSpec, ...] = (
     compute.COMPUTE,
+    mates.AWAITED_MATE,
     SLOW_MEMORY,
     optimizer.SLOW_OPTIMIZER,
     losses.LOADER,

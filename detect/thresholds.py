@@ -691,9 +691,10 @@ class _Device:
         "of a pass that are quick, and that are slow, where its device is shared; of the slow ones "
         "that are quick in some iteration",
     )  # fmt: skip
-    min_other_mates: int = limit(
-        4, "ranks", Origin.CONVENTION,
-        "of other TP groups, that show by how much optimizer steps of sound mates differ",
+    usual_mates: float = limit(
+        2.0, "degrees of freedom", Origin.BENCHMARK,
+        "that the usual spread of devices counts for against what steps of mates in sound groups "
+        "show: where no group shows it, chips may differ by 5 %",
     )  # fmt: skip
     isolated_share: float = limit(
         0.4, "share of the effect", Origin.BENCHMARK,

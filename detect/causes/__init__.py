@@ -11,6 +11,8 @@ Causes:                                             What they share, and what fo
     losses.py        loader, collector, host, exits     together.py  what findings mean for each
     bursts.py        who loses time now and then                     other: one fault, one finding
     spells.py        slow in few iterations (profiles)  searches.py  slow rows, and time lost
+    mates.py         which of a group is slow, whose    longer_steps.py  whose optimizer step is
+                     waiting nobody recorded                         longer than its mates'
     optimizer.py     an optimizer step alone is slow    hits.py      slow iterations and passes,
     memory.py        slow device memory (profiles)                   counted
     corruption.py    who computes wrongly (probes)      device.py    slow, or on long data; what a

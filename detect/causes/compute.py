@@ -27,7 +27,6 @@ from detect.causes.device import (
     not_shown,
     optimizer_shows,
     reading_evidence,
-    slowest_optimizer,
     spares_lookups,
     stages_alike,
     stands_out_by_lookups,
@@ -221,10 +220,10 @@ def _finding(case: Case) -> Finding:
     is_bound = seen.mixes_communication or not seen.splits_tensor_groups
     members, at = seen.members, row
     is_one_of_group = owner == Owner.NODE and len(members.workers[row]) > 1
-    slowest = (case.clock or _named_worker(case)) if is_one_of_group else None
+    slowest = _rank_of_group(case) if is_one_of_group else None
     if slowest is not None and seen.workers is not None:
         members = seen.workers.members
-        at = members.row(slowest[0])
+        at = members.row(slowest)
     ranks = members.workers[at]
     finding = build_finding(
         seen,
@@ -260,6 +259,13 @@ def _finding(case: Case) -> Finding:
         host=members.hosts[at],
         device=devices_of(members, [at]),
     )
+
+
+def _rank_of_group(case: Case) -> int | None:
+    """Return which rank is at fault of a row that stands for several; None where none is shown."""
+    if case.clock is not None:
+        return case.clock[0]
+    return None if case.longer_step is None else case.longer_step.rank
 
 
 def _interval(slow: SlowRow, in_all: float) -> tuple[float, float]:
@@ -309,7 +315,8 @@ def _judge(case: Case) -> tuple[Cause, Owner, tuple[str, ...]]:
         owner, because = starved
         return Cause.HOST, owner, (because,)
     has_low_clock = case.clock is not None
-    if not has_low_clock and (_one_sided(slow) or _is_estimated_in_one(seen, slow)):
+    is_shown = has_low_clock or case.longer_step is not None
+    if not is_shown and (_one_sided(slow) or _is_estimated_in_one(seen, slow)):
         return Cause.UNKNOWN, Owner.UNDECIDED, (NOT_ALIKE,)
     data = None if has_low_clock else longer_data(case)
     if data is not None:
@@ -340,7 +347,7 @@ def _decide(case: Case) -> Decision:
 
 def _beside_others(case: Case) -> Decision:
     """Judge a row by whom it is compared with."""
-    if _named_worker(case) is not None:
+    if case.longer_step is not None:
         return _one_of_group(case)
     if case.slow.across_stages:
         return _alone_on_its_stage(case)
@@ -412,23 +419,15 @@ def _by_its_peers(case: Case) -> Decision:
 
 def _one_of_group(case: Case) -> Decision:
     """Judge a slow row that stands for a TP group: its optimizer steps wait for nobody."""
-    slowest = _named_worker(case)
-    if slowest is None:
+    longer = case.longer_step
+    if longer is None:
         return Decision(False, ONE_OF_GROUP)
     return Decision(
         True,
-        f"of its TP group, whose ranks wait for each other inside their passes, rank {slowest[0]} "
-        f"alone has a slower optimizer step ({times(float(np.exp(slowest[1])))})",
+        f"of its TP group, whose ranks wait for each other inside their passes, rank {longer.rank} "
+        f"alone has a slower optimizer step ({times(float(np.exp(longer.slower_log)))}), beside "
+        "those of its mates and of the ranks at its place in other groups",
     )
-
-
-def _named_worker(case: Case) -> tuple[int, float] | None:
-    """Return which rank of a slow TP group has the slow device, and its optimizer's log slowdown;
-    None where that is not shown.
-    """
-    slowest = slowest_optimizer(case.seen, case.row, case.active)
-    least = DEVICE.optimizer_share * case.effect
-    return slowest if slowest is not None and slowest[1] >= least else None
 
 
 def _warms_up(case: Case) -> bool:

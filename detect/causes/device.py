@@ -251,31 +251,6 @@ def _waits(seen: Observations, optimizer: Floats, passes: Slowness, row: int) ->
     return bool(share[row] < PAIRS.agrees_share * most or is_one_of_them)
 
 
-def slowest_optimizer(seen: Observations, row: int, active: Flags) -> tuple[int, float] | None:
-    """Return which of the ranks that a row stands for has a slow optimizer step, and its log
-    slowdown against the others; None where no rank stands out, or optimizers were not recorded.
-
-    Ranks of other rows show by how much sound ranks of a TP group differ.
-    """
-    if seen.workers is None:
-        return None
-    known, residuals = seen.workers.members, {}
-    log_ns = robust.log_of(seen.workers.optimizer_ns[:, active])
-    for place, ranks in enumerate(seen.members.workers):
-        own = log_ns[[known.row(rank) for rank in ranks]]
-        if len(ranks) > 1 and np.isfinite(own).all():
-            nobody = np.zeros(len(ranks), dtype=bool)
-            level = robust.centre(own - robust.expected_from_others(own, nobody))
-            residuals[place] = dict(zip(ranks, level.tolist(), strict=True))
-    own_levels = residuals.pop(row, {})
-    others = np.array([one for levels in residuals.values() for one in levels.values()])
-    if not own_levels or len(others) < DEVICE.min_other_mates:
-        return None
-    rank = max(own_levels, key=lambda one: own_levels[one])
-    error = max(float(np.sqrt(np.mean(others**2))), DEVICE.optimizer_error_log)
-    return (rank, own_levels[rank]) if own_levels[rank] >= DEVICE.sure_sigmas * error else None
-
-
 def optimizer_residuals(seen: Observations, groups: list[Integers], excluded: Flags) -> Floats:
     """Return log optimizer time less that of the others of each row's group, (row, iteration)."""
     return over_others(seen.optimizer_ns, groups, excluded)

@@ -52,6 +52,7 @@ from detect.causes.device import (
     spares_lookups,
 )
 from detect.causes.finding import Inquiry
+from detect.causes.longer_steps import LongerStep, longer_step
 from detect.causes.searches import ComputeSearch, SlowRow
 from detect.observe.observations import BACKWARD, FORWARD, Members
 from detect.report import Owner
@@ -138,6 +139,11 @@ class Case(Suspicion):
         no clock does.
         """
         return slow_clock(self)
+
+    @cached_property
+    def longer_step(self) -> LongerStep | None:
+        """Return the rank of a row that stands for a TP group whose optimizer step is longer."""
+        return longer_step(self, self.passes.effects)
 
     @property
     def is_confirmed(self) -> bool:

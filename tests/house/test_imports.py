@@ -89,7 +89,9 @@ def test_rooms_of_the_core_import_downwards_only():
 
 
 MEASURING = ("detect/observe", "detect/stats")
-SHARED_BY_CAUSES = {"finding", "searches", "hits", "device", "launching", "ordinary", "power"}
+SHARED_BY_CAUSES = {
+    "finding", "searches", "hits", "device", "launching", "ordinary", "power", "longer_steps",
+}  # fmt: skip
 """Of causes: what several of them use, what else explains slow computing, and power."""
 
 

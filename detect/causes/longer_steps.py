@@ -1,0 +1,193 @@
+"""Which rank of a group is slow, where nobody recorded what its ranks send each other.
+
+    Steps        the optimizer steps of all ranks: whose is longer than those of its mates
+    longer_step  the same of a row that stands for its TP group
+
+Problem: all ranks of the group wait for the slowest inside their passes, which last equally long on
+all of them. In the optimizer step nobody waits for a mate, and a slow device takes longer for it.
+But steps of mates are not equal: the first one updates the parameters that are not split, and adds
+up the norm. And a step holds what it waits for unseen: the norm of a pipeline is known when the
+first stage has come to its end, so steps of later stages are longer by hundreds of milliseconds.
+
+Idea: ranks at the same place (stage, TP and CP rank) of other replicas update as many parameters
+and wait as long. So compare with them first, and in time, which waiting does not dilute as it does
+a ratio; what the rank then takes longer than its mates is its *lead*. Sound groups show how large a
+lead is without a fault. They are few, so what sound devices usually differ by counts as well.
+
+    lead   = (step - step at the same place elsewhere) - the same of its mates
+    sigma² = (degrees · rms² of sound leads + few · usual²) / (degrees + few)
+
+By Student's law with so many degrees of freedom the lead must be improbable on a sound device, and
+so must it be by the noise of its iterations.
+
+Of leads in sound groups of n ranks, n - 1 a group are independent, and those of one group of each
+stage follow from the others. Where no other replica shows what a place takes (no DP), leads are
+those beside the mates, and no spread is usual: places differ by anything.
+
+Example: steps of four groups of two, in us; the second group's passes take 1.43 times as long.
+
+    2442 1426   2452 1539   2446 1425   2447 1424      second beside others at its place: +5, +114
+    lead of its second rank 109 us, of sound ranks 14; 1.08 times what a step takes: named
+
+Longer data, a slow link or a busy expert lengthen the passes of a group as well, and no step.
+
+Limits: two slow mates hide each other. Of two replicas on one stage nothing shows what leads are
+without a fault but what is usual, so these must be longer by 5 %.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from detect.causes.device import Suspicion, beyond_others, stages_alike
+from detect.observe.observations import Members
+from detect.stats import robust
+from detect.stats.residuals import step_noise
+from detect.thresholds import COMPUTE, DEVICE, ORDINARY, PAIRS, ROBUST
+from megascan.arrays import Flags, Floats, Integers
+from megascan.timeline import rows_alike
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongerStep:
+    """The rank of a group whose optimizer step alone is longer."""
+
+    rank: int
+    lead_ns: float
+    """By how much it is longer than those of its mates, what their places take taken out."""
+    slower_log: float
+    """The lead beside what a step takes that waits for nobody, log."""
+    p_value: float
+    """How probable so long a lead is on a sound device."""
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """By how much leads of sound ranks vary, and how well that is known."""
+
+    variance: float = np.inf
+    degrees: float = 0.0
+
+    @classmethod
+    def of(cls, leads: Floats, degrees: int) -> _Spread:
+        """Return the spread of the leads of sound ranks, (rank,), so many of them independent."""
+        return cls(float(np.mean(leads**2)), degrees) if degrees else cls()
+
+    @property
+    def sigma(self) -> float:
+        return float(np.sqrt(self.variance))
+
+    def p_value(self, lead_ns: float) -> float:
+        """Return how probable so long a lead is on a sound device."""
+        if not self.variance > 0:
+            return 0.0 if lead_ns > 0 else 1.0
+        return float(special.stdtr(max(self.degrees, 1.0), -lead_ns / self.sigma))
+
+    def beside(self, other: _Spread) -> _Spread:
+        """Return both in one, each counted by its degrees of freedom."""
+        known = [one for one in (self, other) if one.degrees]
+        degrees = sum(one.degrees for one in known)
+        if not known:
+            return self
+        return _Spread(sum(one.degrees * one.variance for one in known) / degrees, degrees)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Optimizer steps of all ranks, and which ranks are mates."""
+
+    members: Members
+    time_ns: Floats
+    """(rank, iteration)"""
+    group: Integers
+    """(rank,): equal for mates."""
+    slow: Flags
+    """(rank,): those that show nothing of what is usual."""
+
+    def longest(self, group: int, effect: float, share: float) -> LongerStep | None:
+        """Return the rank whose step is longer than those of its mates in a `group`, by a `share`
+        of the log `effect` at least; None where none stands out.
+        """
+        time_ns = np.where(self.time_ns > 0, self.time_ns, np.nan)
+        least_ns = float(np.nanmin(robust.median(time_ns, axis=1), initial=np.inf))
+        own = self.group == group
+        beside_ns, are_compared = self._beside(time_ns, own)
+        leads = beyond_others(beside_ns, rows_alike(self.group), np.zeros(len(own), dtype=bool))
+        level = robust.centre(leads)
+        if not np.isfinite(level[own]).all():
+            return None
+        sound = ~self.slow & np.isfinite(level)
+        degrees = _degrees(self.group[sound], self.members.stage[sound], are_compared=are_compared)
+        usual = _Spread((COMPUTE.gpu_spread_log * least_ns) ** 2, DEVICE.usual_mates)
+        for_good = _Spread.of(level[sound], degrees).beside(usual if are_compared else _Spread())
+        spreads = for_good, _in_time(leads)
+        first, lead_ns = int(np.argmax(level[own])), float(level[own].max())
+        over_ns = robust.centre(beside_ns[own]) if are_compared else level[own]
+        is_alone = np.delete(over_ns, first).max() < PAIRS.agrees_share * over_ns[first]
+        slower = float(np.log1p(max(lead_ns, 0.0) / least_ns))
+        p_value = max(one.p_value(lead_ns) for one in spreads)
+        is_sure = p_value <= 1.0 - ORDINARY.sound_share
+        is_far = is_sure and all(lead_ns >= DEVICE.sure_sigmas * one.sigma for one in spreads)
+        is_slow = share * effect <= slower <= effect + DEVICE.most_optimizer_log
+        if not (is_far and is_slow and is_alone):
+            return None
+        rank = int(self.members.ranks[own][first])
+        return LongerStep(rank=rank, lead_ns=lead_ns, slower_log=slower, p_value=p_value)
+
+    def _beside(self, time_ns: Floats, own: Flags) -> tuple[Floats, bool]:
+        """Return what steps take, (rank, iteration), longer than at their places in other groups
+        that are not slow, and whether there are such ones; where there are none for `own` ranks,
+        what they take.
+        """
+        places = rows_alike(self.members.numbered("pp", "tp", "cp"))
+        beside_ns = beyond_others(time_ns, places, self.slow)
+        are_compared = bool(np.isfinite(beside_ns[own]).any(axis=1).all())
+        return (beside_ns if are_compared else time_ns), are_compared
+
+
+def _degrees(group: Integers, stage: Integers, *, are_compared: bool) -> int:
+    """Return how many leads of sound ranks are independent; both arguments are (rank,).
+
+    In each group one follows from the others. Where places were compared, one group of each stage
+    does, too: of two replicas each is what the other is measured by.
+    """
+    degrees = 0
+    for rows in rows_alike(stage):
+        num_groups = len(np.unique(group[rows]))
+        degrees += (len(rows) // num_groups - 1) * (num_groups - are_compared)
+    return degrees
+
+
+def _in_time(leads: Floats) -> _Spread:
+    """Return by how much the level of leads, (rank, iteration), is off by noise in time: that of
+    all ranks, of whom each knows half as much, since leads mirror each other.
+    """
+    num_ranks, num_iterations = leads.shape
+    if num_iterations < 2:
+        return _Spread(0.0, 1.0)
+    noise = ROBUST.centre_loss_ratio * step_noise(leads)
+    degrees = (num_iterations - 1) * num_ranks / 2
+    return _Spread(float(np.nanmean(noise**2)) / num_iterations, degrees)
+
+
+def longer_step(of: Suspicion, effects: Floats) -> LongerStep | None:
+    """Return which of the ranks that a slow row stands for has a longer optimizer step; None where
+    none stands out, optimizers were not recorded, or other stages of its replica are slow alike.
+
+    `effects` is the log slowdown of all rows, (row,).
+    """
+    every, members = of.seen.workers, of.seen.members
+    if every is None or len(members.workers[of.row]) < 2 or stages_alike(members, effects, of.row):
+        return None
+    row_of = {rank: row for row, ranks in enumerate(members.workers) for rank in ranks}
+    group = np.array([row_of[int(rank)] for rank in every.members.ranks], dtype=np.int64)
+    steps = Steps(
+        members=every.members,
+        time_ns=every.optimizer_ns[:, of.active],
+        group=group,
+        slow=of.excluded[group],
+    )
+    return steps.longest(of.row, of.effect, DEVICE.optimizer_share)
