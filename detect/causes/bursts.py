@@ -136,6 +136,10 @@ COLLECTOR = (
     "stands still in them; garbage collection was not traced, which would show the same, as its "
     "host and its device would"
 )
+COLLECTS = (
+    "garbage collection was not traced, which stops one rank now and then as its host would: trace "
+    "at granularity full, which records it"
+)
 PAUSES = (Cause.GC, Cause.LOADER, Cause.HOST)
 WORDS = {
     Cause.COMPUTE: "computes slowly",
@@ -430,6 +434,7 @@ def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> str:
     launches = launches_as_quickly(seen, row, burst.hits, share, least_starved=STARVATION.fed_share)
     unseen = may_wait_unseen(seen, np.array([row]), burst.hits)
     reasons = {
+        COLLECTS: Cause.GC not in seen.lost_ns,
         launches: bool(launches),
         unseen: bool(unseen),
         OF_PLACE: loses_as_its_place(seen, row, burst.hits, share * step_ns),

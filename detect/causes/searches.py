@@ -96,11 +96,11 @@ def search_compute(inquiry: Inquiry) -> ComputeSearch:
     # kernels of one name and launch are the same work on both of two stages, layers need not be
     are_alike = not seen.tells_passes or seen.has_equal_layers
     least = 2 if are_alike and smallest == 1 else LIMITS.min_pool
-    of_stages = _Field(seen.work, groups)
+    of_stages = _Comparison(seen.work, groups)
     if seen.layers is None or smallest >= LIMITS.min_pool or len(seen.members) < least:
         return _search_field(inquiry, of_stages)
     if smallest == 1:
-        return _search_field(inquiry, _Field(seen.layers, everybody, across_stages=True))
+        return _search_field(inquiry, _Comparison(seen.layers, everybody, across_stages=True))
     nobody = np.zeros(len(seen.members), dtype=bool)
     level = robust.centre(compare_within(seen.layers, seen.members, everybody, nobody).value)
     shown = np.asarray(level >= LIMITS.lone_floor_log)
@@ -110,7 +110,7 @@ def search_compute(inquiry: Inquiry) -> ComputeSearch:
 
 
 @dataclass(frozen=True)
-class _Field:
+class _Comparison:
     """Operations to compare, and the groups of rows to compare within."""
 
     work: Work
@@ -127,7 +127,9 @@ class _Field:
         return self.known[key]
 
 
-def _search_field(inquiry: Inquiry, field: _Field, shown: Flags | None = None) -> ComputeSearch:
+def _search_field(
+    inquiry: Inquiry, field: _Comparison, shown: Flags | None = None
+) -> ComputeSearch:
     """Search one field; `shown` rows are slow against all stages, too, so they may be suspected
     when a peer changes, even if they did not change themselves.
     """
@@ -180,7 +182,7 @@ def search_means(inquiry: Inquiry) -> ComputeSearch | None:
         return None
     nobody = np.zeros(len(seen.members), dtype=bool)
     work = averaged(seen.work, groups, nobody)
-    return _search_field(inquiry, _Field(work, groups, is_mean=True))
+    return _search_field(inquiry, _Comparison(work, groups, is_mean=True))
 
 
 def averaged(work: Work, groups: list[Integers], known: Flags) -> Work:
@@ -196,7 +198,7 @@ def averaged(work: Work, groups: list[Integers], known: Flags) -> Work:
     )
 
 
-def _usual(inquiry: Inquiry, field: _Field) -> Usual:
+def _usual(inquiry: Inquiry, field: _Comparison) -> Usual:
     """Return what is known of sound devices before looking."""
     seen = inquiry.seen
     is_cpu = seen.members.device_kind == "cpu"
@@ -220,7 +222,7 @@ def _is_cache_effect(slow: SlowRow) -> bool:
 
 
 def _describe(
-    suspect: Suspect, residuals: Residuals, optimizer: Floats, field: _Field, excluded: Flags
+    suspect: Suspect, residuals: Residuals, optimizer: Floats, field: _Comparison, excluded: Flags
 ) -> SlowRow:
     row, active = suspect.row, suspect.course.active
     phases = [

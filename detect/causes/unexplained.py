@@ -659,7 +659,7 @@ def _saves(seen: Observations) -> tuple[str, ...]:
     saves = longest_ns > 0.0
     slowest = seen.members.ranks_of(np.unique(seen.saving_ns[:, saves].argmax(axis=0)))
     return (
-        f"checkpoints are saved within {counted(int(saves.sum()), 'iteration')} "
+        f"checkpoints are saved at {counted(int(saves.sum()), 'iteration')} "
         f"({listed(seen.iterations[saves].tolist())}) and take {share:.0%} of all time, longest on "
         f"{ranks_text(slowest)}: {milliseconds(float(longest_ns.max()))}",
     )

@@ -129,13 +129,13 @@ def _observations(
         busy_ns=samples.sums(passes.busy_ns, frame.shape) + np.nan_to_num(cells.optimizer_ns),
         optimizer_ns=cells.optimizer_ns,
         attention_ns=cells.attention_ns,
-        lost_ns=_lost(cells, passes.collecting_ns, host_ns, timeline, transfers),
+        lost_ns=_lost_by_cause(cells, passes.collecting_ns, host_ns, timeline, transfers),
         host_gap_ns=gap_ns,
         stalled_ns=stalled,
         stolen_ns=stolen,
         saving_ns=cells.saving_ns,
         unsplit_ns=cells.unsplit_ns,
-        loading_ns=cells.data_ns,
+        loading_ns=cells.loading_ns,
         entangled_phases=passes.entangled_phases,
         hides_waiting=passes.hide_waiting,
         waits_between_layers=passes.wait_between,
@@ -346,7 +346,7 @@ def _without_collections(work: Work, collecting_ns: Floats, iteration_ns: Floats
     return replace(work, log_ns=log_ns)
 
 
-def _lost(
+def _lost_by_cause(
     cells: Cells,
     collecting_ns: Floats,
     host_ns: Floats,
@@ -356,7 +356,7 @@ def _lost(
     """Return the lost times that this trace can tell about; NaN where a rank recorded nothing of an
     iteration, so that nobody knows what it lost.
     """
-    told = {Cause.LOADER: cells.loading_ns, Cause.GC: collecting_ns, Cause.HOST: host_ns}
+    told = {Cause.LOADER: cells.loading_cost_ns, Cause.GC: collecting_ns, Cause.HOST: host_ns}
     if not _tells_collections(timeline):
         del told[Cause.GC]
     told = {cause: time_ns for cause, time_ns in told.items() if np.isfinite(time_ns).any()}

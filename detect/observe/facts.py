@@ -81,10 +81,9 @@ class Cells:
     """Sums by (rank, iteration); those that `Observations` has, too, are described there."""
 
     num_spans: Integers
-    data_ns: Floats
-    """How long spans of loading last."""
     loading_ns: Floats
-    """What loading costs the rank."""
+    loading_cost_ns: Floats
+    """What loading costs the rank; `loading_ns` is how long its spans last."""
     saving_ns: Floats
     optimizer_ns: Floats
     attention_ns: Floats
@@ -102,7 +101,7 @@ class Cells:
 
 
 _NAN_IF_ABSENT = (
-    "data_ns", "loading_ns", "optimizer_ns", "attention_ns", "dense_ns", "lookups_ns",
+    "loading_ns", "loading_cost_ns", "optimizer_ns", "attention_ns", "dense_ns", "lookups_ns",
     "starved_share",
 )  # fmt: skip
 """Fields of `Cells` that are NaN for a rank without such spans; the others are 0."""
@@ -142,7 +141,7 @@ def facts_of(index: SpanIndex) -> Facts:
     rows = index.named(names)
     samples = Samples.of(index, rows, names)
     data, saves = index.of_kind(Kind.DATA), index.of_kind(Kind.CHECKPOINT)
-    loading_ns, inside_ns = stalls.loading_time(index, rows, samples.phase, data)
+    loading_cost_ns, inside_ns = stalls.loading_time(index, rows, samples.phase, data)
     optimizer, attention = index.named((OPTIMIZER,)), index.named((ATTENTION,))
     split = index.is_split
     begin_ns, end_ns, longest_ns = _extent(index)
@@ -152,11 +151,11 @@ def facts_of(index: SpanIndex) -> Facts:
         layers=Layers.of(index),
         collecting=stalls.collecting_time(index, rows, index.of_kind(Kind.GC)),
         cells=Cells(
-            num_spans=np.bincount(index.cell[index.counts], minlength=index.num_cells).reshape(
-                index.shape
-            ),
-            data_ns=index.sums_or_nan(data, index.duration[data]),
-            loading_ns=index.sums_or_nan(data, loading_ns),
+            num_spans=np.bincount(
+                index.cell[index.in_iteration], minlength=index.num_cells
+            ).reshape(index.shape),
+            loading_ns=index.sums_or_nan(data, index.duration[data]),
+            loading_cost_ns=index.sums_or_nan(data, loading_cost_ns),
             saving_ns=index.sums(saves, index.duration[saves]),
             optimizer_ns=index.sums_or_nan(optimizer, index.self_time(optimizer)),
             attention_ns=index.sums_or_nan(attention, index.self_time(attention)),
@@ -255,7 +254,7 @@ def _communicating_beside(index: SpanIndex, rows: Flags) -> Floats:
 def _extent(index: SpanIndex) -> tuple[Floats, Floats, Floats]:
     """Return each iteration's first start, last end, and the longest span of itself."""
     first, (last, longest) = np.full(index.shape[1], np.inf), np.zeros((2, index.shape[1]))
-    use, own = index.counts, index.of_kind(Kind.ITERATION)
+    use, own = index.in_iteration, index.of_kind(Kind.ITERATION)
     np.minimum.at(first, index.slot[use], index.start[use].astype(np.float64))
     np.maximum.at(last, index.slot[use], (index.start + index.duration)[use].astype(np.float64))
     np.maximum.at(longest, index.slot[own], index.duration[own].astype(np.float64))

@@ -429,7 +429,7 @@ class Observations:
     """Share of operations for whose launch the device waited. Like other figures of launches below,
     None where these were not recorded."""
     saving_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """Time in which a rank saves checkpoints within iterations."""
+    """Time in which a rank saves checkpoints in an iteration, or behind it in the same window."""
     loading_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """How long the spans of loading last, whether or not the device had to wait for it."""
     launch_pace: Floats | None = field(default=None, metadata=along("row", "iteration"))

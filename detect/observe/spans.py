@@ -145,7 +145,7 @@ class SpanIndex:
         self.rank = numbers(table, "rank")
         self.row = np.searchsorted(self.ranks, self.rank)
         self.slot = np.searchsorted(self.iterations, iteration)
-        self.counts = iteration > 0
+        self.in_iteration = iteration > 0
         self.start = numbers(table, "start_ns")
         self.duration = numbers(table, "duration_ns")
 
@@ -194,7 +194,7 @@ class SpanIndex:
         own = self.of_kind(Kind.ITERATION)
         has_own = np.zeros(len(low), dtype=bool)
         has_own[cell[own]] = True
-        for spans in (own, self.counts & ~has_own[cell]):
+        for spans in (own, self.in_iteration & ~has_own[cell]):
             np.minimum.at(low, cell[spans], start[spans])
             np.maximum.at(high, cell[spans], end[spans])
         return np.minimum(low, high), high
@@ -207,11 +207,11 @@ class SpanIndex:
 
     def named(self, names: Iterable[str]) -> Flags:
         """Flag the spans of these names that belong to an iteration."""
-        return equals(self.table, "name", *names) & self.counts
+        return equals(self.table, "name", *names) & self.in_iteration
 
     def of_kind(self, *kinds: Kind) -> Flags:
         """Flag the spans of these kinds that belong to an iteration."""
-        return equals(self.table, "kind", *kinds) & self.counts
+        return equals(self.table, "kind", *kinds) & self.in_iteration
 
     def blocking(self) -> Flags:
         """Flag the communication that keeps its rank from everything else."""
@@ -290,7 +290,7 @@ def uncovered_time(index: SpanIndex) -> Floats:
     end = np.where(iteration, start, end)  # an iteration span only marks where it begins
     begin = np.full(index.shape, np.iinfo(np.int64).min)
     begin[index.row[iteration], index.slot[iteration]] = start[iteration]
-    use = np.flatnonzero(index.counts)
+    use = np.flatnonzero(index.in_iteration)
     order = use[np.argsort(start[use], kind="stable")]
     row, slot = index.row[order], index.slot[order]
     reached = np.maximum(np.maximum.accumulate(end[order])[:-1], begin[row, slot][1:])
@@ -307,7 +307,7 @@ def ending_time(index: SpanIndex) -> Floats:
     """
     end = index.axis[1]
     whole = index.of_kind(Kind.ITERATION)
-    inside = index.counts & ~whole
+    inside = index.in_iteration & ~whole
     last = np.full(index.shape, np.iinfo(np.int64).min)
     np.maximum.at(last, (index.row[inside], index.slot[inside]), end[inside])
     last[last < 0] = np.iinfo(np.int64).max  # nothing was recorded in the iteration

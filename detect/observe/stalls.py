@@ -521,7 +521,7 @@ def _launching(index: SpanIndex, passes: Flags, phases: Integers) -> tuple[Float
     most of them only, is known by the others. Example: a forward pass of 82 ms of work whose 34
     launches take 18 ms.
     """
-    is_launched = index.counts & (index.track != Track.HOST) & ~passes
+    is_launched = index.in_iteration & (index.track != Track.HOST) & ~passes
     launch = numbers(index.table, "launch_ns")
     is_launched &= launch != NOT_APPLICABLE
     owner = enclosing(index, passes, is_launched)
@@ -588,7 +588,7 @@ def launch_pace(log_ns: Floats) -> Floats | None:
 
 def _on_device(index: SpanIndex) -> Flags:
     on_host = index.track == Track.HOST
-    return np.asarray(index.counts & ~index.of_kind(Kind.ITERATION) & ~on_host)
+    return np.asarray(index.in_iteration & ~index.of_kind(Kind.ITERATION) & ~on_host)
 
 
 def _own_passes(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) -> Integers:

@@ -225,7 +225,7 @@ def _self_time_in(index: SpanIndex, passes: Flags, parts: Flags) -> Floats:
 def _over_replicas(index: SpanIndex, *operations: str) -> Flags:
     """Return which spans are such collectives over the replicas, beside other work."""
     over_replicas = where_text(index.table, "group", is_data_parallel)
-    asked = over_replicas & equals(index.table, "op", *operations) & index.counts
+    asked = over_replicas & equals(index.table, "op", *operations) & index.in_iteration
     return np.asarray(asked & (index.track == Track.OVERLAPPED))
 
 
@@ -729,7 +729,7 @@ def stretches_of(index: SpanIndex) -> Work | None:
     traces are not read this way.
     """
     start, stop = index.axis
-    covers = index.counts & ~equals(index.table, "kind", Kind.ITERATION, Kind.COMPUTE)
+    covers = index.in_iteration & ~equals(index.table, "kind", Kind.ITERATION, Kind.COMPUTE)
     low, high = united(start[covers], stop[covers])
     begin, end = high[:-1], low[1:]  # what no communication or host span covers
     if not len(begin):
@@ -755,7 +755,7 @@ def _cells(index: SpanIndex, end: Integers) -> tuple[Integers, Integers]:
     -1 for a stretch that ends between two iterations.
     """
     start, stop = index.axis
-    rows = np.flatnonzero(index.counts)
+    rows = np.flatnonzero(index.in_iteration)
     cell = index.cell[rows]
     low = np.full(index.num_cells, np.iinfo(np.int64).max)
     high = np.full(index.num_cells, -1, dtype=np.int64)

@@ -2,10 +2,10 @@
 
 The schedules call the passes: forward, backward, loss, data and gradient synchronisation.
 
-Modules (layer, attention, MLP, embedding, output layer) have a forward to wrap, but no function for
-their backward. A module's backward runs from the moment the gradient of its output is complete to
-the moment the gradient of its input is complete; a plain hook on each of these two tensors sees
-that. Hooks that return nothing change neither the graph nor a bit of the gradients.
+Modules (layer, attention, MLP, MoE, embedding, output layer) have a forward to wrap, but no
+function for their backward. A module's backward runs from the moment the gradient of its output is
+complete to the moment the gradient of its input is complete; a plain hook on each of these two
+tensors sees that. Hooks that return nothing change neither the graph nor a bit of the gradients.
 
     forward:   input ──► [module] ──► output
     backward:  input.grad (end) ◄── [module] ◄── output.grad (begin)
@@ -620,9 +620,10 @@ class PointToPoint:
                 )
 
 
-@dataclass(eq=False)
 class CheckpointSaves:
-    """Wraps functions that save checkpoints, on the training thread; a save may use another one."""
+    """Wraps functions that save checkpoints, on the training thread; a save that another save calls
+    is part of it.
+    """
 
     def __init__(self, tracer: RecordingTracer) -> None:
         self._tracer = tracer
@@ -630,7 +631,11 @@ class CheckpointSaves:
         self._is_saving = False
 
     def save_checkpoint(self, original: Function) -> Function:
-        """Record `save-checkpoint`, also between iterations; the span goes to the next window."""
+        """Record `save-checkpoint`, also between iterations.
+
+        Between windows the span goes to the next window, under the number of the iteration before
+        it, traced or not.
+        """
         tracer = self._tracer
 
         @functools.wraps(original)

@@ -63,7 +63,7 @@ from megascan.reader.segments import (
     span_columns,
 )
 from megascan.reader.templates import Templates
-from megascan.schema import HEADER_EVENT, NOT_APPLICABLE, SPAN_COLUMNS, WINDOW_EVENT
+from megascan.schema import HEADER_EVENT, NOT_APPLICABLE, SPAN_COLUMNS, WINDOW_EVENT, Kind
 from megascan.timeline import TRACE_SCHEMA, Extent, equals, in_order, is_launched, numbers, shifted
 
 
@@ -210,6 +210,7 @@ class FileRuns:
             empty = TRACE_SCHEMA.empty_table()
             for window in run.windows:
                 spans = next(tables) if window.num_spans else empty
+                spans = _saves_between_windows_outside(spans, [window])
                 found.append(
                     Segment(
                         path=self._path,
@@ -232,12 +233,35 @@ class FileRuns:
                 path=self._path,
                 header=run.header,
                 windows=tuple(run.windows),
-                spans=pa.concat_tables(run.finished or [TRACE_SCHEMA.empty_table()]),
+                spans=_saves_between_windows_outside(
+                    pa.concat_tables(run.finished or [TRACE_SCHEMA.empty_table()]), run.windows
+                ),
                 num_unfinished_spans=run.num_unfinished,
                 notes=tuple(run.notes),
             )
             for run in self._runs.values()
         ]
+
+
+def _saves_between_windows_outside(spans: pa.Table, windows: Sequence[WindowRecord]) -> pa.Table:
+    """Take the iteration off saves of checkpoints that were made between windows.
+
+    The tracer keeps a save for the next window, under the number of the iteration behind which it
+    was made. That one need not have been traced, and would look like an iteration that only saves.
+
+    spans     all spans of the windows, window by window
+    """
+    saves = np.flatnonzero(equals(spans, "kind", Kind.CHECKPOINT))
+    if not len(saves):
+        return spans
+    first = np.repeat(
+        [window.first_iteration for window in windows], [window.num_spans for window in windows]
+    )
+    iteration = numbers(spans, "iteration").copy()
+    iteration[saves[iteration[saves] < first[saves]]] = NOT_APPLICABLE
+    place = spans.schema.get_field_index("iteration")
+    field = spans.schema.field(place)
+    return spans.set_column(place, field, pa.array(iteration, field.type))
 
 
 def read_rank_files(paths: Sequence[Path], here: Here | None = None) -> list[Segment]:

@@ -279,10 +279,10 @@ def _notes(
     if missing:
         notes.append(_absence(found, missing))
     notes += _short_ranks({rank: one for rank, one in found.items() if one.windows})
-    return notes + _said_once(found)
+    return notes + _notes_by_ranks(found)
 
 
-def _said_once(found: Mapping[int, Segment]) -> list[str]:
+def _notes_by_ranks(found: Mapping[int, Segment]) -> list[str]:
     """Return the notes of all ranks; equal notes of several ranks are joined into one."""
     ranks: dict[str, list[int]] = {}
     for rank, segment in found.items():

@@ -18,7 +18,14 @@ from detect import DetectorSettings, Report, detect
 from detect.observe.extract import observe
 from detect.observe.observations import Observations, Transfers, steady
 from detect.observe.spans import Frame, SpanIndex
-from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
+from megascan.header import (
+    RESTARTING_CLOCK,
+    ClockOrigin,
+    Device,
+    RankHeader,
+    TraceSettings,
+    WindowRecord,
+)
 from megascan.schema import Granularity
 from megascan.timeline import TIMELINE_SCHEMA, ClockFit, Completeness, Timeline
 from megascan.topology import Layout
@@ -80,6 +87,15 @@ class Job:
     def timeline(self) -> Timeline:
         """All spans of the job."""
         return _Builder(self).build()
+
+    def original_timeline(self) -> Timeline:
+        """All spans as of files of the original MegaScan, which hold no collections of garbage."""
+        timeline = self.timeline()
+        headers = {
+            rank: replace(header, clock=replace(header.clock, source=RESTARTING_CLOCK))
+            for rank, header in timeline.headers.items()
+        }
+        return replace(timeline, headers=headers)
 
     def report(self, settings: DetectorSettings | None = None) -> Report:
         """What the detector says about it."""

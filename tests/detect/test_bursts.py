@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detect import Cause, DetectorSettings, Owner
+from detect import Cause, DetectorSettings, Owner, detect
 from detect.causes import bursts as of_bursts
 from detect.causes.bursts import _others_pause
 from detect.causes.hits import Burst, bursts, pair_pause
@@ -26,6 +26,16 @@ def test_pauses_in_three_of_ten_iterations_are_one_finding(job):
     assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, (5,))
     assert "in 3 of 10 iterations" in finding.headline
     assert finding.episodes == ((4, 4), (7, 7), (11, 11))
+
+
+def test_pauses_of_one_rank_may_be_its_collectors_where_these_were_not_traced(job):
+    def pauses(slot):
+        return 60.0 if slot.rank == 5 and slot.iteration in (4, 7, 11) else 0.0
+
+    made = job(layout=Layout(dp=16), iterations=10, gap_ms=pauses)
+    (finding,) = detect(made.original_timeline()).findings
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.UNDECIDED, (5,))
+    assert any("garbage collection was not traced" in one for one in finding.evidence)
 
 
 @pytest.mark.parametrize(

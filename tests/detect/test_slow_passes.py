@@ -10,7 +10,6 @@ import pytest
 from detect import Cause, Owner, detect
 from detect.causes.hits import as_large, slow_passes
 from detect.observe.extract import observe
-from megascan.header import RESTARTING_CLOCK
 from megascan.topology import Layout
 
 RATE, FLOOR = 0.01, 0.03
@@ -195,15 +194,6 @@ def stopped(rank, factor=6.0):
     return work
 
 
-def of_the_original(timeline):
-    """The same trace as the original MegaScan records it: without collections of garbage."""
-    headers = {
-        rank: replace(header, clock=replace(header.clock, source=RESTARTING_CLOCK))
-        for rank, header in timeline.headers.items()
-    }
-    return replace(timeline, headers=headers)
-
-
 def test_who_stands_still_in_single_passes_is_held_up_by_its_host(job):
     """No device is six times slower for one pass and as quick as ever in the next."""
     made = job(layout=Layout(dp=16), iterations=12, noise=QUIET, work=stopped(5))
@@ -214,7 +204,7 @@ def test_who_stands_still_in_single_passes_is_held_up_by_its_host(job):
 
 def test_where_collections_were_not_traced_they_may_be_why_a_rank_stands_still(job):
     made = job(layout=Layout(dp=16), iterations=12, noise=QUIET, work=stopped(5))
-    report = detect(of_the_original(made.timeline()))
+    report = detect(made.original_timeline())
     assert owners(report) == {(5,): (Cause.HOST, Owner.UNDECIDED)}
     assert any("garbage collection was not traced" in each for each in report.findings[0].evidence)
 
@@ -224,12 +214,12 @@ def test_a_device_that_is_throttled_for_some_passes_does_not_stand_still(job, fa
     """A lowered clock lasts for longer than a pass, or does not double it."""
     slow = throttled(5, {4, 7, 11}, range(2, 7), factor)
     made = job(layout=Layout(dp=16), iterations=12, noise=QUIET, work=slow)
-    report = detect(of_the_original(made.timeline()))
+    report = detect(made.original_timeline())
     assert owners(report) == {(5,): (Cause.COMPUTE, Owner.NODE)}
 
 
 def test_silence_about_collections_means_nothing_where_they_were_not_traced(job):
-    timeline = job(layout=Layout(dp=8), iterations=6, noise=QUIET).timeline()
-    told, untold = detect(timeline), detect(of_the_original(timeline))
+    made = job(layout=Layout(dp=8), iterations=6, noise=QUIET)
+    told, untold = made.report(), detect(made.original_timeline())
     assert "gc" in told.minimum_detectable and "gc" not in untold.minimum_detectable
     assert any("garbage collection was not traced" in note for note in untold.notes)

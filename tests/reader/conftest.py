@@ -65,8 +65,11 @@ class Folder:
         origin_ns: int = ORIGIN_NS,
         unfinished: Sequence[SpanRecord] = (),
         close: bool = True,
+        saves: Sequence[int] = (),
     ) -> Path:
-        """One rank's run appended to its file: per window a forward and an all-reduce in it."""
+        """One rank's run appended to its file: per window a forward and an all-reduce in it, and
+        the `saves` of checkpoints behind these iterations, in or since the window before.
+        """
         self.path.mkdir(exist_ok=True)
         header = self.header(rank, run_id, origin_ns)
         path = rank_file_path(self.path, header)
@@ -74,7 +77,9 @@ class Folder:
         file.append(encode_header(header))
         for window in range(windows):
             first = 1 + 5 * window
-            spans = list(self.spans_of(first, rank))
+            since = range(first - 3, first + 2)
+            spans = [self.save_behind(each) for each in saves if each in since]
+            spans += self.spans_of(first, rank)
             record = WindowRecord(
                 run_id=run_id,
                 window=window,
@@ -89,6 +94,13 @@ class Folder:
         else:
             file._file.close()  # as a kill leaves it: no closing bracket
         return path
+
+    @staticmethod
+    def save_behind(iteration: int) -> SpanRecord:
+        """A save of a checkpoint, as it is recorded when no window is open either."""
+        arguments: dict[str, int | str] = {"iteration": iteration}
+        start_ns = iteration * 1_000_000 + 500_000
+        return Kind.CHECKPOINT, "save-checkpoint", Track.HOST, start_ns, 300_000, arguments
 
     @staticmethod
     def spans_of(iteration: int, rank: int = 0) -> Iterator[SpanRecord]:

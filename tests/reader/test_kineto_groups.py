@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megascan.reader.kineto.document import ProcessGroup, process_group
+from megascan.reader.kineto.document import ProcessGroup, configured_groups, process_group
 
 NOT_KNOWN = ProcessGroup("", ())
 
@@ -39,3 +39,14 @@ def test_a_part_of_a_list_is_no_group(text: str) -> None:
 def test_the_header_knows_what_a_shortened_list_does_not_say() -> None:
     known = {"5": ProcessGroup("pp@0", (0, 1, 2, 3))}
     assert process_group("5", "mesh_pp", "[0, ...]", known) == known["5"]
+
+
+def test_ranks_of_the_header_may_be_text() -> None:
+    """A script that writes "rank" as text does so here, too."""
+    entry = {"pg_name": "5", "pg_desc": "mesh_pp", "ranks": ["0", "1"]}
+    assert configured_groups([entry]) == {"5": ProcessGroup("pp@0", (0, 1))}
+
+
+@pytest.mark.parametrize("ranks", [["0", "x"], [0, -1], [0, None], [], "01", [True, [1]]])
+def test_entries_that_do_not_list_ranks_are_passed_over(ranks: object) -> None:
+    assert configured_groups([{"pg_name": "5", "pg_desc": "mesh_pp", "ranks": ranks}]) == {}

@@ -11,7 +11,8 @@ import pytest
 
 from megascan.errors import InputError
 from megascan.reader import read_trace
-from megascan.timeline import TRACE_SCHEMA, numbers
+from megascan.schema import Kind
+from megascan.timeline import TRACE_SCHEMA, equals, numbers
 
 if TYPE_CHECKING:
     from conftest import Folder
@@ -227,3 +228,13 @@ def test_a_file_of_many_blocks_reads_as_one(
     trace = read_trace(path)
     assert trace.spans.to_pylist() == expected.spans.to_pylist()
     assert trace.windows == expected.windows
+
+
+def test_saves_between_windows_make_no_iterations(folder: Folder) -> None:
+    """Iterations 1, 2 and 6, 7 are traced; saves behind 3 to 5 come with the second window."""
+    path = folder.write_rank(0, saves=[1, 2, 3, 4, 5, 6])
+    spans = read_trace(path, allow_missing_ranks=True).spans
+    is_save = equals(spans, "kind", Kind.CHECKPOINT)
+    iteration = numbers(spans, "iteration")
+    assert sorted(iteration[is_save].tolist()) == [-1, -1, -1, 1, 2, 6]
+    assert set(iteration[~is_save].tolist()) == {1, 6}

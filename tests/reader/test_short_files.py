@@ -6,6 +6,7 @@ import gzip
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,7 +17,11 @@ from megascan.reader.segments import Segment, event_schema
 from megascan.reader.templates import Templates
 from megascan.schema import SPAN_COLUMNS
 from megascan.simulate import CostModel, JobModel, simulate_trace, write_rank_files
+from megascan.timeline import numbers
 from megascan.topology import Layout
+
+if TYPE_CHECKING:
+    from conftest import Folder
 
 pytestmark = pytest.mark.usefixtures("each_way")
 
@@ -167,3 +172,12 @@ def test_a_damaged_mark_is_named_with_its_file_and_line(paths: list[Path]) -> No
         read_rank_files(paths)
     with pytest.raises(InputError, match=rf"{paths[5].name}, line {place + 1}: damaged window"):
         read_rank_file(paths[5])
+
+
+def test_saves_between_windows_belong_to_no_iteration(folder: Folder) -> None:
+    paths = [folder.write_rank(rank, saves=[2, 4, 5, 7]) for rank in range(4)]
+    found = together(paths)
+    assert found is not None
+    assert plain(found) == plain(one_by_one(paths))
+    for segment in found:
+        assert sorted(set(numbers(segment.spans, "iteration").tolist())) == [-1, 1, 2, 6, 7]

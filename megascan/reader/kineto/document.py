@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 import orjson
@@ -176,7 +177,7 @@ def _content(path: Path, document: Document) -> _Content:
     num_rows, num_misfits, torn = 0, 0, False
     for block in document.blocks:
         torn = torn or block.torn
-        events = parse_block(_plain(block), _PARSER)
+        events = parse_block(_plain_events(block), _PARSER)
         if events is None:
             continue
         num_misfits += _count_misfits(path, events)
@@ -237,8 +238,7 @@ def _whole_number(path: Path, record: dict[str, Json], name: str, most: int) -> 
     value = record.get(name)
     if value is None:
         return None
-    if isinstance(value, str) and _DIGITS.fullmatch(value):
-        value = int(value)
+    value = _number_of(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise InputError(
             f"{path}: its header says {name} {shown(value)}, expected a number from 0 to {most}; "
@@ -247,7 +247,12 @@ def _whole_number(path: Path, record: dict[str, Json], name: str, most: int) -> 
     return value
 
 
-def _plain(block: Block) -> Block:
+def _number_of(value: Json) -> Json:
+    """Return a number that is written as text as a number; anything else as it is."""
+    return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else value
+
+
+def _plain_events(block: Block) -> Block:
     """Give each key one JSON type: some versions write text for pid and tid, lists for ranks; times
     are text in files that were rewritten with exact decimals.
     """
@@ -332,11 +337,15 @@ def axis_name(description: str, name: str) -> str:
 
 
 def configured_groups(config: object) -> dict[str, ProcessGroup]:
-    """Return groups by name from a header's `pg_config`; entries of another form are left out."""
+    """Return groups by name from a header's `pg_config`; entries of another form are passed over:
+    the arguments of communication name the groups as well.
+    """
     groups = {}
     for entry in config if isinstance(config, list) else []:
-        ranks = entry.get("ranks") if isinstance(entry, dict) else None
-        if ranks and isinstance(ranks, list) and all(map(is_rank, ranks)):
+        listed = entry.get("ranks") if isinstance(entry, dict) else None
+        numbers = [_number_of(one) for one in listed] if isinstance(listed, list) else []
+        ranks = [one for one in numbers if is_rank(one)]
+        if ranks and len(ranks) == len(numbers):
             name = text_of(entry.get("pg_name"))
             axis = axis_name(text_of(entry.get("pg_desc")), name)
             groups[name] = ProcessGroup(group_id(axis, ranks), tuple(ranks))
@@ -367,7 +376,7 @@ def _listed_ranks(text: str) -> tuple[int, ...]:
     return ranks if all(map(is_rank, ranks)) else ()
 
 
-def is_rank(value: object) -> bool:
+def is_rank(value: object) -> TypeGuard[int]:
     """Return whether a value of a profile can be the number of a rank."""
     return isinstance(value, int) and 0 <= value < MOST_RANKS
 
