@@ -8,8 +8,9 @@ traces needs the values of every rank in both: page and comparison take an `Exam
 
 `CAUSES` are in the order of search and of the report's power line. The first search finds who
 computes slowly and hands that to the others, because a rank that waits for a slow rank is not at
-fault. What only profiles or probes show is declared here; the file that searches it is loaded where
-there are any. docs/architecture.md says how to add a cause, step by step.
+fault. What only some traces show (profiles, probes, groups whose communication nobody recorded) is
+declared here; the file that searches it is loaded where there are any. docs/architecture.md says
+how to add a cause, step by step.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from detect.causes import (
     imbalance,
     links,
     losses,
-    mates,
     networks,
     nvlinks,
     optimizer,
@@ -59,6 +59,15 @@ from megascan.timeline import ShardedTimeline, Timeline
 
 if TYPE_CHECKING:
     from megascan.probes import Probes
+
+
+def _search_mates(inquiry: Inquiry) -> Answer:
+    """Search the slow rank of a group whose communication inside passes nobody recorded."""
+    if not inquiry.seen.hidden_axes:
+        return Answer()
+    from detect.causes.mates import search_mates
+
+    return search_mates(inquiry)
 
 
 def _search_memory(inquiry: Inquiry) -> Answer:
@@ -91,6 +100,7 @@ def _search_corruption(inquiry: Inquiry) -> Answer:
     return Answer(findings=findings, notes=notes)
 
 
+AWAITED_MATE = CauseSpec(cause=Cause.COMPUTE, search=_search_mates)
 SLOW_MEMORY = CauseSpec(
     cause=Cause.COMPUTE,
     search=_search_memory,
@@ -105,7 +115,7 @@ CORRUPTION = CauseSpec(cause=Cause.CORRUPTION, search=_search_corruption)
 
 CAUSES: tuple[CauseSpec, ...] = (
     compute.COMPUTE,
-    mates.AWAITED_MATE,
+    AWAITED_MATE,
     SLOW_MEMORY,
     optimizer.SLOW_OPTIMIZER,
     losses.LOADER,

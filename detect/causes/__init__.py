@@ -1,7 +1,7 @@
 """What can be wrong with a job, one file a cause: search, whose fault it is, words, advice.
 
-`detect.detector` lists them in the order of search, loads what only profiles or probes show where
-there are any, and asks one after the other. Fed by `detect.observe` (what was measured) and
+`detect.detector` lists them in the order of search, loads what only some traces show where there is
+any of it, and asks one after the other. Fed by `detect.observe` (what was measured) and
 `detect.stats` (which rows stand out). Nothing here draws.
 
 Causes:                                             What they share, and what follows them:

@@ -16,7 +16,6 @@ import numpy as np
 from detect.causes.device import GPU_ADVICE, stages_alike
 from detect.causes.finding import (
     Answer,
-    CauseSpec,
     Claim,
     Inquiry,
     build_finding,
@@ -42,11 +41,11 @@ OF_ITS_MATES = (
 
 def _groups(seen: Observations) -> Integers | None:
     """Return a number of each row's group, (row,), whose communication nobody recorded; None where
-    all was recorded, or rows stand for groups.
+    rows stand for groups, or passes are not told.
     """
     members, hidden = seen.members, seen.hidden_axes
     are_groups = any(len(ranks) > 1 for ranks in members.workers)
-    if are_groups or not seen.tells_passes or not hidden:
+    if are_groups or not seen.tells_passes:
         return None
     if "tp" in hidden or "cp" in hidden:
         return members.tensor_group
@@ -70,7 +69,7 @@ def _slow_alike(seen: Observations, own: Flags) -> float:
     return float(np.median(level[own])) if is_alike and is_lone and not is_replicas else 0.0
 
 
-def _search(inquiry: Inquiry) -> Answer:
+def search_mates(inquiry: Inquiry) -> Answer:
     """Search groups that are slow alike throughout, of which one rank has a longer step."""
     seen, members = inquiry.seen, inquiry.seen.members
     groups = _groups(seen)
@@ -134,6 +133,3 @@ def _finding(seen: Observations, own: Flags, longer: LongerStep, effect: float) 
             is_bound=True,
         ),
     )
-
-
-AWAITED_MATE = CauseSpec(cause=Cause.COMPUTE, search=_search)

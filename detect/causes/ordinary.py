@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import special
@@ -52,7 +53,6 @@ from detect.causes.device import (
     spares_lookups,
 )
 from detect.causes.finding import Inquiry
-from detect.causes.longer_steps import LongerStep, longer_step
 from detect.causes.searches import ComputeSearch, SlowRow
 from detect.observe.observations import BACKWARD, FORWARD, Members
 from detect.report import Owner
@@ -61,6 +61,9 @@ from detect.stats.residuals import deviations, stage_groups
 from detect.text import counted, times
 from detect.thresholds import DEVICE, KERNELS, ORDINARY, PAIRS, SPELLS
 from megascan.arrays import Floats, mask_of
+
+if TYPE_CHECKING:
+    from detect.causes.longer_steps import LongerStep
 
 EVEN = "its passes got as many tokens as those of its peers, so longer data are not the reason"
 SPARES_MEMORY = (
@@ -143,6 +146,10 @@ class Case(Suspicion):
     @cached_property
     def longer_step(self) -> LongerStep | None:
         """Return the rank of a row that stands for a TP group whose optimizer step is longer."""
+        if self.seen.workers is None:
+            return None
+        from detect.causes.longer_steps import longer_step  # where rows stand for groups
+
         return longer_step(self, self.passes.effects)
 
     @property
