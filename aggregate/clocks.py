@@ -68,7 +68,7 @@ LARGEST_DRIFT_ERROR = 10e-6
 _QUANTILE = 0.99
 _WORTH_A_NOTE_NS = 1e3
 _MANY_REFUSED = 4
-"""A clock with fewer refused ends is not taken for one that jumps (a tenth of 40 ends)."""
+"""A clock with fewer refused ends is not taken for one that jumps."""
 _MOST_STEPS = 64
 _MENDED_SHARE = 0.8
 """A jump is believed if the fit without it refuses at most this part of the clock's ends that were

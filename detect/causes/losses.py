@@ -296,7 +296,7 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
     alone = _are_alone(seen)
     at_place: set[int] = set()  # rows whose TP rank loses as much in other TP groups
 
-    def remembered(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
+    def not_explained(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
         at_place.update(_alike_at_their_place(seen, suspects))
         waiting = _without_waiting(inquiry, suspects)
         return tuple(one for one in waiting if not _refills_its_queue(seen, one))
@@ -322,7 +322,7 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             evidence=lambda suspect: (
                 _where_time_is_lost(seen, suspect.row, suspect.course.active),
             ),
-            without=remembered,
+            drop_explained=not_explained,
             predicate="loses {time} an iteration to its host, {over} over its peers",
             advice=lambda suspect, owner: host_advice(owner),
             most_cost=lambda suspect: most_cost_of_host(seen, suspect.row, suspect.course.active),
@@ -540,7 +540,7 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
             excuses_slow=True,
             doubt=lambda suspect: OTHERS_WAIT if slow.any() and not slow[suspect.row] else LATE,
             base_ns=lambda row, own, excess: float(np.median(transfers.quick_ns[row])),
-            without=lambda suspects: _without_victims(seen, transfers, suspects, slow),
+            drop_explained=lambda suspects: _without_victims(seen, transfers, suspects, slow),
             predicate="leaves its communications {time} an iteration later than the other "
             "members do",
             advice=lambda suspect, owner: connection_advice(

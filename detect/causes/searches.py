@@ -290,7 +290,7 @@ class Loss:
     """Whether a row must lose more than the others of its group, however many, do in nearly any
     iteration: where the reason is shared, such as storage, everybody has its turn."""
     evidence: Callable[[Suspect], tuple[str, ...]] = lambda suspect: ()
-    without: Callable[[tuple[Suspect, ...]], tuple[Suspect, ...]] = lambda suspects: suspects
+    drop_explained: Callable[[tuple[Suspect, ...]], tuple[Suspect, ...]] = lambda suspects: suspects
     """Leave out suspects that other suspects explain."""
 
     def peers_of(self, row: int) -> Integers:
@@ -352,7 +352,7 @@ def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
     least = 1.0 + max(inquiry.detectable_effect(result.noise), task.floor)
     because = inquiry.limited_by(result.noise)
     return Answer(
-        findings=tuple(_loss_finding(seen, lost, one) for one in loss.without(told)),
+        findings=tuple(_loss_finding(seen, lost, one) for one in loss.drop_explained(told)),
         least_slowdown=least,
         least_because=because,
         hides="" if is_cpu or loss.cause == Cause.GC else _hides(loss, least, because),

@@ -254,7 +254,8 @@ def detect_in(
 
 @dataclass(frozen=True)
 class Look:
-    """The commands that show what was read in Perfetto, before `--at`.
+    """The shell command that opens what was read in Perfetto, to which `--at RANK:ITERATION` is
+    appended.
 
     Perfetto shows merged timelines, so rank files are merged first. An op table cannot be shown.
     """

@@ -281,7 +281,8 @@ class PendingWork:
     """Stand-in for an asynchronous work; the caller's wait is the latest end of the work's span.
 
     It keeps the tensors alive until the caller's own wait: torch's protection of their memory ends
-    when the timer waits for the work on another stream.
+    when the timer waits for the work on another stream. If the work is `watched`, the timer ends
+    its span; otherwise the caller's wait does.
     """
 
     def __init__(
