@@ -186,7 +186,7 @@ def test_iterations_that_hold_checkpoints_are_long_for_no_hidden_reason(report_o
     report = report_of("h200-hybrid-of-2-saves")
     assert report.verdict is Verdict.HEALTHY
     (note,) = [note for note in report.notes if "checkpoints" in note]
-    assert "within 2 iterations (11 and 21)" in note and "longest on rank 0" in note
+    assert "at 2 iterations (11 and 21)" in note and "longest on rank 0" in note
 
 
 @pytest.mark.parametrize(

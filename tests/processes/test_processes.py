@@ -292,13 +292,13 @@ from aggregate import merge
 
 parallel.num_workers = lambda: 2
 options.WORTH_PROCESSES_BYTES, trace.SHARD_BYTES = 0, 100_000
-settled = merge.decompose
+settled = merge.decomposed
 
 def slow(*arguments):
     time.sleep(0.5)
     return settled(*arguments)
 
-merge.decompose = slow
+merge.decomposed = slow
 from megascan.cli.main import main
 sys.exit(main(["aggregate", "-b", sys.argv[1], "-o", sys.argv[2]]))
 """
