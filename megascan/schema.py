@@ -112,7 +112,9 @@ SPAN_COLUMNS: tuple[Column, ...] = (
         "ts",
     ),
     Column("duration_ns", "int64", "ns", "end minus start", "dur"),
-    _argument("iteration", "int32", "", "training iteration, from 1"),
+    _argument(
+        "iteration", "int32", "", "training iteration, from 1; none for saves between windows"
+    ),
     _argument("microbatch", "int32", "", "microbatch within the iteration, from 0"),
     _argument("chunk", "int32", "", "model chunk (virtual pipeline stage) on this rank, from 0"),
     _argument(
