@@ -136,10 +136,7 @@ COLLECTOR = (
     "stands still in them; garbage collection was not traced, which would show the same, as its "
     "host and its device would"
 )
-COLLECTS = (
-    "garbage collection was not traced, which stops one rank now and then as its host would: trace "
-    "at granularity full, which records it"
-)
+COLLECTS = "garbage collection was not traced, which stops one rank now and then as its host would"
 PAUSES = (Cause.GC, Cause.LOADER, Cause.HOST)
 WORDS = {
     Cause.COMPUTE: "computes slowly",
@@ -147,8 +144,6 @@ WORDS = {
     Cause.HOST: "is held up by its host",
     Cause.LOADER: "waits for its data loader",
 }
-
-
 STOPS = "stands still in single passes"
 
 
@@ -296,6 +291,8 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> str:
         return doubt
     if cause == Cause.LOADER:
         return _doubt_of_loader(seen, burst)
+    if Cause.GC not in seen.lost_ns and (cause == Cause.HOST or burst.is_stops):
+        return COLLECTOR if burst.is_stops else COLLECTS
     is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
     if cause == Cause.HOST:
         return _doubt_of_host(seen, burst, is_uneven)
@@ -303,7 +300,6 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> str:
     launches = may_wait_for_launches(seen) or waits_for_launches(seen, burst.row, burst.hits)
     waits = _waits_beside(seen, burst)
     reasons = {
-        COLLECTOR: burst.is_stops and Cause.GC not in seen.lost_ns,
         FEW_OTHERS: _may_be_noisier(burst),
         OTHERS_TOO: burst.is_noise,
         LONGER: may_be_data and not _others_spare_the_data(seen, burst),
@@ -434,7 +430,6 @@ def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> str:
     launches = launches_as_quickly(seen, row, burst.hits, share, least_starved=STARVATION.fed_share)
     unseen = may_wait_unseen(seen, np.array([row]), burst.hits)
     reasons = {
-        COLLECTS: Cause.GC not in seen.lost_ns,
         launches: bool(launches),
         unseen: bool(unseen),
         OF_PLACE: loses_as_its_place(seen, row, burst.hits, share * step_ns),

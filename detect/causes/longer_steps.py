@@ -43,7 +43,7 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import Suspicion, beyond_others, stages_alike
-from detect.observe.observations import Members
+from detect.observe.observations import EachRank, Members
 from detect.stats import robust
 from detect.stats.residuals import step_noise
 from detect.thresholds import COMPUTE, DEVICE, ORDINARY, PAIRS, ROBUST
@@ -173,14 +173,14 @@ def _in_time(leads: Floats) -> _Spread:
     return _Spread(float(np.nanmean(noise**2)) / num_iterations, degrees)
 
 
-def longer_step(of: Suspicion, effects: Floats) -> LongerStep | None:
+def longer_step(of: Suspicion, every: EachRank, effects: Floats) -> LongerStep | None:
     """Return which of the ranks that a slow row stands for has a longer optimizer step; None where
     none stands out, optimizers were not recorded, or other stages of its replica are slow alike.
 
-    `effects` is the log slowdown of all rows, (row,).
+    `every` rank is observed beside the rows; `effects` is the log slowdown of all rows, (row,).
     """
-    every, members = of.seen.workers, of.seen.members
-    if every is None or len(members.workers[of.row]) < 2 or stages_alike(members, effects, of.row):
+    members = of.seen.members
+    if len(members.workers[of.row]) < 2 or stages_alike(members, effects, of.row):
         return None
     row_of = {rank: row for row, ranks in enumerate(members.workers) for rank in ranks}
     group = np.array([row_of[int(rank)] for rank in every.members.ranks], dtype=np.int64)

@@ -146,11 +146,12 @@ class Case(Suspicion):
     @cached_property
     def longer_step(self) -> LongerStep | None:
         """Return the rank of a row that stands for a TP group whose optimizer step is longer."""
-        if self.seen.workers is None:
+        every = self.seen.workers
+        if every is None:
             return None
         from detect.causes.longer_steps import longer_step  # where rows stand for groups
 
-        return longer_step(self, self.passes.effects)
+        return longer_step(self, every, self.passes.effects)
 
     @property
     def is_confirmed(self) -> bool:

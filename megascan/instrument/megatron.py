@@ -529,7 +529,6 @@ class PointToPoint:
         def leave(call: Call, result: object) -> object:
             messages, begin = cast("tuple[list[_Message], Mark]", call.memory)
             from_previous, from_next, handles = cast("tuple[object, object, object]", result)
-            is_overlapped = isinstance(handles, dict) and bool(handles)
             end = tracer.mark() if messages and not handles else None
             for message in messages:
                 if message.tensor is None:
@@ -537,8 +536,8 @@ class PointToPoint:
                     self._complete(message, cast("torch.Tensor", received))
                 if end is not None:
                     tracer.add(Kind.P2P, message.name, begin, end, message.arguments)
-            if is_overlapped:
-                self._follow(messages, begin, cast("dict[str, AsyncWork]", handles))
+            if isinstance(handles, dict) and handles:
+                self._follow(messages, begin, handles)
             return result
 
         return around(tracer, original, enter, leave)
