@@ -3,8 +3,9 @@
 Recall counts due faults (`outcome`) that a finding names and no other rank with them; precision
 counts findings with owner `node`. Owners are counted where one is given: `node` is right of ranks
 that are at fault, `job` where a cause of the job was planted, a collector among them (it pauses for
-what its process allocates), or no fault of hardware is due. An
-onset counts where a lasting fault begins inside the trace, with two settled iterations before it.
+what its process allocates), no fault of hardware is due, or the same job says so of itself without
+its fault (a last stage that computes the loss is heavy, whatever else is wrong). An onset counts
+where a lasting fault begins inside the trace, with two settled iterations before it.
 
     traced      3 4 5 6 | 11 12 13 14        the fault begins in iteration 8
     found from            11 or 12: right, at most one traced iteration off
@@ -209,13 +210,12 @@ def _precision(named: Sequence[tuple[Outcome, Named]]) -> Share:
 def _owners(outcomes: Sequence[Outcome]) -> Iterator[bool]:
     """Yield for each finding that gives an owner whether it is the right one."""
     for outcome in outcomes:
-        planted = outcome.planted
-        is_jobs = any(one.owner == "job" or one.cause == "gc" for one in planted) or not outcome.due
+        is_jobs = outcome.has_cause_of_job or not outcome.due
         for finding in outcome.findings:
             if _blames(finding):
                 yield not set(finding.ranks) - outcome.at_fault
             elif finding.owner == "job":
-                yield is_jobs
+                yield is_jobs or finding.is_in_sound_job
 
 
 def _onsets(outcomes: Sequence[Outcome]) -> Iterator[bool]:

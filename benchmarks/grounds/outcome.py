@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ class Named:
     """With which other names it is counted; the `cause` where "", as in outcomes of before."""
     doubt: str = ""
     """Of an undecided finding: the last sentence of its evidence, mostly why it is undecided."""
+    is_in_sound_job: bool = False
+    """Of a finding that blames the job: whether the same job, simulated without what was planted,
+    shows it as well. Then no fault was taken for the job's own doing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,13 @@ class Outcome:
         return frozenset(r for one in self.planted if one.owner == "node" for r in one.ranks)
 
     @property
+    def has_cause_of_job(self) -> bool:
+        """Return whether a cause of the job was planted: a collector pauses for what its process
+        allocates.
+        """
+        return any(one.owner == "job" or one.cause == "gc" for one in self.planted)
+
+    @property
     def wrong(self) -> tuple[Named, ...]:
         """Return the findings that blame a node which is not at fault."""
         return tuple(
@@ -80,6 +90,32 @@ class Outcome:
     def due(self) -> tuple[Planted, ...]:
         """Return the faults of hardware that cost enough to be missed."""
         return tuple(one for one in self.planted if one.owner == "node" and is_due(one))
+
+    @property
+    def doubtful_for_job(self) -> bool:
+        """Return whether a finding blames a job in which only hardware is at fault, and this costs
+        enough: the job may be as the finding says, beside its fault, or it may be taken for guilty.
+        """
+        blames_job = any(one.owner == "job" for one in self.findings)
+        return blames_job and bool(self.due) and not self.has_cause_of_job
+
+    def beside_sound(self, sound: Outcome) -> Outcome:
+        """Return it with those findings marked that blame the job, and that the `sound` one, the
+        same job without what was planted, shows as well: of that cause, on some of the same ranks.
+        """
+
+        def is_shown(one: Named) -> bool:
+            return any(
+                other.owner == one.owner == "job"
+                and other.cause == one.cause
+                and (not one.ranks or not other.ranks or bool(set(one.ranks) & set(other.ranks)))
+                for other in sound.findings
+            )
+
+        return replace(
+            self,
+            findings=tuple(replace(one, is_in_sound_job=is_shown(one)) for one in self.findings),
+        )
 
     def finding_of(self, planted: Planted) -> Named | None:
         """Return the right finding of a planted fault, the one of its own cause first."""

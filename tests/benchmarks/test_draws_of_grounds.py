@@ -189,6 +189,36 @@ def test_aims_are_counted_by_what_was_planted_and_said():
     assert names[-2:] == ["| link | 5% and more | 1 | 1.000", "| link | 5% or less | 0 | -"]
 
 
+def test_a_job_is_blamed_rightly_beside_a_fault_if_it_is_so_without_it():
+    """A heavy last stage stays heavy without the slow device; what only the fault looks like does
+    not.
+    """
+
+    def said(cause, ranks, owner="job"):
+        return Named(
+            ranks=ranks, cause=cause, owner=owner, slowdown=1.3, interval=(1.2, 1.4),
+            first_iteration=1, cost_ratio=1.2,
+        )  # fmt: skip
+
+    def job(planted, *findings):
+        return Outcome(
+            ground="cluster", name="n", family="f", num_ranks=8, verdict="", planted=planted,
+            findings=findings, iterations=(1, 2, 3),
+        )  # fmt: skip
+
+    fault = Planted(kind="gpu_clock", cause="compute", owner="node", ranks=(3,), cost_ratio=1.2)
+    stage, sequences = said("stage_imbalance", (4, 5, 6, 7)), said("sequence_imbalance", ())
+    device = said("compute", (3,), owner="node")
+    beside = job((fault,), device, stage, sequences)
+    assert beside.doubtful_for_job
+    assert not job((), stage).doubtful_for_job and not job((fault,), device).doubtful_for_job
+    judged = beside.beside_sound(job((), said("stage_imbalance", (6, 7)), said("loader", ())))
+    assert [one.is_in_sound_job for one in judged.findings] == [False, True, False]
+    owners = next(one for one in aims_of([judged]) if one.what == "owners given: right")
+    assert (owners.reached.hits, owners.reached.total) == (2, 3)
+    assert Outcome.from_json(judged.to_json()) == judged
+
+
 def test_doubts_are_counted_with_what_they_hide():
     def job(ranks, doubt, *, owner="undecided", cost=1.2):
         fault = Planted(
