@@ -112,6 +112,8 @@ class Finding:
     """Whether it is about the connection of two ranks, either of which may be at fault."""
     is_inside: bool = False
     """Whether it is about what stays inside a host, with whomever."""
+    slow_passes_ratio: float = 1.0
+    """How many times as long as usual single passes take, where a rank is slow now and then."""
 
     @property
     def confidence(self) -> Confidence:

@@ -545,6 +545,11 @@ class _Ordinary:
     plain_ratio: float = limit(
         1.2, "ratio", Origin.BENCHMARK, "from which on a slow device is no difference of chips"
     )
+    at_times_ratio: float = limit(
+        1.1, "ratio", Origin.CONVENTION,
+        "by which single passes of a device are slower now and then; chips differ "
+        "for good",
+    )  # fmt: skip
     far_slower_times: float = limit(
         5.0, "times the excess", Origin.CONVENTION,
         "of a small slowdown, from which on another one may be the reason of both",
@@ -971,6 +976,11 @@ class _Bursts:
     idle_share: float = limit(
         0.5, "share of what slow passes take longer", Origin.CONVENTION,
         "that a device stands idle before its host may be the reason",
+    )  # fmt: skip
+    alike_starved: float = limit(
+        0.05, "share of the operations", Origin.CONVENTION,
+        "by which a device may wait for more launches in its slow iterations than in others, and "
+        "than its peers, before its host may be the reason",
     )  # fmt: skip
     written_share: float = limit(
         1.0, "share of the iteration", Origin.CONVENTION,

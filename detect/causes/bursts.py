@@ -43,6 +43,7 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
+    rows_of_findings,
     saved_by_compute,
     undecided,
     undecided_if_free,
@@ -50,6 +51,7 @@ from detect.causes.finding import (
 from detect.causes.hits import (
     FEW,
     Burst,
+    as_large,
     bursts,
     course_of,
     hits_of,
@@ -242,6 +244,7 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
                 *reasons,
             ),
             advice=ADVICE[cause],
+            slow_passes_ratio=burst.size,
         ),
     )
     is_usual = cause == Cause.COMPUTE and burst.usual_rate >= BURSTS.usual_share
@@ -297,7 +300,9 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> str:
     if cause == Cause.HOST:
         return _doubt_of_host(seen, burst, is_uneven)
     may_be_data = is_uneven and not _spares_lookups(seen, burst)
-    launches = may_wait_for_launches(seen) or waits_for_launches(seen, burst.row, burst.hits)
+    launches = may_wait_for_launches(seen)
+    if not _waits_no_more(seen, burst):
+        launches = launches or waits_for_launches(seen, burst.row, burst.hits)
     waits = _waits_beside(seen, burst)
     reasons = {
         FEW_OTHERS: _may_be_noisier(burst),
@@ -317,6 +322,22 @@ def _may_be_its_experts(seen: Observations, burst: Burst) -> bool:
     if seen.members.layout.ep < 2:
         return False
     return not _spares_lookups(seen, burst) and not _shows_in_attention(seen, burst)
+
+
+def _waits_no_more(seen: Observations, burst: Burst) -> bool:
+    """Return whether no more of the row's work comes just in time in its bursts than in its other
+    iterations, and than of its peers' work: a host that is late now and then is late for more.
+
+    Example: half of what is launched begins a pass, and comes just in time on every rank, whether
+    its passes take 1.0 or 1.3 times as long.
+    """
+    starved, stage = seen.starved_share, seen.members.stage
+    others = burst.others & (stage == stage[burst.row])
+    if starved is None or burst.hits.all() or not others.any():
+        return False
+    own, usual = (float(robust.median(starved[burst.row][at])) for at in (burst.hits, ~burst.hits))
+    least = min(usual, float(robust.median(starved[others][:, burst.hits])))
+    return own < STARVATION.starved_share and own - least < BURSTS.alike_starved
 
 
 def _waits_beside(seen: Observations, burst: Burst) -> str:
@@ -522,22 +543,57 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[Burst]:
     group = seen.members.tensor_group
     found += bursts(over, more, rate, least_hit=floor, group=group)
     stage, rows = seen.members.stage, [one.row for one in found]
-    rate_of_hits = hits_of(over, known)[0].mean(axis=1)
+    hits = hits_of(over, known)
+    waiting = _wait_for_one_of(seen, found)
     return [
         replace(
             one,
-            is_shared=2 * int((stage[rows] == at).sum()) > int((stage == at).sum())
-            or _is_usual_there(rate_of_hits, (stage == at) & ~known, one.row),
+            is_shared=2 * int((stage[rows] == at)[~waiting[rows]].sum()) > int((stage == at).sum())
+            or _is_usual_there(_alike(seen, *hits, one), (stage == at) & ~known, one.row),
             is_mates=_waits_for_mate(seen, one, known, rows),
         )
         for one, at in zip(found, stage[rows], strict=True)
     ]
 
 
-def _is_usual_there(rate: Floats, of_stage: Flags, row: int) -> bool:
-    """Return whether the other rows of a row's stage, (row,) flags, have hits nearly as often as
-    the `row`. Rows of other stages do not count: they may have nothing to load, and no hits.
+def _undecided(seen: Observations, found: Sequence[Finding]) -> Flags:
+    """Flag the rows that searches found slow or standing still and could not name, (row,).
+
+    Being slow now and then raises a level a little, too little for one that lasts; and whoever is a
+    little slower for good, as chips are, shows all the same when others are slow now and then.
+
+    Example: 1.22 times as long in eight stretches of three passes, 1.03 times on the mean.
     """
+    causes = (Cause.COMPUTE, Cause.UNKNOWN, Cause.HOST)
+    is_open = [one.owner is Owner.UNDECIDED and one.cause in causes for one in found]
+    told, left = (
+        [one for one, flag in zip(found, is_open, strict=True) if flag == which]
+        for which in (False, True)
+    )
+    return rows_of_findings(seen.members, left) & ~rows_of_findings(seen.members, told)
+
+
+def _wait_for_one_of(seen: Observations, found: list[Burst]) -> Flags:
+    """Flag the TP mates of rows that are slower than these in their bursts, (row,)."""
+    clear = [mates_of(seen.members, one.row).tolist() for one in found if one.stands_out]
+    return mask_of([row for mates in clear for row in mates], len(seen.members))
+
+
+def _alike(seen: Observations, hits: Flags, lost: Floats, burst: Burst) -> Flags:
+    """Return the hits, (row, iteration), in which rows lose about as much as the burst's row does,
+    without those of TP mates that only wait for it, since it stands out from them.
+    """
+    kept = as_large(hits, lost, burst.row)
+    if burst.stands_out:
+        kept[mates_of(seen.members, burst.row)] &= ~burst.hits
+    return kept
+
+
+def _is_usual_there(hits: Flags, of_stage: Flags, row: int) -> bool:
+    """Return whether the other rows of a row's stage, (row,) flags, have `hits`, (row, iteration),
+    nearly as often as the `row`. Rows of other stages do not count: they may have nothing to load.
+    """
+    rate = hits.mean(axis=1)
     others = of_stage & (np.arange(len(of_stage)) != row)
     return bool(others.any() and rate[others].mean() > BURSTS.others_share * rate[row])
 
@@ -600,18 +656,22 @@ def _search(inquiry: Inquiry) -> Answer:
     if seen.members.device_kind == "cpu" or len(seen.iterations) < BURSTS.min_hits:
         return Answer()
     paused = _pauses(inquiry) if seen.lost_ns else []
+    of_pauses = [_of_pause(inquiry, one) for one in paused]
     known = inquiry.slow | inquiry.named
     known |= mask_of([one.row for one in paused], len(known))
-    throttled = _throttled(inquiry, known)
+    throttled = _throttled(inquiry, known & ~_undecided(seen, (*inquiry.found, *of_pauses)))
     if not known.any() and not throttled and len(seen.iterations) <= BURSTS.short_window:
         doubtful = _too_few(inquiry)
         return Answer(findings=(doubtful,) if doubtful else ())
-    of_pauses = [_of_pause(inquiry, one) for one in paused]
+    of_pauses = _loaders_on_several_hosts(of_pauses)
+    told = {one.ranks for one in (*inquiry.found, *of_pauses)}
+    of_devices = [_finding(seen, one, Cause.COMPUTE) for one in throttled]
+    of_devices = [one for one in of_devices if one.owner is Owner.NODE or one.ranks not in told]
+    named = {one.ranks for one in of_devices if one.owner is Owner.NODE}
+    of_pauses = [one for one in of_pauses if one.ranks not in named]
     return Answer(
-        findings=(
-            *_loaders_on_several_hosts(of_pauses),
-            *(_finding(seen, one, Cause.COMPUTE) for one in throttled),
-        )
+        findings=(*of_pauses, *of_devices),
+        explains=lambda one: one.owner is Owner.UNDECIDED and one.ranks in named,
     )
 
 

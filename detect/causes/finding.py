@@ -206,6 +206,8 @@ class Claim:
     """Whether it is about the connection of two ranks, either of which may be at fault."""
     is_inside: bool = False
     """Whether only what stays inside these ranks' host is slower, with whomever."""
+    slow_passes_ratio: float = 1.0
+    """How many times as long as usual single passes take, where a rank is slow now and then."""
 
 
 @dataclass(frozen=True)
@@ -424,6 +426,7 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
         is_read=claim.is_read,
         is_pair=claim.is_pair,
         is_inside=claim.is_inside,
+        slow_passes_ratio=claim.slow_passes_ratio,
     )
 
 
@@ -536,10 +539,11 @@ def undecided_if_small_and_free(
     not gain it.
 
     Unchanged where no communication was recorded, since then nobody knows who waits, and where a
-    low clock was read, which is no difference of chips.
+    low clock was read, or passes are far slower now and then: chips do not differ so.
     """
     is_named = finding.owner is Owner.NODE and finding.cause is Cause.COMPUTE
-    if not is_named or seen.transfers is None or finding.is_read:
+    is_plain = finding.is_read or finding.slow_passes_ratio >= ORDINARY.at_times_ratio
+    if not is_named or seen.transfers is None or is_plain:
         return finding
     is_small = _is_small_and_free(seen, finding, min_slowdown)
     if is_small or _is_in_doubt(seen, finding, findings):

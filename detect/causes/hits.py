@@ -75,6 +75,8 @@ class Burst:
     """Whether other rows, of the stage or of all, have hits so often that this may be noise."""
     is_stops: bool = False
     """Whether its slow passes are single ones that take twice as long and more."""
+    size: float = 1.0
+    """How many times as long as usual its slow passes take, typically; 1 where nobody knows."""
 
     @property
     def usual_rate(self) -> float:
@@ -315,18 +317,22 @@ class _Passes:
         is_single = num_runs(hits) >= BURSTS.single_share * int(hits.sum())
         return is_single and float(np.median(self.over[row][hits])) >= np.log(BURSTS.stop_ratio)
 
-    def is_of_others(self, row: int, others: Flags) -> bool:
-        """Return whether other rows have hits about as large: then any row may have them."""
-        size = PAIRS.agrees_share * float(np.median(self.over[row][self.hits[row]]))
-        return bool((self.hits[others] & (self.over[others] >= size)).any())
+    def is_of_others(self, row: int, hits: Flags, others: Flags) -> bool:
+        """Return whether some other row has `hits` about as large, and a good part of as many: then
+        any row may have them. A few single ones are what every job has.
 
-    def is_noise(self, row: int, others: Flags, peers: Flags) -> bool:
-        """Return whether the others, or those of them that are peers, have hits in nearly as many
+        Example: 56 hits of one speed, and a single pass of another rank that takes as long.
+        """
+        counts = as_large(hits, self.over, row)[others].sum(axis=(1, 2))
+        return int(counts.max(initial=0)) > BURSTS.others_share * int(hits[row].sum())
+
+    def is_noise(self, row: int, hits: Flags, others: Flags, peers: Flags) -> bool:
+        """Return whether the others, or those of them that are peers, have `hits` in nearly as many
         iterations as the row: then the slow passes may be noise.
 
         Two rows may have single hits in as many iterations, though one of them in fewer runs.
         """
-        often = as_large(self.hits, self.over, row).any(axis=2).mean(axis=1)
+        often = as_large(hits, self.over, row).any(axis=2).mean(axis=1)
         usual = [float(often[rows].mean()) for rows in (others, others & peers) if rows.any()]
         return max(usual, default=0.0) >= BURSTS.others_share * float(often[row])
 
@@ -368,7 +374,8 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
     """Return the bursts of rows of which single passes are slow, the heaviest first.
 
     `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
-    hits must be slower by `floor` on the mean.
+    hits must be slower by `floor` on the mean. Where all hits have one speed, a single stretch of
+    them is enough if it reaches over two iterations.
     """
     passes = _Passes.of(seen, known) if int((~known).sum()) >= BURSTS.min_rows else None
     if passes is None:
@@ -381,15 +388,16 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
         others = left & (np.arange(num_rows) != row)
         hits = as_large(passes.counted(row, mates_of(seen.members, row)), passes.over, row)
         by_iteration: Flags = np.asarray(hits.any(axis=2))
-        if min(num_runs(hits[row]), int(by_iteration[row].sum())) < BURSTS.min_hits:
+        is_one_speed = passes.is_one_speed(row) and not passes.is_of_others(row, hits, others)
+        num_events = int(by_iteration[row].sum()) if is_one_speed else num_runs(hits[row])
+        if min(num_events, int(by_iteration[row].sum())) < BURSTS.min_hits:
             continue
-        is_one_speed = passes.is_one_speed(row) and not passes.is_of_others(row, others)
         tally = passes.tally(hits, row, others, by_pass=is_one_speed)
         q_value = tally.by_chance * num_rows / (len(found) + 1)
         if q_value > rate or not tally.is_alone or not passes.rose(row):
             continue
         left = others
-        is_noise = not is_one_speed and passes.is_noise(row, others, stage == stage[row])
+        is_noise = not is_one_speed and passes.is_noise(row, hits, others, stage == stage[row])
         found.append(
             Burst(
                 row=row,
@@ -402,6 +410,7 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
                 stands_out=passes.stands_out(seen, row),
                 is_noise=is_noise,
                 is_stops=passes.are_stops(row),
+                size=float(np.exp(np.median(passes.over[row][passes.hits[row]]))),
             )
         )
     return found
