@@ -1559,6 +1559,10 @@ class _Readings:
     power_share: float = limit(
         0.15, "share", Origin.PHYSICS, "by which power differs: it follows the load"
     )
+    most_times: float = limit(
+        3.0, "times the log slowdown", Origin.PHYSICS,
+        "that a clock may be lower by: what moves memory or waits for others follows it by little",
+    )  # fmt: skip
     temperature_degrees: float = limit(
         15.0, "°C", Origin.PHYSICS, "by which devices of one node differ by their place in the air"
     )

@@ -40,6 +40,8 @@ no work lowers a limit.
 Example: rank 3 computes 1.28 times slower, at 1545 MHz where all others run at 1980: log ratios
 0.247 and 0.248. A clock of 1890 MHz (0.047, less than half) would leave most of it unexplained. At
 its power limit with 605 W it is undecided, where others draw 610 W; with 452 W it is the device.
+It is, too, where sound devices are held below their highest clocks as well, at 1695 to 1815 of 1965
+MHz, and it alone runs at 1500: what the same work lowers clocks by is known then.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import Usual, deviations, estimate_noise, stage_groups
 from detect.text import milliseconds, times
-from detect.thresholds import COMPUTE, DEVICE, KERNELS, PAIRS, READINGS
+from detect.thresholds import COMPUTE, DEVICE, KERNELS, ORDINARY, PAIRS, READINGS
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 from megascan.timeline import rows_alike
@@ -466,7 +468,7 @@ def _slow_on_the_same_data(seen: Observations, passes: Slowness, row: int) -> In
     return np.zeros(0, dtype=np.int64)
 
 
-CLOCK_NAME, POWER_NAME = "sm_clock_mhz", "power_w"
+CLOCK_NAME, HIGHEST_CLOCK_NAME, POWER_NAME = "sm_clock_mhz", "sm_clock_max_mhz", "power_w"
 
 
 def slow_clock(of: Suspicion) -> tuple[int, str] | None:
@@ -518,13 +520,13 @@ def _low_clock(
     reasons = int(own.get(REASONS_NAME, 0))
     if min(clock, lowest) <= 0 or is_at_rest(reasons):
         return ""
-    if is_capped(reasons) and not _draws_less(own, sound):
+    if is_capped(reasons) and not (_draws_less(own, sound) or _is_lowest_of_limited(own, sound)):
         return ""
     ratio, apart = np.log(float(np.median(others)) / clock), np.log(lowest / clock)
     if apart < -np.log1p(-READINGS.clock_share):
         return ""
     theirs = [int(readings.get(REASONS_NAME, 0)) for readings in sound]
-    most = np.inf if peculiar_reasons(reasons, theirs) else effect / PAIRS.agrees_share
+    most = np.inf if peculiar_reasons(reasons, theirs) else effect * READINGS.most_times
     if not PAIRS.agrees_share * effect <= ratio <= most:
         return ""
     return (
@@ -534,9 +536,42 @@ def _low_clock(
 
 
 def _draws_less(own: Mapping[str, float], sound: Sequence[Mapping[str, float]]) -> bool:
-    """Return whether a device draws far less power than all sound ones."""
-    least = min((readings.get(POWER_NAME, 0.0) for readings in sound), default=0.0)
-    return 0.0 < own.get(POWER_NAME, 0.0) <= (1.0 - READINGS.power_share) * least
+    """Return whether a device draws far less power than all sound ones: by a fixed share, or by
+    more than these differ from each other.
+
+    Example: 534 W at its limit, where seven sound devices draw 581 to 620 W (602 W, sigma 13).
+    """
+    powers = [readings.get(POWER_NAME, 0.0) for readings in sound]
+    least, power = min(powers, default=0.0), own.get(POWER_NAME, 0.0)
+    if not 0.0 < power < least:
+        return False
+    return power <= (1.0 - READINGS.power_share) * least or _is_far_below(power, powers)
+
+
+def _is_lowest_of_limited(own: Mapping[str, float], sound: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether the clock of a device at its power limit lies far below those of sound devices
+    that run below their highest clocks as well: the same work lowers those by less.
+
+    Where others wait for a rank that has more to do, they rest, and run at their highest clocks.
+    """
+    clocks = [readings.get(CLOCK_NAME, 0.0) for readings in sound]
+    highest = [readings.get(HIGHEST_CLOCK_NAME, 0.0) for readings in sound]
+    typical = float(np.median(highest)) if highest else 0.0
+    are_limited = np.median(clocks) <= (1.0 - READINGS.clock_share) * typical
+    return bool(are_limited) and _is_far_below(own.get(CLOCK_NAME, 0.0), clocks)
+
+
+def _is_far_below(value: float, others: Sequence[float]) -> bool:
+    """Return whether a reading lies further below those of sound devices than these differ from
+    each other, and below the least of them by as much as readings count from.
+    """
+    if len(others) < ORDINARY.min_peers:
+        return False
+    logs = np.log(np.array(others))
+    gap = float(logs.min()) - float(np.log(value))
+    reach = float(logs.mean()) - float(np.log(value))
+    is_apart = reach >= ORDINARY.rms_factor * float(np.std(logs, ddof=1))
+    return is_apart and gap >= -float(np.log1p(-READINGS.clock_share))
 
 
 def draws_more(seen: Observations, row: int) -> bool:
