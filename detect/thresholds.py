@@ -683,6 +683,11 @@ class _Device:
         "that an embedding or a loss takes at least: some 8 us of it no number of tokens lengthens "
         "(benchmarks/results/lookups_h100.md), so it follows them by three quarters or more",
     )  # fmt: skip
+    least_spared: float = limit(
+        0.08, "share of the log slowdown", Origin.BENCHMARK,
+        "by which a lower clock slows attention less than products of matrices, at least; heavier "
+        "layers slow both alike within 0.03",
+    )  # fmt: skip
     slow_parts_quantile: float = limit(
         0.9, "share of the parts", Origin.CONVENTION,
         "of a pass that are slow by less than its slow parts are; what sound ranks vary by",
@@ -1569,6 +1574,10 @@ class _Readings:
     power_share: float = limit(
         0.15, "share", Origin.PHYSICS, "by which power differs: it follows the load"
     )
+    most_times: float = limit(
+        3.0, "times the log slowdown", Origin.PHYSICS,
+        "that a clock may be lower by: what moves memory or waits for others follows it by little",
+    )  # fmt: skip
     temperature_degrees: float = limit(
         15.0, "°C", Origin.PHYSICS, "by which devices of one node differ by their place in the air"
     )

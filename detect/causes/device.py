@@ -40,6 +40,8 @@ no work lowers a limit.
 Example: rank 3 computes 1.28 times slower, at 1545 MHz where all others run at 1980: log ratios
 0.247 and 0.248. A clock of 1890 MHz (0.047, less than half) would leave most of it unexplained. At
 its power limit with 605 W it is undecided, where others draw 610 W; with 452 W it is the device.
+It is, too, where sound devices are held below their highest clocks as well, at 1695 to 1815 of 1965
+MHz, and it alone runs at 1500: what the same work lowers clocks by is known then.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import Usual, deviations, estimate_noise, stage_groups
 from detect.text import milliseconds, times
-from detect.thresholds import COMPUTE, DEVICE, KERNELS, PAIRS, READINGS
+from detect.thresholds import COMPUTE, DEVICE, KERNELS, ORDINARY, PAIRS, READINGS
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 from megascan.timeline import rows_alike
@@ -302,6 +304,39 @@ def spares_lookups(of: Suspicion) -> str:
     return SPARES_LOOKUPS.format(dense=times(float(np.exp(level))), lookups=times(slowest))
 
 
+def spares_attention(of: Suspicion) -> str:
+    """Say that of a stage of one rank attention is slow, and its MLPs are by more, in all layers:
+    a lower clock slows what moves memory, of which attention has more, by less. Heavier layers take
+    longer by one factor in both, or in one of the two. Empty where that is not so, where layers of
+    the other stages differ among themselves, or not known.
+
+    Example: MLPs take 1.41 times the time of those of seven other stages, attention 1.28 times, and
+    these differ by 0.4 %. Layers that are 1.31 times as heavy show 1.32 and 1.32.
+    """
+    modules_ns = of.seen.modules_ns
+    if modules_ns is None or of.seen.members.layout.ep > 1:
+        return ""
+    everybody = [np.arange(len(of.seen.members))]
+    mlp, attention = (
+        robust.centre(over_others(modules_ns[:, of.active, kind], everybody, of.excluded))
+        for kind in range(modules_ns.shape[2])
+    )
+    others = ~of.excluded
+    spread = max(
+        float(np.sqrt(np.mean(one[others] ** 2))) for one in (mlp, attention, mlp - attention)
+    )
+    own, less = float(mlp[of.row]), float((mlp - attention)[of.row])
+    if not (others.sum() >= COMPUTE.min_pool - 1 and own >= ORDINARY.rms_factor * spread):
+        return ""
+    if not max(DEVICE.least_spared * own, ORDINARY.rms_factor * spread) <= less:
+        return ""
+    if not less <= PAIRS.agrees_share * own:
+        return ""
+    return SPARES_ATTENTION.format(
+        mlp=times(float(np.exp(own))), attention=times(float(np.exp(own - less)))
+    )
+
+
 def lookups_follow(of: Suspicion) -> bool:
     """Return whether products of matrices are as slow as the row, and its lookups by about as much,
     as more tokens would make them.
@@ -466,7 +501,7 @@ def _slow_on_the_same_data(seen: Observations, passes: Slowness, row: int) -> In
     return np.zeros(0, dtype=np.int64)
 
 
-CLOCK_NAME, POWER_NAME = "sm_clock_mhz", "power_w"
+CLOCK_NAME, HIGHEST_CLOCK_NAME, POWER_NAME = "sm_clock_mhz", "sm_clock_max_mhz", "power_w"
 
 
 def slow_clock(of: Suspicion) -> tuple[int, str] | None:
@@ -518,13 +553,13 @@ def _low_clock(
     reasons = int(own.get(REASONS_NAME, 0))
     if min(clock, lowest) <= 0 or is_at_rest(reasons):
         return ""
-    if is_capped(reasons) and not _draws_less(own, sound):
+    if is_capped(reasons) and not (_draws_less(own, sound) or _is_lowest_of_limited(own, sound)):
         return ""
     ratio, apart = np.log(float(np.median(others)) / clock), np.log(lowest / clock)
     if apart < -np.log1p(-READINGS.clock_share):
         return ""
     theirs = [int(readings.get(REASONS_NAME, 0)) for readings in sound]
-    most = np.inf if peculiar_reasons(reasons, theirs) else effect / PAIRS.agrees_share
+    most = np.inf if peculiar_reasons(reasons, theirs) else effect * READINGS.most_times
     if not PAIRS.agrees_share * effect <= ratio <= most:
         return ""
     return (
@@ -534,9 +569,42 @@ def _low_clock(
 
 
 def _draws_less(own: Mapping[str, float], sound: Sequence[Mapping[str, float]]) -> bool:
-    """Return whether a device draws far less power than all sound ones."""
-    least = min((readings.get(POWER_NAME, 0.0) for readings in sound), default=0.0)
-    return 0.0 < own.get(POWER_NAME, 0.0) <= (1.0 - READINGS.power_share) * least
+    """Return whether a device draws far less power than all sound ones: by a fixed share, or by
+    more than these differ from each other.
+
+    Example: 534 W at its limit, where seven sound devices draw 581 to 620 W (602 W, sigma 13).
+    """
+    powers = [readings.get(POWER_NAME, 0.0) for readings in sound]
+    least, power = min(powers, default=0.0), own.get(POWER_NAME, 0.0)
+    if not 0.0 < power < least:
+        return False
+    return power <= (1.0 - READINGS.power_share) * least or _is_far_below(power, powers)
+
+
+def _is_lowest_of_limited(own: Mapping[str, float], sound: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether the clock of a device at its power limit lies far below those of sound devices
+    that run below their highest clocks as well: the same work lowers those by less.
+
+    Where others wait for a rank that has more to do, they rest, and run at their highest clocks.
+    """
+    clocks = [readings.get(CLOCK_NAME, 0.0) for readings in sound]
+    highest = [readings.get(HIGHEST_CLOCK_NAME, 0.0) for readings in sound]
+    typical = float(np.median(highest)) if highest else 0.0
+    are_limited = np.median(clocks) <= (1.0 - READINGS.clock_share) * typical
+    return bool(are_limited) and _is_far_below(own.get(CLOCK_NAME, 0.0), clocks)
+
+
+def _is_far_below(value: float, others: Sequence[float]) -> bool:
+    """Return whether a reading lies further below those of sound devices than these differ from
+    each other, and below the least of them by as much as readings count from.
+    """
+    if len(others) < ORDINARY.min_peers:
+        return False
+    logs = np.log(np.array(others))
+    gap = float(logs.min()) - float(np.log(value))
+    reach = float(logs.mean()) - float(np.log(value))
+    is_apart = reach >= ORDINARY.rms_factor * float(np.std(logs, ddof=1))
+    return is_apart and gap >= -float(np.log1p(-READINGS.clock_share))
 
 
 def draws_more(seen: Observations, row: int) -> bool:
@@ -610,6 +678,10 @@ def answer_of_slow_parts(seen: Observations, found: tuple[Finding, ...]) -> Answ
 SPARES_LOOKUPS = (
     "its MLPs and output layer take {dense} the time of its peers', its embedding and loss at most "
     "{lookups}: more tokens would lengthen both, longer documents neither, a lower clock the first"
+)
+SPARES_ATTENTION = (
+    "its MLPs take {mlp} the time of those of the other stages, which are all alike, its attention "
+    "{attention}: a lower clock slows what moves memory by less, heavier layers take longer alike"
 )
 OF_GROUP_BY_LOOKUPS = (
     "of its TP group, whose ranks wait for each other inside their layers, it alone takes {times} "

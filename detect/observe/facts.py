@@ -49,6 +49,7 @@ from megascan.vocabulary import (
 
 Record = TypeVar("Record")
 LOOKUPS = (EMBEDDING, LOSS)
+MODULES = (MLP, ATTENTION)
 """Parts of a model that move memory for each token and hardly compute. The backward of the
 embedding is none: most of it fills the gradient of the whole vocabulary
 (benchmarks/results/lookups_h100.md).
@@ -90,6 +91,7 @@ class Cells:
     dense_ns: Floats
     """See `Tokenwise`, and so of `lookups_ns`."""
     lookups_ns: Floats
+    modules_ns: Floats
     gap_ns: Floats
     """In no span."""
     ending_ns: Floats
@@ -102,7 +104,7 @@ class Cells:
 
 _NAN_IF_ABSENT = (
     "loading_ns", "loading_cost_ns", "optimizer_ns", "attention_ns", "dense_ns", "lookups_ns",
-    "starved_share",
+    "modules_ns", "starved_share",
 )  # fmt: skip
 """Fields of `Cells` that are NaN for a rank without such spans; the others are 0."""
 
@@ -161,6 +163,7 @@ def facts_of(index: SpanIndex) -> Facts:
             attention_ns=index.sums_or_nan(attention, index.self_time(attention)),
             dense_ns=_dense(index),
             lookups_ns=_lookups(index),
+            modules_ns=_modules(index),
             gap_ns=uncovered_time(index),
             ending_ns=ending_time(index),
             waiting_ns=waiting_time(index),
@@ -195,13 +198,25 @@ def _lookups(index: SpanIndex) -> Floats:
 
     Not of those that began when they were launched: these last as long as their launches do.
     """
-    means = np.full((*index.shape, len(LOOKUPS)), np.nan)
-    for place, name in enumerate(LOOKUPS):
+    kinds = []
+    for name in LOOKUPS:
         rows = index.named((name,))
         rows[rows] = ~stalls.launched_just_in_time(index, rows)
-        number, time_ns = index.sums(rows, np.ones(int(rows.sum()))), index.self_time(rows)
-        np.divide(index.sums(rows, time_ns), number, out=means[:, :, place], where=number > 0)
-    return means
+        kinds.append(_mean_span(index, rows))
+    return np.stack(kinds, axis=2)
+
+
+def _modules(index: SpanIndex) -> Floats:
+    """Return how long a span of each of `MODULES` takes on the mean, (rank, iteration, kind)."""
+    return np.stack([_mean_span(index, index.named((one,))) for one in MODULES], axis=2)
+
+
+def _mean_span(index: SpanIndex, rows: Flags) -> Floats:
+    """Return the mean time of some spans, (rank, iteration); NaN where there are none."""
+    mean = np.full(index.shape, np.nan)
+    number = index.sums(rows, np.ones(int(rows.sum())))
+    np.divide(index.sums(rows, index.self_time(rows)), number, out=mean, where=number > 0)
+    return mean
 
 
 def _passes(

@@ -396,6 +396,9 @@ class Observations:
     attention was traced."""
     tokenwise: Tokenwise | None = None
     """None on CPUs."""
+    modules_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """(row, iteration, kind): a span of an MLP and one of attention in forward passes, on the mean;
+    NaN where none was traced. None on CPUs."""
     workers: EachRank | None = None
     """All ranks, where rows stand for several of them."""
     lost_ns: Mapping[Cause, Floats] = field(
