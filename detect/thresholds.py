@@ -311,10 +311,19 @@ class _Pace:
     spread_log: float = limit(
         0.03, "log", Origin.PHYSICS, "by which the launching of sound hosts differs at least"
     )
+    prior_degrees: float = limit(
+        4.0, "degrees of freedom", Origin.CONVENTION,
+        "with which that counts beside the spread of a job's own hosts",
+    )  # fmt: skip
     slow_log: float = limit(
         math.log(1.35), "log", Origin.BENCHMARK,
         "by which each rank of a host that launches slowly exceeds those of all others: processors "
         "of one model, and a few iterations on sound hosts, differ by less",
+    )  # fmt: skip
+    slow_host_log: float = limit(
+        math.log(1.2), "log", Origin.BENCHMARK,
+        "the same of a host all of whose ranks do, and which loses time or is waited for: of sound "
+        "hosts none exceeded the others by more than 1.12",
     )  # fmt: skip
     other_stage_log: float = limit(
         math.log(1.7), "log", Origin.BENCHMARK,

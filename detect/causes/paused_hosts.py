@@ -61,7 +61,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.search import Course
 from detect.text import counted, milliseconds
-from detect.thresholds import BURSTS, HOSTS, PACE, PAIRS, SEARCH
+from detect.thresholds import BURSTS, HOSTS, PACE, PAIRS, SEARCH, STARVATION
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -76,6 +76,10 @@ NEARLY_BOUND = (
 ROUTED = (
     "a router sends its ranks more tokens in some passes than in others: their experts would show "
     "the same"
+)
+LONGER = (
+    "its ranks' passes are longer than those of other hosts in quiet times, too: what makes them "
+    "longer (the length of their sequences, say) may vary"
 )
 OF_ONE = (
     "without one of its ranks the others pause no more often than those elsewhere: that rank's own "
@@ -118,18 +122,35 @@ def _paused_host(seen: Observations, known: Flags, rate: float) -> PausedHost | 
     names = labels.tolist()
     if len(names) < 2:
         return None
-    if Cause.HOST in seen.lost_ns and not known.any():
-        over = over_own_level(lost_share(seen, (Cause.HOST,)), known)
+    if Cause.HOST in seen.lost_ns:
+        lost = lost_share(seen, (Cause.HOST,))
+        over = _without_collections(seen, over_own_level(lost, np.zeros_like(known)))
         paused = _pausing_host(over, names, host, rate)
-        if paused is not None and _by_themselves(seen, paused):
+        is_waiting = paused is None or _knows_others(paused, known, host)
+        if paused is not None and not is_waiting and _by_themselves(seen, over, paused):
             return paused
     paused = _pausing_inside(seen, seen.work, names, host, rate)
-    if paused is None or (known & (host != paused.burst.row)).any():
+    if paused is None or _knows_others(paused, known, host):
         return None
     backward = cut(seen.work, "operation", seen.work.phase == BACKWARD)
     again = _pausing_inside(seen, backward, names, host, rate)
     in_backward = again is not None and again.name == paused.name
     return replace(paused, in_passes=True, in_backward=in_backward)
+
+
+def _knows_others(paused: PausedHost, known: Flags, host: Integers) -> bool:
+    """Return whether ranks of other hosts are `known`, (row,), for whom this host's may wait. What
+    was found of its own ranks, one by one or together, does not explain why they pause in turn.
+    """
+    return bool((known & (host != paused.burst.row)).any())
+
+
+def _without_collections(seen: Observations, over: Floats) -> Floats:
+    """Return `over`, (row, iteration), 0 where some rank collects garbage for at least as long: all
+    wait for that rank.
+    """
+    longest = lost_share(seen, (Cause.GC,)).max(axis=0)
+    return np.where(over > longest, over, 0.0)
 
 
 def _pausing_inside(
@@ -144,7 +165,8 @@ def _pausing_inside(
     lost_ns = (over / (1.0 + over) * work_ns).sum(axis=2)
     has_passes = Cause.HOST in seen.lost_ns
     whole_ns = np.median(seen.iteration_ns if has_passes else work_ns.sum(axis=2))
-    paused = _pausing_host(lost_ns / max(float(whole_ns), 1.0), names, host, rate)
+    apart = (over > _least_lead(over)).reshape(len(over), -1)
+    paused = _pausing_host(lost_ns / max(float(whole_ns), 1.0), names, host, rate, apart)
     if paused is None or not (_are_apart(seen, over, paused) or _leads_change(over, paused.rows)):
         return None
     return paused
@@ -165,25 +187,63 @@ def _are_apart(seen: Observations, over: Floats, paused: PausedHost) -> bool:
     return bool(hits.any()) and float(hits[:, hits.any(axis=0)].mean()) <= BURSTS.one_go_share
 
 
-def _by_themselves(seen: Observations, paused: PausedHost) -> bool:
-    """Return whether the ranks that pause are of several TP groups, or pause in turn: otherwise all
-    may wait for one of them.
+def _by_themselves(seen: Observations, over: Floats, paused: PausedHost) -> bool:
+    """Return whether the ranks that pause are of several TP groups, or pause in turn, or take turns
+    at pausing for longest by `over`, (row, iteration): otherwise all may wait for one of them.
     """
     groups = np.unique(seen.members.tensor_group[paused.rows[paused.pauses]])
-    return len(groups) > 1 or in_turn(paused.lost)
+    by_turns = in_turn(paused.lost) or _leads_change(over[:, :, None], paused.rows)
+    return len(groups) > 1 or by_turns
 
 
 def _pausing_host(
-    over: Floats, names: Sequence[str], host: Integers, rate: float
+    over: Floats, names: Sequence[str], host: Integers, rate: float, apart: Flags | None = None
 ) -> PausedHost | None:
     """Return the host that loses most of `over`, (row, iteration), if most of its ranks do and
     those of the other hosts, numbered by `host` (row,), do not.
+
+    Pauses count that are longer than noise; where other hosts have some of these, too, those that
+    last a third as long as the host's typical one. Example: in 7 of 10 iterations some rank of a
+    host loses 5 to 35 % of its passes; three other hosts have 7 iterations with 2 to 4 %.
+
+    `apart` flags the ranks that pause where pauses are told more finely than by iteration, (row,
+    event): in an iteration of many passes several ranks may pause, each by itself.
     """
     usual = float(np.quantile(robust.spread(over, axis=1), BURSTS.quiet_share))
-    hits = over > max(BURSTS.margin_share, BURSTS.margin_sigmas * usual)
+    least = max(BURSTS.margin_share, BURSTS.margin_sigmas * usual)
+    pauses = _Pauses(over=over, names=names, host=host, apart=apart)
+    paused = _beyond(least, pauses, rate)
+    if paused is not None and paused.burst.is_sure:
+        return paused
+    longest = max(pauses.by_host(least), key=lambda one: float(one.mean()))
+    if not longest.any():
+        return None
+    typical = float(longest[longest > 0].mean())
+    return _beyond(max(least, BURSTS.others_share * typical), pauses, rate / 2) or paused
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pauses:
+    """What `_pausing_host` looks at."""
+
+    over: Floats
+    names: Sequence[str]
+    host: Integers
+    apart: Flags | None
+
+    def by_host(self, least: float) -> Floats:
+        """Return what the rank loses that loses most, if more than `least`, (host, iteration)."""
+        lost = np.zeros((len(self.names), self.over.shape[1]))
+        np.maximum.at(lost, self.host, np.where(self.over > least, self.over, 0.0))
+        return lost
+
+
+def _beyond(least: float, pauses: _Pauses, rate: float) -> PausedHost | None:
+    """Return the host of `_pausing_host`, of pauses that lose more than `least`."""
+    over, names, host = pauses.over, pauses.names, pauses.host
+    lost_by_host = pauses.by_host(least)
+    hits = over > least
     lost = np.where(hits, over, 0.0)
-    lost_by_host = np.zeros((len(names), over.shape[1]))
-    np.maximum.at(lost_by_host, host, lost)
     number = int(np.argmax(lost_by_host.mean(axis=1)))
     own, excess = host == number, lost_by_host[number]
     if excess.mean() < BURSTS.least_host_share or not _most_pause(lost[own]):
@@ -195,7 +255,9 @@ def _pausing_host(
     if not tally.is_alone or is_next:
         return None
     by_chance = tally.by_chance
-    in_one_go = float(hits[own][:, excess > 0].mean()) > BURSTS.one_go_share
+    apart = pauses.apart
+    events = hits[own] if apart is None or not apart[own].any() else apart[own]
+    in_one_go = float(events[:, events.any(axis=0)].mean()) > BURSTS.one_go_share
     if excess.mean() >= BURSTS.sure_host_share and not in_one_go:
         by_chance = min(by_chance, _chance_of_ranks(hits, own))
     q_value = min(1.0, by_chance * len(names))
@@ -341,10 +403,12 @@ def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
         doubts.append(FEW)
     if paused.is_of_one:
         doubts.append(OF_ONE)
-    if _launches_all_the_time(seen, paused.rows):
+    if _launches_all_the_time(seen, paused):
         doubts.append(NEARLY_BOUND)
     if paused.in_passes and seen.members.layout.ep > 1:
         doubts.append(ROUTED)
+    if paused.in_passes and not seen.rules_data_out and _are_longer_anyway(seen, paused.rows):
+        doubts.append(LONGER)
     unseen = may_wait_unseen(seen, paused.rows, paused.burst.hits)
     doubts += [unseen] if unseen else []
     is_end = not paused.in_backward and _holds_an_end_alone(seen.members, paused.rows)
@@ -359,7 +423,7 @@ def _is_no_work_of_an_end(seen: Observations, paused: PausedHost) -> bool:
     host pauses as long; or all ranks pause and hardly any elsewhere. Files that are read slowly
     would stop the other end, too, which loads as well.
     """
-    if seen.members.layout.ep > 1:
+    if paused.in_passes and seen.members.layout.ep > 1:
         return False
     other_hits, most = paused.burst.other_hits, BURSTS.other_end_share * paused.burst.hits.sum()
     if paused.pauses.all() and other_hits <= most:
@@ -367,14 +431,39 @@ def _is_no_work_of_an_end(seen: Observations, paused: PausedHost) -> bool:
     return other_hits == 0 and bool((np.nan_to_num(seen.lost(Cause.LOADER)) > 0).any())
 
 
-def _launches_all_the_time(seen: Observations, rows: Integers) -> bool:
-    """Return whether launching takes the hosts of `rows` most of an iteration, so that their
-    devices' queues are hardly ever full. Example: 31 of 39 ms.
+def _are_longer_anyway(seen: Observations, rows: Integers) -> bool:
+    """Return whether the quiet passes of `rows` are longer than those of others of their stages.
+
+    Example: on one host passes take 1.24 times as long as on the other in the quiet quarter of
+    iterations, and up to 1.8 times in others: replicas that get longer sequences.
     """
+    level = robust.median(_lower_quartile(seen.work.log_ns, axis=1)[:, 0], axis=1)
+    others = np.delete(np.arange(len(level)), rows)
+    stage = seen.members.stage
+    over = [
+        float(np.median(level[rows[stage[rows] == one]]) - np.median(level[peers]))
+        for one in np.unique(stage[rows])
+        if len(peers := others[stage[others] == one])
+    ]
+    return bool(over) and float(np.median(over)) >= np.log1p(BURSTS.least_uneven_share)
+
+
+def _launches_all_the_time(seen: Observations, paused: PausedHost) -> bool:
+    """Return whether launching takes the host's ranks most of an iteration, so that their devices'
+    queues are hardly ever full, or whether their devices wait for most launches in quiet times.
+
+    Example: launching takes 31 of 39 ms; or 94, 50, 100 and 50 % of the operations of four ranks
+    are launched just in time.
+    """
+    rows, quiet = paused.rows, ~paused.burst.hits
     if seen.launching_ns is None:
         return False
     launching_ns = float(np.median(seen.launching_ns[rows]))
-    return launching_ns >= PACE.busy_share * float(np.median(seen.iteration_ns))
+    if launching_ns >= PACE.busy_share * float(np.median(seen.iteration_ns)):
+        return True
+    if seen.starved_share is None or not quiet.any():
+        return False
+    return float(robust.median(seen.starved_share[rows][:, quiet])) >= STARVATION.starved_share
 
 
 def _holds_an_end_alone(members: Members, rows: Integers) -> bool:
