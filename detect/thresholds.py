@@ -913,6 +913,10 @@ class _Networks:
         "that one connection gets of a host's NICs (eight of 400 Gbit/s carry 400 together): what "
         "is quicker goes over NVLink from host to host, and is no equal of what does not",
     )  # fmt: skip
+    same_wire_share: float = limit(
+        0.5, "share of the groups", Origin.CONVENTION,
+        "that join the same hosts and are so quick, beyond which the others of them should be",
+    )  # fmt: skip
     half_speed_ratio: float = limit(
         2.0, "ratio", Origin.PHYSICS,
         "by which a port that fell to half its rate transfers slower: what a network that nobody "
@@ -1244,6 +1248,11 @@ class _Links:
         1.7, "ratio", Origin.BENCHMARK,
         "the same in a window of few iterations: of 44 links named there 40 were slow, by 1.75 and "
         "more, and four sound ones had met others, or late launches, by up to 1.9",
+    )  # fmt: skip
+    named_beside_one: float = limit(
+        2.0, "ratio", Origin.PHYSICS,
+        "the same of a connection inside a host that has one equal only, which may be the quick "
+        "one: a lane or a port that fell to half its speed",
     )  # fmt: skip
     late_launch_ns: float = limit(
         100_000.0, "ns a transfer", Origin.PHYSICS,

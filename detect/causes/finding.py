@@ -605,11 +605,10 @@ def undecided_if_no_gain(finding: Finding) -> Finding:
     return undecided(finding, NO_GAIN) if gains_nothing else finding
 
 
-def undecided_if_little(finding: Finding, num_iterations: int) -> Finding:
+def undecided_if_little(finding: Finding, *, is_few: bool) -> Finding:
     """Return the finding of a slow connection, undecided where it is slower by no more than one
-    that always meets others at a port or a switch; in few iterations that may be more.
+    that always meets others at a port or a switch; in few iterations (`is_few`) that may be more.
     """
-    is_few = num_iterations < ORDINARY.few_iterations
     least = LINKS.named_in_few if is_few else LINKS.named_slowdown
     is_little = finding.owner is Owner.NODE and finding.slowdown < least
     return undecided(finding, A_LITTLE_SLOWER) if is_little else finding

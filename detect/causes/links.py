@@ -47,6 +47,10 @@ EITHER_END = (
     "either of its ends may be at fault, or what lies between: look at both, and drain neither for "
     "this alone"
 )
+INSIDE_A_HOST = (
+    "either of its ends may be at fault, or what lies between: all that is of this one host, which "
+    "is to be drained in either case"
+)
 IN_DOUBT_BETWEEN = (
     "other pairs between the same two hosts are slow as well: what they share is, the network of "
     "either host or what lies between"
@@ -281,8 +285,11 @@ def _links_at_fault(
     found = []
     while left:
         worst = left[0]
+        fine = compared & ~slow & (over < LINKS.fine_share * worst.course.effect)
         whole_host = _whole_host(seen, units, compared, left)
         ranks = whole_host or _shared_ranks(units, compared, left)
+        if not whole_host and len(ranks) > 1:
+            ranks = _where_groups_meet(units, fine, left) or ranks
         if len(ranks) == 2 and set(seen.members.recorded).issuperset(ranks):
             ranks = _guilty_end(units, np.where(compared, over, np.nan), ranks, worst)
         explained = [
@@ -291,8 +298,7 @@ def _links_at_fault(
             if set(units.members[one.row]).issuperset(ranks)
             or set(units.members[one.row]).issubset(whole_host)
         ]
-        fine = compared & ~slow & (over < LINKS.fine_share * worst.course.effect)
-        is_isolated = _is_isolated(seen, units, fine, ranks, worst.row)
+        is_isolated = _is_isolated(seen, units, fine, ranks, worst)
         found.append(_link(units, ranks, explained, compared, is_isolated=is_isolated))
         left = [one for one in left if one not in explained]
     return found
@@ -321,14 +327,14 @@ def _whole_host(
 
 
 def _is_isolated(
-    seen: Observations, units: _Units, fine: Flags, ranks: tuple[int, ...], worst: int
+    seen: Observations, units: _Units, fine: Flags, ranks: tuple[int, ...], worst: Suspect
 ) -> bool:
     """Return whether the connection of these ranks alone is to blame; `fine` units are not slow.
 
     A single rank's connection is. A pair's is if each end has another connection of the same way as
     the `worst` unit that is fine and carries more, or if the pair joins the same device of two
-    hosts. A larger group's never is, inside a host as on a rail: nobody can tell which member is
-    slow.
+    hosts, or lies inside one host, which is the one to drain whichever end it is. A larger group's
+    never is, inside a host as on a rail: nobody can tell which member is slow.
     """
     if len(ranks) == 1:
         return True
@@ -337,8 +343,23 @@ def _is_isolated(
     hosts, devices = zip(*(seen.members.device_of(rank) for rank in ranks), strict=True)
     if all(hosts) and hosts[0] != hosts[1] and devices[0] == devices[1] >= 0:
         return True
-    clear = fine & (units.rates >= units.least_of_witness(worst))
-    return all(clear[units.witnesses(rank, worst)].any() for rank in ranks)
+    if seen.members.are_inside_a_host(ranks) and _is_beyond_equals(units, fine, worst):
+        return True
+    clear = fine & (units.rates >= units.least_of_witness(worst.row))
+    return all(clear[units.witnesses(rank, worst.row)].any() for rank in ranks)
+
+
+def _is_beyond_equals(units: _Units, fine: Flags, worst: Suspect) -> bool:
+    """Return whether a connection is slower than two equal ones that are `fine`, or far slower than
+    the only one.
+
+    Example: the TP pairs of a job of two take 178 us for an all-reduce, and 703.
+    """
+    kind = units.transfers.kind
+    equal = np.unique(units.unit[kind == kind[_row_of(units, worst)]])
+    num_equal = int(fine[equal].sum())
+    least = 0.0 if num_equal > 1 else float(np.log(LINKS.named_beside_one))
+    return num_equal > 0 and worst.course.effect >= least
 
 
 def _exceeds_clock_errors(seen: Observations, units: _Units, suspect: Suspect) -> bool:
@@ -413,7 +434,18 @@ def _doubt(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> str:
     if as_long >= LINKS.shared_share:
         return IN_DOUBT_SHARED.format(share=as_long)
     active = link.course.active
-    return FEW if len(active) < ORDINARY.few_iterations and not active.all() else ""
+    is_few = len(active) < ORDINARY.few_iterations and not active.all()
+    is_told_twice = _is_told_twice(link) and bool(active[int(np.argmax(active)) :].all())
+    return FEW if is_few and not is_told_twice else ""
+
+
+def _is_told_twice(link: _SlowLink) -> bool:
+    """Return whether several connections show that one rank is slow: what one of them meets at a
+    port or a switch, or in a few iterations by chance, the others do not.
+
+    Example: rank 1 in its TP pair and in its DP pair, which share no other member.
+    """
+    return len(link.ranks) == 1 and len(link.units) > 1
 
 
 def _is_launched_late(seen: Observations, link: _SlowLink) -> bool:
@@ -532,6 +564,25 @@ def _shared_ranks(units: _Units, compared: Flags, slow: list[Suspect]) -> tuple[
     return tuple(sorted(shared))
 
 
+def _where_groups_meet(units: _Units, fine: Flags, slow: list[Suspect]) -> tuple[int, ...]:
+    """Return the only rank of the worst unit that most other `slow` units have in common with it;
+    () where several are, or where one of its connections of the same way is `fine` and carries more.
+
+    Example: of a TP group and a ring across hosts, both slow, rank 1 alone is in both.
+    """
+    worst = slow[0].row
+    groups = [set(units.members[one.row]) for one in slow]
+    counts = {rank: sum(rank in group for group in groups) for rank in units.members[worst]}
+    most = max(counts.values())
+    met = [rank for rank, count in counts.items() if count == most]
+    if most < 2 or len(met) > 1:
+        return ()
+    others = {rank for group in groups if met[0] in group for rank in group}
+    clear = fine & (units.rates >= units.least_of_witness(worst))
+    is_cleared = len(others) < 3 or clear[units.of_rank(met[0], worst)].any()
+    return () if is_cleared else (met[0],)
+
+
 def _num_slow_of(
     units: _Units, compared: Flags, slow_units: set[int], rank: int, worst: int
 ) -> int:
@@ -632,7 +683,9 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
             is_pair=len(link.ranks) == 2,
         ),
     )
-    finding = undecided_if_little(finding, len(link.course.active))
+    num_iterations = len(link.course.active)
+    is_few = num_iterations < ORDINARY.few_iterations and not _is_told_twice(link)
+    finding = undecided_if_little(finding, is_few=is_few)
     if 0 <= link.size_bytes < NETWORKS.min_bytes:
         is_short = link.actual_ns - link.normal_ns < LINKS.late_launch_ns
         doubted = undecided if is_short else undecided_if_free
@@ -693,7 +746,9 @@ def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
     elif len(link.ranks) > 2:
         sentences.append("which link inside the group is slow, one group alone cannot tell")
     if len(link.ranks) == 2:
-        sentences.append(EITHER_END if link.is_isolated else IN_DOUBT_ENDS)
+        is_inside = seen.members.are_inside_a_host(link.ranks)
+        either = INSIDE_A_HOST if is_inside else EITHER_END
+        sentences.append(either if link.is_isolated else IN_DOUBT_ENDS)
     if seen.alignment is not None:
         lost_ns = link.actual_ns - link.normal_ns
         by_one = lost_ns <= LINKS.clock_errors * _clock_error_ns(seen.alignment, seen, link.ranks)

@@ -32,7 +32,7 @@ Example: PP4 x DP4 on 4 hosts. Messages 0-1 take 3.2 ms, 1-2 and 2-3 take 13.1 m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -60,7 +60,7 @@ from detect.stats import robust
 from detect.stats.host_tests import since_it_began
 from detect.stats.search import Course, active_in, interval_of_ratio
 from detect.text import counted, milliseconds, times
-from detect.thresholds import LINKS, NETWORKS, POWER, STARVATION, DetectorSettings
+from detect.thresholds import LINKS, NETWORKS, ORDINARY, POWER, STARVATION, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -144,6 +144,11 @@ class _Crossings:
         """Flag the units that have a member on one of the hosts, (unit,)."""
         return np.array([not hosts.isdisjoint(names) for hosts in self.hosts], dtype=bool)
 
+    def touches_ranks(self, ranks: Collection[int]) -> Flags:
+        """Flag the units that have one of the ranks as a member, (unit,)."""
+        some = set(ranks)
+        return np.array([not some.isdisjoint(unit) for unit in self.transfers.members], dtype=bool)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
@@ -217,8 +222,7 @@ def _rails(crossings: _Crossings) -> list[_Port]:
         if len(set(hosts)) < len(hosts):
             return []  # two ranks with one number: the numbers are no rails
         if len(hosts) > 1:
-            mine = set(own)
-            touches = np.array([bool(mine & set(unit)) for unit in crossings.transfers.members])
+            touches = crossings.touches_ranks(own)
             ports.append(_Port(name=str(device), ranks=tuple(sorted(own)), touches=touches))
     return ports
 
@@ -454,7 +458,7 @@ def _finding(seen: Observations, transfers: Transfers, slow: SlowNetwork) -> Fin
             is_inside=is_one and slow.way is Way.INSIDE,
         ),
     )
-    return undecided_if_little(finding, len(seen.iterations))
+    return undecided_if_little(finding, is_few=len(seen.iterations) < ORDINARY.few_iterations)
 
 
 def _who(slow: SlowNetwork) -> str:
@@ -493,15 +497,36 @@ def _search(inquiry: Inquiry) -> Answer:
         )
     transfers, ranks = crossings.transfers, set(slow.ranks)
     units = [set(transfers.members[unit]) for unit in slow.split.all_slow.tolist()]
+    beside = _slow_beside(inquiry, crossings, slow)
 
     def explains(finding: Finding) -> bool:
         named = set(finding.ranks)
         is_part = named <= ranks or (named & ranks and any(named <= unit for unit in units))
-        return finding.cause == Cause.LINK and bool(is_part)
+        is_end = any(named & unit for unit in units) and not named & beside
+        return finding.cause == Cause.LINK and bool(is_part or is_end)
 
     return Answer(
         findings=(_finding(seen, transfers, slow),), explains=explains, caveat=unsplit.caveat
     )
+
+
+def _slow_beside(inquiry: Inquiry, crossings: _Crossings, slow: SlowNetwork) -> set[int]:
+    """Return the ranks with slow connections that do not touch what is slow: another fault.
+
+    All that is slow of the others ends there. Example: of rank 61's messages and rings those with
+    host 5, whose network is slow, take twice as long as equal ones; its ring with host 6 does not.
+    """
+    if slow.way is Way.INSIDE:
+        return set(crossings.device_of)
+    floor = float(np.log(inquiry.least_of_links))
+    touches = crossings.touches_ranks(slow.ranks)
+    found: set[int] = set()
+    for kind in _kinds(crossings, crossings.crosses, floor):
+        _, others = kind.split(touches)
+        over = kind.level[others] - np.median(kind.level[others]) if len(others) else np.zeros(0)
+        for unit in others[over >= max(kind.floor, LINKS.fine_share * slow.split.effect)].tolist():
+            found.update(crossings.transfers.members[unit])
+    return found
 
 
 def _hidden_hosts(seen: Observations, crossings: _Crossings | None) -> list[str]:

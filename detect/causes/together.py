@@ -48,9 +48,12 @@ BESIDE_LARGER = (
 def folded(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings of which none is a consequence of another; the heavier of two explains."""
 
-    def order(finding: Finding) -> tuple[bool, bool, float]:
+    def order(finding: Finding) -> tuple[bool, bool, bool, float]:
         own_time = finding.cause in (Cause.COMPUTE, Cause.HOST)
-        return _comes_after(finding, findings), not own_time, -finding.step_time_cost_ratio
+        # late exits of a rank whose connections are slow, and cost the same, tell less than these
+        is_vague = finding.cause is Cause.LINK and finding.owner is not Owner.NODE
+        cost = -finding.step_time_cost_ratio
+        return _comes_after(finding, findings), not own_time, is_vague, cost
 
     result: list[Finding] = []
     for finding in sorted(findings, key=order):

@@ -63,6 +63,8 @@ class _Labels:
     kinds: tuple[str, ...]
     crosses: Flags
     """(member set,): whether the members are on several hosts."""
+    between: Integers
+    """(member set,): a number for the hosts that its members are on."""
 
 
 def transfers_of(index: SpanIndex, timeline: Timeline) -> Transfers | None:
@@ -72,14 +74,17 @@ def transfers_of(index: SpanIndex, timeline: Timeline) -> Transfers | None:
         return None
     unit, members = _units(index, timeline, found)
     hosts = hosts_of(timeline.headers)
-    num_hosts = np.array([len({hosts.get(one, "") for one in ranks}) for ranks in members])
+    places = [frozenset(hosts.get(one, "") for one in ranks) for ranks in members]
+    number = {place: place_number for place_number, place in enumerate(dict.fromkeys(places))}
+    num_hosts = np.array([len(place) for place in places])
     width = np.array([len(ranks) for ranks in members])
     # what is unknown is not equal: without its size, a transfer is like those of its own stage only
     stages = {rank: header.coordinates.pp for rank, header in timeline.headers.items()}
     stage = np.array([min((stages.get(one, -1) for one in ranks), default=-1) for ranks in members])
     alike = combine(width, num_hosts)
     kind, kinds = _kinds(index, found, alike[unit], stage[unit])
-    return _table(index, found, _Labels(unit, members, kind, kinds, num_hosts > 1))
+    between = np.array([number[place] for place in places], dtype=np.int64)
+    return _table(index, found, _Labels(unit, members, kind, kinds, num_hosts > 1, between))
 
 
 def _operations(index: SpanIndex) -> _Operations | None:
@@ -254,7 +259,8 @@ def _by_wire(
     """Return the kind of each row, (row,), and all kinds; those between hosts that are quicker than
     any NIC go over NVLink, inside a rack, and are kinds of their own.
 
-    `names` (row,) is unit · kinds + kind. A unit that is so quick in one kind is so in all.
+    `names` (row,) is unit · kinds + kind. A unit that is so quick in one kind is so in all, and so
+    should be one that joins the same hosts as others most of which are: wires are the hosts'.
 
     Example: messages of 16.8 MB take 41 us between two hosts of a rack, 409 GB/s, and 350 us from
     there to the next rack: by design, not by a fault.
@@ -264,7 +270,11 @@ def _by_wire(
     factors = bus_factors(labels.kinds, kind, [labels.members[one] for one in unit.tolist()])
     with np.errstate(divide="ignore", invalid="ignore"):
         is_quick = factors * size / typical_ns > NETWORKS.most_of_nic
-    over_nvlink = np.isin(unit, unit[is_quick & labels.crosses[unit]])
+    quick_units = np.unique(unit[is_quick & labels.crosses[unit]])
+    num_quick = np.bincount(labels.between[quick_units], minlength=int(labels.between.max()) + 1)
+    num_all = np.bincount(labels.between[np.unique(unit)], minlength=len(num_quick))
+    mostly_quick = (num_quick > NETWORKS.same_wire_share * num_all)[labels.between[unit]]
+    over_nvlink = np.isin(unit, quick_units) | (mostly_quick & labels.crosses[unit])
     moved = [name.replace(" of ", " over NVLink of ", 1) for name in labels.kinds]
     return kind + num_kinds * over_nvlink, (*labels.kinds, *moved)
 
