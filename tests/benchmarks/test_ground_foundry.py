@@ -170,8 +170,8 @@ def test_slow_threads_and_loaders_cost_where_devices_wait_for_them():
     job = replace(QUIET, dp=4)
     assert cost(job, "host_cpu", (0,), 2.0) < 1.05
     assert cost(replace(job, hidden=512, sequence=1024), "host_cpu", (0,), 2.0) > 1.5
-    assert cost(replace(job, load_s=0.1 * job.microbatch_s), "loader", (1,), 2.0) < 1.02
-    assert cost(replace(job, load_s=0.5 * job.microbatch_s), "loader", (1,), 4.0) > 1.4
+    assert cost(replace(job, load_ratio=0.1), "loader", (1,), 2.0) < 1.02
+    assert cost(replace(job, load_ratio=0.5), "loader", (1,), 4.0) > 1.4
 
 
 def test_links_cost_where_something_goes_through_them():

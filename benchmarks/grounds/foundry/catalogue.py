@@ -1,8 +1,7 @@
-"""Which jobs there are: families of sound jobs, look-alikes and faults, drawn by a draw's seeds.
+"""Which cases there are: families of sound jobs, look-alikes and faults, drawn by a draw's seeds.
 
-Layouts and sizes are those that small and middle-sized Megatron jobs have; models are cut to a few
-layers a stage, as what follows layer by layer only repeats. A link's fault is planted where other
-traffic of the same ranks can tell whose it is, but for the families `... in one ring`.
+A link's fault is planted where other traffic of the same ranks can tell whose it is, but for the
+family `... in one ring`; what concerns a host, where each of its stages has ranks elsewhere.
 """
 
 from __future__ import annotations
@@ -15,15 +14,28 @@ from zlib import crc32
 
 import numpy as np
 
-from benchmarks.grounds.foundry.faults import Fault, rail_of
-from benchmarks.grounds.foundry.hardware import A100, H100, H200, PCIE_BYTES, Machines
+from benchmarks.grounds.foundry.faults import Fault
+from benchmarks.grounds.foundry.hardware import PCIE_BYTES
 from benchmarks.grounds.foundry.jobs import Job
+from benchmarks.grounds.foundry.menus import (
+    ANY,
+    CARDED,
+    EXPERTS,
+    LARGE,
+    LINKED,
+    REPLICAS,
+    RINGS,
+    STAGES,
+    Luck,
+    Menu,
+    Sizes,
+    job_of,
+    one_of,
+)
 from benchmarks.grounds.ground import Case, Planted
 
 GROUND = "foundry"
-MOST_OPERATIONS = 110_000  # of a job, all ranks and iterations
-Luck = np.random.Generator
-Sizes = dict[str, Any]
+Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -42,147 +54,75 @@ class Scenario:
         return (*(fault.planted() for fault in self.faults), *own)
 
 
-ANY: tuple[Sizes, ...] = (
-    {"dp": 2}, {"dp": 4}, {"dp": 8}, {"dp": 16}, {"dp": 8, "recompute": "full"},
-    {"tp": 2, "dp": 4}, {"tp": 4, "dp": 4}, {"tp": 8, "dp": 2}, {"tp": 4, "dp": 2, "pp": 2},
-    {"pp": 2, "dp": 4}, {"pp": 4, "dp": 2}, {"pp": 4, "dp": 4}, {"pp": 8, "dp": 2},
-    {"pp": 4, "vpp": 2, "dp": 2}, {"pp": 2, "vpp": 2, "dp": 4, "tp": 2},
-    {"tp": 2, "pp": 4, "dp": 2}, {"tp": 2, "pp": 2, "dp": 4}, {"tp": 4, "pp": 2, "dp": 4},
-    {"tp": 2, "cp": 2, "dp": 2, "sequence": 16384}, {"cp": 2, "dp": 4, "pp": 2, "sequence": 8192},
-    {"dp": 8, "ep": 4, "experts": 16}, {"dp": 16, "ep": 8, "experts": 32},
-    {"dp": 4, "pp": 2, "ep": 4, "experts": 16},
-    {"tp": 4, "pp": 4, "dp": 2, "recompute": "selective"}, {"dp": 32}, {"tp": 8, "pp": 2, "dp": 4},
-)  # fmt: skip
-SINGLE_STAGE = tuple(each for each in ANY if each.get("pp", 1) == 1)
-WITH_REPLICAS = tuple(each for each in ANY if each.get("dp", 1) >= 4 and not each.get("experts"))
-STAGES = tuple(each for each in ANY if each.get("pp", 1) > 1 and each.get("vpp", 1) == 1)
-EXPERTS = tuple(each for each in ANY if each.get("experts"))
-LINKED: tuple[Sizes, ...] = (
-    {"tp": 2, "dp": 4}, {"tp": 4, "dp": 2},
-    {"tp": 2, "dp": 4, "pp": 2}, {"tp": 4, "dp": 2, "pp": 2},
-)  # fmt: skip
-CARDED: tuple[Sizes, ...] = (
-    {"tp": 4, "pp": 2, "dp": 2, "per_host": 4}, {"tp": 2, "pp": 2, "dp": 4, "per_host": 4},
-    {"tp": 4, "pp": 2, "dp": 4, "per_host": 4}, {"tp": 2, "pp": 4, "dp": 2, "per_host": 2},
-)  # fmt: skip
-RINGS: tuple[Sizes, ...] = ({"dp": 16, "per_host": 4}, {"dp": 8, "per_host": 4})
-
-
-def _some(luck: Luck, values: Any) -> Any:
-    return values[int(luck.integers(len(values)))]
-
-
-def job_of(luck: Luck, menu: tuple[Sizes, ...] = ANY, **changes: Any) -> Job:
-    """Return a job of one of the layouts, all else drawn; `changes` are fields of `Job`, or of
-    `Machines`, which win over what is drawn.
-    """
-    sizes = {**_some(luck, menu)}
-    per_host = sizes.pop("per_host", 0)
-    num_ranks = int(np.prod([sizes.get(axis, 1) for axis in ("tp", "cp", "dp", "pp")]))
-    machines = _machines_of(luck, min(num_ranks, per_host or _some(luck, (8, 8, 4))))
-    job = Job(machines=machines, **sizes, **_model_of(luck, sizes, num_ranks))
-    job = replace(
-        job,
-        granularity="full" if luck.random() < 0.72 else "base",
-        collections=_some(luck, ("off", "usual", "usual")),
-        overlap_grads=bool(luck.random() < 0.7),
-        distributed_optimizer=bool(luck.random() < 0.75),
-        prefetch=_some(luck, (2, 4, 8)),
-        load_s=job.microbatch_s * float(luck.uniform(0.05, 0.35)),
-        length_spread_ratio=0.0,
-    )
-    own = {name: value for name, value in changes.items() if name in Job.__dataclass_fields__}
-    others = {name: value for name, value in changes.items() if name not in own}
-    job = replace(job, machines=replace(job.machines, **others), **own)
-    return job if "num_iterations" in own else replace(job, **_windows_of(luck, job))
-
-
-def _machines_of(luck: Luck, per_host: int) -> Machines:
-    return Machines(
-        gpu=_some(luck, (A100, H100, H100, H200)),
-        ranks_per_host=per_host,
-        num_nics=max(1, per_host // _some(luck, (1, 1, 1, 2))),
-        chip_spread_ratio=float(np.exp(luck.uniform(np.log(0.003), np.log(0.02)))),
-        wander_ratio=float(luck.uniform(0.001, 0.004)),
-        kernel_noise_ratio=float(luck.uniform(0.002, 0.008)),
-        launch_us=float(luck.uniform(4.5, 8.0)),
-        clock_error_s=float(luck.uniform(0.0, 0.05)),
-        clock_step_s=float(luck.uniform(0.001, 0.02)) if luck.random() < 0.2 else 0.0,
-        readings=bool(luck.random() < 0.5),
-        daemons_per_s=float(luck.uniform(0.0, 0.4)),
-        congestion_share=float(luck.uniform(0.05, 0.2)) if luck.random() < 0.15 else 0.0,
-    )
-
-
-def _model_of(luck: Luck, sizes: Sizes, num_ranks: int) -> Sizes:
-    """Return a model that fits a layout: layers are dealt evenly, but for those that its planner
-    (not all have one) took off the last stage, which has the output layer as well.
-    """
-    pp, vpp = sizes.get("pp", 1), sizes.get("vpp", 1)
-    each = (4 if num_ranks <= 16 else 3) if pp == 1 else 3 if vpp == 1 else 1
-    tensor = sizes.get("tp", 1) * sizes.get("cp", 1)
-    model = {
-        "layers": (each,) * pp * vpp,
-        "hidden": _some(luck, (6144, 8192) if tensor >= 4 else (4096, 6144)),
-        "vocabulary": _some(luck, (32_000, 50_000, 128_000)),
-        "num_microbatches": pp * _some(luck, (2, 2, 3)) if pp > 1 else _some(luck, (4, 6, 8)),
-    }
-    if pp > 1 and vpp == 1 and luck.random() < 0.6:
-        job = Job(**sizes, **model)
-        end, layer = (
-            job.output_layer().products_s,
-            job.attention().products_s + job.mlp().products_s,
-        )
-        num_less = min(each - 1, round(end / layer))
-        model["layers"] = (each,) * (pp - 1) + (each - num_less,)
-    return model
-
-
-def _windows_of(luck: Luck, job: Job) -> Sizes:
-    """Return when a job is traced: all the time, 2 of 5, 3 of 10, or two iterations in all."""
-    most = MOST_OPERATIONS // job.num_operations
-    begin = {"first_iteration": _some(luck, (1, 1, 101))}  # some are switched on in a running job
-    which = luck.random()
-    if which < 0.12:
-        return {"first_iteration": 998, "num_iterations": 5, "interval": 1000, "window": 2}
-    if which < 0.5:
-        num = int(np.clip(luck.integers(8, 41), 8, max(8, most)))
-        return {**begin, "num_iterations": num, "interval": 5, "window": 5}
-    if which < 0.8:
-        num = 5 * int(np.clip(luck.integers(2, 9), 2, max(2, most // 5))) + 2
-        return {**begin, "num_iterations": num, "interval": 5, "window": 2}
-    return {**begin, "num_iterations": 10 * (1 + (most >= 23)) + 3, "interval": 10, "window": 3}
+Make = Callable[[Luck], Scenario]
 
 
 # -- faults
 
 
-Make = Callable[[Luck], Scenario]
-
-
-def _rank(luck: Luck, job: Job) -> int:
-    return int(luck.integers(job.num_ranks))
-
-
-def _with(job: Job, *faults: Fault) -> Scenario:
-    return Scenario(job, tuple(faults))
-
-
-def gpu_clock(factor: float, when: str = "always") -> Make:
-    """Return a maker of jobs with one slow chip: always, from an iteration on, or up to one."""
+def faulty(
+    kind: str,
+    on: str = "rank",
+    *,
+    factor: Range = (1.0, 1.0),
+    share: Range = (1.0, 1.0),
+    burst: Range = (1.0, 1.0),
+    pause_s: Range = (0.0, 0.0),
+    when: str = "always",
+    menu: Menu = ANY,
+    **changes: Any,
+) -> Make:
+    """Return a maker of jobs with a fault on one of some units; ranges are drawn from evenly."""
 
     def make(luck: Luck) -> Scenario:
-        job = job_of(luck)
-        if when != "always":
-            while len(job.iterations) < 8:
-                job = job_of(luck)
-        return _with(job, _timed(luck, job, _clock(luck, job, factor), when))
+        job = job_of(luck, menu, **changes)
+        while when != "always" and len(job.iterations) < 8:
+            job = job_of(luck, menu, **changes)
+        while not (ranks := _unit(luck, job, on)):
+            job = job_of(luck, menu, **changes)
+        fault = Fault(
+            kind=kind,
+            ranks=ranks,
+            host=f"node{job.machines.host_of(ranks[0]):03d}" if "host" in on else "",
+            factor=float(luck.uniform(*factor)),
+            share=float(luck.uniform(*share)),
+            burst_iterations=float(np.exp(luck.uniform(*np.log(burst)))),
+            pause_s=float(luck.uniform(*pause_s)),
+        )
+        if kind == "pcie":
+            fault = replace(fault, factor=job.machines.gpu.nvlink_bytes / PCIE_BYTES)
+        return Scenario(job, (_timed(luck, job, fault, when),))
 
     return make
 
 
-def _clock(luck: Luck, job: Job, factor: float) -> Fault:
-    return Fault(kind="gpu_clock", ranks=(_rank(luck, job),), factor=factor)
+def _unit(luck: Luck, job: Job, on: str) -> tuple[int, ...]:
+    """Return the ranks of a unit of a job; none where it is no such unit."""
+    rank = int(luck.integers(job.num_ranks))
+    host = job.ranks_of_host[job.machines.host_of(rank)]
+    if on.endswith("loading"):
+        place = job.layout.coordinates(rank)
+        if place.tp or place.pp not in (0, job.pp - 1):
+            return ()
+    match on.removesuffix(" loading"):
+        case "pair":
+            return job.layout.group(rank, "tp")[:2]
+        case "rail":
+            number = job.machines.nic_of(rank)[1]
+            ranks = range(job.num_ranks)
+            return tuple(each for each in ranks if job.machines.nic_of(each)[1] == number)
+        case "host":
+            return host if _has_peers(job, host) else ()
+    return (rank,)
+
+
+def _has_peers(job: Job, ranks: tuple[int, ...]) -> bool:
+    """Tell whether every stage of some ranks has other ranks, too: nobody could tell a slow host
+    from a heavy stage otherwise.
+    """
+    stages = {rank: job.layout.coordinates(rank).pp for rank in range(job.num_ranks)}
+    others = {stage for rank, stage in stages.items() if rank not in ranks}
+    return {stages[rank] for rank in ranks} <= others
 
 
 def _timed(luck: Luck, job: Job, fault: Fault, when: str) -> Fault:
@@ -193,324 +133,201 @@ def _timed(luck: Luck, job: Job, fault: Fault, when: str) -> Fault:
     return replace(fault, last_iteration=middle) if when == "ended" else fault
 
 
-def burst(kind: str, low: float, high: float, shares: tuple[float, float]) -> Make:
-    """Return a maker of jobs with one device that is slow, or stands still, in bursts."""
+def clock(factor: float, high: float = 0.0, on: str = "rank", when: str = "always") -> Make:
+    """Return a maker of jobs with one slow chip, or a host of them."""
+    return faulty("gpu_clock", on, factor=(factor, high or factor), when=when)
+
+
+def card(on: str, kind: str = "nic", menu: Menu = CARDED, **ranges: Any) -> Make:
+    """Return a maker of jobs with slow network cards, each of which serves one rank or two."""
 
     def make(luck: Luck) -> Scenario:
-        job = job_of(luck)
-        fault = Fault(
-            kind=kind,
-            ranks=(_rank(luck, job),),
-            factor=float(luck.uniform(low, high)),
-            share=float(luck.uniform(*shares)),
-            burst_iterations=float(np.exp(luck.uniform(np.log(0.05), np.log(3.0)))),
-        )
-        if kind != "throttling":
-            fault = replace(fault, burst_iterations=float(luck.uniform(0.05, 0.3)))
-        return _with(job, fault)
+        slow = ranges or {"factor": one_of(luck, ((2.0, 2.0), (3.0, 3.0)))}
+        scenario = faulty(
+            kind, on, menu=menu, congestion_share=0.0, overlap_grads=luck.random() < 0.3, **slow
+        )(luck)
+        machines = scenario.job.machines
+        cards = max(1, machines.ranks_per_host // (2 if on == "host" else 1))
+        machines = replace(machines, num_nics=cards)
+        return replace(scenario, job=replace(scenario.job, machines=machines))
 
     return make
 
 
-def hbm(luck: Luck) -> Scenario:
-    """Return a job with one slow memory."""
-    job = job_of(luck)
-    factor = float(luck.uniform(1.5, 3.0))
-    return _with(job, Fault(kind="hbm", ranks=(_rank(luck, job),), factor=factor))
-
-
-def _of_host(luck: Luck, job: Job) -> tuple[tuple[int, ...], str]:
-    host = int(_some(luck, list(job.ranks_of_host)))
-    return job.ranks_of_host[host], f"node{host:03d}"
-
-
-def _has_peers(job: Job, ranks: tuple[int, ...]) -> bool:
-    """Tell whether every stage of some ranks has other ranks, too: nobody could tell a slow host
-    from a heavy stage otherwise.
-    """
-    stage_of = [job.layout.coordinates(rank).pp for rank in range(job.num_ranks)]
-    others = {stage_of[rank] for rank in range(job.num_ranks) if rank not in ranks}
-    return {stage_of[rank] for rank in ranks} <= others
-
-
-def host(kind: str, low: float, high: float, share: float = 1.0, **changes: Any) -> Make:
-    """Return a maker of jobs in which something concerns all ranks of one of several hosts."""
+def both(*makes: Make) -> Make:
+    """Return a maker of jobs with the faults of two of some makers, on different ranks."""
 
     def make(luck: Luck) -> Scenario:
-        job = job_of(luck, **changes)
-        ranks, name = _of_host(luck, job)
-        while len(job.ranks_of_host) < 2 or not _has_peers(job, ranks):
-            job = job_of(luck, **changes)
-            ranks, name = _of_host(luck, job)
-        factor = float(luck.uniform(low, high))
-        return _with(job, Fault(kind=kind, ranks=ranks, host=name, factor=factor, share=share))
+        first, second = luck.choice(len(makes), 2, replace=False)
+        scenario, (other,) = makes[int(first)](luck), makes[int(second)](luck).faults
+        num_ranks, (mine,) = scenario.job.num_ranks, scenario.faults[0].ranks
+        rank = (mine + 1 + int(luck.integers(num_ranks - 1))) % num_ranks
+        return replace(scenario, faults=(*scenario.faults, replace(other, ranks=(rank,))))
 
     return make
-
-
-def cpu_limit(luck: Luck) -> Scenario:
-    """Return a job with one process that gets too little of a CPU."""
-    job = job_of(luck)
-    factor, share = float(luck.uniform(1.5, 6.0)), float(luck.uniform(0.02, 0.25))
-    fault = Fault(kind="cpu_limit", ranks=(_rank(luck, job),), factor=factor, share=share)
-    return _with(job, fault)
-
-
-def loader(whole_host: bool) -> Make:
-    """Return a maker of jobs with slow loading on a rank, or on a host."""
-
-    def make(luck: Luck) -> Scenario:
-        menu = tuple(e for e in ANY if e.get("dp", 1) >= 4)
-        job = job_of(luck, menu)
-        while whole_host and len(job.ranks_of_host) < 2:
-            job = job_of(luck, menu)
-        job = replace(job, load_s=0.3 * job.microbatch_s, prefetch=2)
-        factor = float(luck.uniform(5.0, 14.0))
-        loading = [r for r in range(job.num_ranks) if _loads(job, r)]
-        rank = int(_some(luck, loading))
-        fault = Fault(kind="loader", ranks=(rank,), factor=factor)
-        if whole_host:
-            at = job.machines.host_of(rank)
-            fault = replace(fault, ranks=job.ranks_of_host[at], host=f"node{at:03d}")
-        return _with(job, fault)
-
-    return make
-
-
-def _loads(job: Job, rank: int) -> bool:
-    place = job.layout.coordinates(rank)
-    return place.tp == 0 and place.pp in (0, job.pp - 1)
-
-
-def collecting(luck: Luck) -> Scenario:
-    """Return a job with one process that collects large heaps."""
-    job = job_of(luck, granularity="full", collections="usual")
-    pause_s, share = float(luck.uniform(0.2, 0.7)), float(luck.uniform(0.25, 0.8))
-    return _with(job, Fault(kind="gc", ranks=(_rank(luck, job),), pause_s=pause_s, share=share))
-
-
-def nvlink(kind: str) -> Make:
-    """Return a maker of jobs with one slow NVLink, a slow pair of chips, or one left to PCIe."""
-
-    def make(luck: Luck) -> Scenario:
-        job = job_of(luck, LINKED, granularity="full", ranks_per_host=8, overlap_grads=False)
-        rank = _rank(luck, job)
-        factor = float(luck.uniform(2.0, 8.0))
-        if kind == "pcie":
-            factor = job.machines.gpu.nvlink_bytes / PCIE_BYTES
-        ranks: tuple[int, ...] = (rank,)
-        if kind == "nvlink_pair":
-            mate = job.layout.group(rank, "tp")[0]
-            ranks = (mate, mate + 1)
-        return _with(job, Fault(kind=kind, ranks=ranks, factor=factor))
-
-    return make
-
-
-def nic(kind: str, of: str, menu: tuple[Sizes, ...] = CARDED) -> Make:
-    """Return a maker of jobs with slow network cards: of a host, of a rank, of a rail."""
-
-    def make(luck: Luck) -> Scenario:
-        job = job_of(luck, menu, overlap_grads=bool(luck.random() < 0.3), congestion_share=0.0)
-        per_host = job.machines.ranks_per_host
-        cards = max(1, per_host // 2) if of == "host" else per_host
-        job = replace(job, machines=replace(job.machines, num_nics=cards))
-        ranks, name = _of_host(luck, job)
-        if of == "rank":
-            ranks, name = (int(_some(luck, ranks)),), ""
-        if of == "rail":
-            ranks, name = rail_of(job, int(luck.integers(cards))), ""
-        fault = Fault(kind=kind, ranks=ranks, host=name, factor=float(_some(luck, (2.0, 3.0))))
-        if kind == "nic_flap":
-            share, length = float(luck.uniform(0.1, 0.4)), float(luck.uniform(0.3, 2.0))
-            factor = float(luck.uniform(5.0, 20.0))
-            fault = replace(fault, factor=factor, share=share, burst_iterations=length)
-        return _with(job, fault)
-
-    return make
-
-
-def two_faults(luck: Luck) -> Scenario:
-    """Return a job with two faults of different kinds on different ranks."""
-    makers = (
-        gpu_clock(float(luck.uniform(1.15, 1.6))),
-        burst("throttling", 1.3, 2.5, (0.15, 0.4)),
-        cpu_limit,
-        hbm,
-        burst("ecc", 1.0, 1.0, (0.05, 0.15)),
-    )
-    first, second = luck.choice(len(makers), 2, replace=False)
-    scenario = makers[first](luck)
-    (other,) = makers[second](luck).faults
-    job = scenario.job
-    mine = scenario.faults[0].ranks[0]
-    rank = (mine + 1 + int(luck.integers(job.num_ranks - 1))) % job.num_ranks
-    return _with(job, scenario.faults[0], replace(other, ranks=(rank,)))
 
 
 # -- sound jobs
 
 
-def healthy(menu: tuple[Sizes, ...] = ANY, **changes: Any) -> Make:
+def sound(menu: Menu = ANY, **changes: Any) -> Make:
     """Return a maker of sound jobs."""
     return lambda luck: Scenario(job_of(luck, menu, **changes))
 
 
-def _own(kind: str, cause: str, ranks: tuple[int, ...]) -> Planted:
-    return Planted(kind=kind, cause=cause, owner="job", ranks=ranks)
+def peculiar(
+    kind: str,
+    cause: str,
+    change: Callable[[Luck, Job], tuple[Sizes, tuple[int, ...]]],
+    menu: Menu = ANY,
+    **changes: Any,
+) -> Make:
+    """Return a maker of sound jobs that are slowed by what they do: `change` says what a job does
+    otherwise, and on which ranks; a cause "" is not planted.
+    """
+
+    def make(luck: Luck) -> Scenario:
+        job = job_of(luck, menu, **changes)
+        fields, ranks = change(luck, job)
+        if not cause:
+            return Scenario(replace(job, **fields))
+        own = Planted(kind=kind, cause=cause, owner="job", ranks=ranks)
+        return Scenario(replace(job, **fields), (), own, job)
+
+    return make
 
 
-def heavy_stage(luck: Luck) -> Scenario:
-    """Return a job whose first or last stage has more to do than all others."""
-    job = job_of(luck, STAGES, vocabulary=50_000)
-    even = replace(job, layers=(3,) * job.pp)
-    place = _some(luck, (0, job.pp - 1))
-    others = [stage for stage in range(job.pp) if stage != place]
-    layers = list(even.layers)
+def _ranks_at(job: Job, axis: str, place: int) -> tuple[int, ...]:
+    places = ((rank, job.layout.coordinates(rank)) for rank in range(job.num_ranks))
+    return tuple(rank for rank, at in places if getattr(at, axis) == place)
+
+
+def _all(job: Job) -> tuple[int, ...]:
+    return tuple(range(job.num_ranks))
+
+
+def _heavy_stage(luck: Luck, job: Job) -> tuple[Sizes, tuple[int, ...]]:
+    """Move one or two layers to the first or the last stage."""
+    heavy, layers = one_of(luck, (0, job.pp - 1)), list(job.layers)
+    others = [stage for stage in range(job.pp) if stage != heavy]
     for stage in luck.permutation(others)[: int(luck.integers(1, 3))]:
         layers[stage] -= 1
-        layers[place] += 1
-    heavy = replace(job, layers=tuple(layers))
-    ranks = tuple(r for r in range(job.num_ranks) if job.layout.coordinates(r).pp == place)
-    return Scenario(heavy, (), _own("heavy_stage", "stage_imbalance", ranks), even)
+        layers[heavy] += 1
+    return {"layers": tuple(layers)}, _ranks_at(job, "pp", heavy)
 
 
-def long_sequences(varies: bool) -> Make:
-    """Return a maker of jobs in which one replica gets longer sequences."""
-
-    def make(luck: Luck) -> Scenario:
-        job = job_of(luck, WITH_REPLICAS)
-        replica = int(luck.integers(job.dp))
-        ratio = float(luck.uniform(1.1, 1.5))
-        longer = replace(job, long_replica=replica, long_ratio=ratio, long_varies=varies)
-        ranks = tuple(r for r in range(job.num_ranks) if job.layout.coordinates(r).dp == replica)
-        return Scenario(longer, (), _own("long_sequences", "sequence_imbalance", ranks), job)
-
-    return make
+def _long(luck: Luck, job: Job) -> tuple[Sizes, tuple[int, ...]]:
+    replica = int(luck.integers(job.dp))
+    fields = {"long_replica": replica, "long_ratio": float(luck.uniform(1.1, 1.5))}
+    return fields, _ranks_at(job, "dp", replica)
 
 
-def uneven(lengths: str) -> Make:
-    """Return a maker of jobs whose microbatches differ: in tokens, or in how they are packed."""
-
-    def make(luck: Luck) -> Scenario:
-        sequence = 16384 if lengths == "packed" else 4096
-        job = job_of(luck, WITH_REPLICAS, sequence=sequence)
-        other = replace(job, lengths=lengths, length_spread_ratio=float(luck.uniform(0.1, 0.35)))
-        truth = _own("uneven_sequences", "sequence_imbalance", tuple(range(job.num_ranks)))
-        return Scenario(other, (), truth, job) if lengths == "uneven" else Scenario(other)
-
-    return make
+def _long_at_times(luck: Luck, job: Job) -> tuple[Sizes, tuple[int, ...]]:
+    fields, ranks = _long(luck, job)
+    return {**fields, "long_varies": True}, ranks
 
 
-def hot_experts(drift: bool) -> Make:
-    """Return a maker of jobs whose routers prefer some experts, for good or in turn."""
-
-    def make(luck: Luck) -> Scenario:
-        job = job_of(luck, EXPERTS)
-        hot = replace(
-            job,
-            router_spread_ratio=0.1 if drift else float(luck.uniform(0.3, 0.8)),
-            router_drift_ratio=float(luck.uniform(0.1, 0.3)) if drift else 0.0,
-            capacity_ratio=_some(luck, (0.0, 0.0, 1.5)),
-        )
-        truth = _own("hot_expert", "sequence_imbalance", tuple(range(job.num_ranks)))
-        return Scenario(hot, (), truth, job)
-
-    return make
+def _uneven(luck: Luck, job: Job) -> tuple[Sizes, tuple[int, ...]]:
+    fields = {"lengths": "uneven", "length_spread_ratio": float(luck.uniform(0.1, 0.35))}
+    return fields, _all(job)
 
 
-def collecting_everywhere(luck: Luck) -> Scenario:
-    """Return a job all of whose processes collect large heaps, each at its own moments."""
-    job = job_of(luck, granularity="full", collections="off")
-    truth = _own("gc", "gc", tuple(range(job.num_ranks)))
-    return Scenario(replace(job, collections="heavy"), (), truth, job)
+def _hot(luck: Luck, job: Job) -> tuple[Sizes, tuple[int, ...]]:
+    capacity = one_of(luck, (0.0, 0.0, 1.5))
+    fields = {"router_spread_ratio": float(luck.uniform(0.3, 0.8)), "capacity_ratio": capacity}
+    return fields, _all(job)
 
 
-def slow_storage(luck: Luck) -> Scenario:
-    """Return a job whose loaders all wait for the same slow storage."""
-    job = job_of(luck)
-    share = float(luck.uniform(1.1, 1.8))
-    return Scenario(
-        replace(job, load_s=share * job.microbatch_s, prefetch=2, loader_spread_ratio=0.25)
-    )
+def _drifting(luck: Luck, job: Job) -> tuple[Sizes, tuple[int, ...]]:
+    fields = {"router_spread_ratio": 0.1, "router_drift_ratio": float(luck.uniform(0.1, 0.3))}
+    return fields, _all(job)
 
 
-def host_bound(luck: Luck) -> Scenario:
-    """Return a job of a small model, whose devices wait for launches."""
-    job = job_of(luck, hidden=1024, sequence=2048, vocabulary=32_000, launch_us=8.0)
-    return Scenario(replace(job, load_s=0.002))
+def _collecting(luck: Luck, job: Job) -> tuple[Sizes, tuple[int, ...]]:
+    return {"collections": "heavy"}, _all(job)
 
 
-def missing_ranks(luck: Luck) -> Scenario:
-    """Return a job of which some files are not there."""
-    job = job_of(luck, tuple(e for e in ANY if e.get("dp", 1) >= 4))
+def _slow_storage(luck: Luck, job: Job) -> tuple[Sizes, tuple[int, ...]]:
+    ratio = float(luck.uniform(1.1, 1.8))
+    return {"load_ratio": ratio, "prefetch": 2, "loader_spread_ratio": 0.25}, ()
+
+
+def _missing(luck: Luck, job: Job) -> tuple[Sizes, tuple[int, ...]]:
     missing = luck.choice(job.num_ranks, int(luck.integers(1, 3)), replace=False)
-    return Scenario(replace(job, missing=tuple(sorted(int(each) for each in missing))))
+    return {"missing": tuple(sorted(int(each) for each in missing))}, ()
 
 
-def growth(luck: Luck) -> Scenario:
-    """Return a job whose microbatches get longer at some iteration, on all ranks alike."""
-    job = job_of(luck)
-    return Scenario(replace(job, growth_from=job.iterations[len(job.iterations) // 2],
-                            growth_ratio=1.25))  # fmt: skip
+def _growth(luck: Luck, job: Job) -> tuple[Sizes, tuple[int, ...]]:
+    return {"growth_from": job.iterations[len(job.iterations) // 2], "growth_ratio": 1.25}, ()
 
 
-def warming_up(luck: Luck) -> Scenario:
-    """Return a job of which only the first iterations are traced."""
-    return Scenario(job_of(luck, num_iterations=4, interval=5, window=5, first_iteration=1))
-
+THROTTLING = faulty("throttling", factor=(1.2, 3.0), share=(0.1, 0.4), burst=(0.05, 3.0))
+ECC = faulty("ecc", share=(0.04, 0.2), burst=(0.05, 0.3))
+HBM = faulty("hbm", factor=(1.5, 3.0))
+CPU_LIMIT = faulty("cpu_limit", factor=(1.5, 6.0), share=(0.02, 0.25))
+SMALL: Sizes = {"hidden": 2048, "sequence": 2048}
+TINY: Sizes = {"hidden": 1024, "sequence": 2048, "vocabulary": 32_000, "launch_us": 8.0}
+LOADING: Sizes = {"menu": REPLICAS, "factor": (5.0, 14.0), "load_ratio": 0.3, "prefetch": 2}
+INSIDE: Sizes = {
+    "menu": LINKED, "granularity": "full", "ranks_per_host": 8, "overlap_grads": False
+}  # fmt: skip
 
 FAMILIES: tuple[tuple[str, int, Make], ...] = (
-    ("gpu_clock 5%", 5, gpu_clock(1.05)),
-    ("gpu_clock 10%", 6, gpu_clock(1.1)),
-    ("gpu_clock 20%", 6, gpu_clock(1.2)),
-    ("gpu_clock 35%", 5, gpu_clock(1.35)),
-    ("gpu_clock 50%", 5, gpu_clock(1.5)),
-    ("gpu_clock 100%", 4, gpu_clock(2.0)),
-    ("gpu_clock from an iteration on", 7, gpu_clock(1.25, "from")),
-    ("gpu_clock ended", 5, gpu_clock(1.3, "ended")),
-    ("gpu_clock of a host", 7, host("gpu_clock", 1.08, 1.5)),
-    ("throttling", 14, burst("throttling", 1.2, 3.0, (0.1, 0.4))),
-    ("hbm", 7, hbm),
-    ("ecc", 5, burst("ecc", 1.0, 1.0, (0.04, 0.2))),
-    ("shared_gpu", 7, burst("shared_gpu", 1.5, 3.0, (0.5, 0.9))),
-    ("host_cpu", 4, host("host_cpu", 2.0, 6.0)),
-    ("host_cpu: small model", 4, host("host_cpu", 1.5, 4.0, hidden=2048, sequence=2048)),
-    ("cpu_limit", 8, cpu_limit),
-    ("host_memory", 6, host("host_memory", 1.0, 1.0, 0.15)),
-    ("loader", 6, loader(False)),
-    ("loader of a host", 4, loader(True)),
-    ("gc", 6, collecting),
-    ("nvlink", 7, nvlink("nvlink")),
-    ("nvlink of a pair", 4, nvlink("nvlink_pair")),
-    ("pcie", 5, nvlink("pcie")),
-    ("nic of a host", 7, nic("nic", "host")),
-    ("nic of a host in one ring", 2, nic("nic", "host", RINGS)),
-    ("nic of a rank", 5, nic("nic", "rank")),
-    ("nic flapping", 5, nic("nic_flap", "host")),
-    ("rail", 4, nic("rail", "rail")),
-    ("two faults", 10, two_faults),
-    ("healthy", 54, healthy()),
-    ("healthy: large", 5, healthy(({"tp": 8, "pp": 2, "dp": 4}, {"tp": 4, "pp": 4, "dp": 4}),
-                                  granularity="base", num_iterations=7, window=2)),
-    ("look_alike: chips differ", 8, healthy(chip_spread_ratio=0.03)),
-    ("look_alike: heavy stage", 8, heavy_stage),
-    ("look_alike: long sequences", 6, long_sequences(False)),
-    ("look_alike: long sequences now and then", 5, long_sequences(True)),
-    ("look_alike: uneven sequences", 6, uneven("uneven")),
-    ("look_alike: packed documents", 5, uneven("packed")),
-    ("look_alike: hot experts", 5, hot_experts(False)),
-    ("look_alike: drifting experts", 5, hot_experts(True)),
-    ("look_alike: slow storage", 4, slow_storage),
-    ("look_alike: gc everywhere", 5, collecting_everywhere),
-    ("look_alike: checkpoints", 4, healthy(checkpoint_every=4)),
-    ("look_alike: host-bound", 6, host_bound),
-    ("look_alike: missing ranks", 4, missing_ranks),
-    ("look_alike: warm-up", 3, warming_up),
-    ("look_alike: congestion", 5, healthy(CARDED, congestion_share=0.3)),
-    ("look_alike: logging rank", 4, healthy(logging_s=0.03)),
-    ("look_alike: growth", 3, growth),
-    ("look_alike: all slow", 3, healthy(slow_alike_ratio=1.3)),
+    ("gpu_clock 5%", 5, clock(1.05)),
+    ("gpu_clock 10%", 6, clock(1.1)),
+    ("gpu_clock 20%", 6, clock(1.2)),
+    ("gpu_clock 35%", 5, clock(1.35)),
+    ("gpu_clock 50%", 5, clock(1.5)),
+    ("gpu_clock 100%", 4, clock(2.0)),
+    ("gpu_clock from an iteration on", 7, clock(1.1, 1.4, when="from")),
+    ("gpu_clock ended", 5, clock(1.15, 1.5, when="ended")),
+    ("gpu_clock of a host", 7, clock(1.08, 1.5, on="host")),
+    ("throttling", 14, THROTTLING),
+    ("hbm", 7, HBM),
+    ("ecc", 5, ECC),
+    ("shared_gpu", 7, faulty("shared_gpu", factor=(1.5, 3.0), share=(0.5, 0.9), burst=(0.05, 0.3))),
+    ("host_cpu", 4, faulty("host_cpu", "host", factor=(2.0, 6.0))),
+    ("host_cpu: small model", 4, faulty("host_cpu", "host", factor=(1.5, 4.0), **SMALL)),
+    ("cpu_limit", 8, CPU_LIMIT),
+    ("host_memory", 6, faulty("host_memory", "host", share=(0.05, 0.25))),
+    ("loader", 6, faulty("loader", "rank loading", **LOADING)),
+    ("loader of a host", 4, faulty("loader", "host loading", **LOADING)),
+    ("gc", 6, faulty("gc", pause_s=(0.2, 0.7), share=(0.25, 0.8), granularity="full")),
+    ("nvlink", 7, faulty("nvlink", factor=(2.0, 8.0), **INSIDE)),
+    ("nvlink of a pair", 4, faulty("nvlink_pair", "pair", factor=(2.0, 8.0), **INSIDE)),
+    ("pcie", 5, faulty("pcie", **INSIDE)),
+    ("nic of a host", 7, card("host")),
+    ("nic of a host in one ring", 2, card("host", menu=RINGS)),
+    ("nic of a rank", 5, card("rank")),
+    ("nic flapping", 5, card("host", "nic_flap", factor=(5, 20), share=(0.1, 0.4), burst=(0.3, 2))),
+    ("rail", 4, card("rail", "rail")),
+    ("two faults", 10, both(clock(1.15, 1.6), THROTTLING, CPU_LIMIT, HBM, ECC)),
+    ("healthy", 54, sound()),
+    ("healthy: large", 5, sound(LARGE, granularity="base", num_iterations=7, window=2)),
+    ("look_alike: chips differ", 8, sound(chip_spread_ratio=0.03)),
+    ("look_alike: heavy stage", 8,
+     peculiar("heavy_stage", "stage_imbalance", _heavy_stage, STAGES, vocabulary=50_000)),
+    ("look_alike: long sequences", 6,
+     peculiar("long_sequences", "sequence_imbalance", _long, REPLICAS)),
+    ("look_alike: long sequences at times", 5,
+     peculiar("long_sequences", "sequence_imbalance", _long_at_times, REPLICAS)),
+    ("look_alike: uneven sequences", 6,
+     peculiar("uneven_sequences", "sequence_imbalance", _uneven, REPLICAS)),
+    ("look_alike: packed documents", 5, sound(REPLICAS, lengths="packed", sequence=16384)),
+    ("look_alike: hot experts", 5, peculiar("hot_expert", "sequence_imbalance", _hot, EXPERTS)),
+    ("look_alike: drifting experts", 5,
+     peculiar("hot_expert", "sequence_imbalance", _drifting, EXPERTS)),
+    ("look_alike: slow storage", 4, peculiar("", "", _slow_storage)),
+    ("look_alike: gc everywhere", 5,
+     peculiar("gc", "gc", _collecting, granularity="full", collections="off")),
+    ("look_alike: checkpoints", 4, sound(checkpoint_every=4)),
+    ("look_alike: host-bound", 6, sound(**TINY)),
+    ("look_alike: missing ranks", 4, peculiar("", "", _missing, REPLICAS)),
+    ("look_alike: warm-up", 3, sound(num_iterations=4, first_iteration=1)),
+    ("look_alike: congestion", 5, sound(CARDED, congestion_share=0.3)),
+    ("look_alike: logging rank", 4, sound(logging_s=0.03)),
+    ("look_alike: growth", 3, peculiar("", "", _growth)),
+    ("look_alike: all slow", 3, sound(slow_alike_ratio=1.3)),
 )  # fmt: skip
 """Name, how many, and who makes them."""
 
@@ -525,19 +342,18 @@ def _drawn(draw: int) -> Iterator[tuple[Case, Scenario]]:
     for family, number, make in FAMILIES:
         for place in range(number):
             seed = crc32(f"{draw} {family} {place}".encode())
-            scenario = make(np.random.default_rng([seed, draw, 77]))
-            yield (
-                Case(
-                    ground=GROUND,
-                    name=f"{family.replace(' ', '-').replace(':', '')}-{place}-{seed:08x}",
-                    family=family,
-                    num_ranks=scenario.job.num_ranks,
-                    seed=seed,
-                    draw=draw,
-                    planted=scenario.planted,
-                ),
-                scenario,
+            scenario = make(np.random.default_rng(seed))
+            name = f"{family.replace(' ', '-').replace(':', '')}-{place}-{seed:08x}"
+            case = Case(
+                ground=GROUND,
+                name=name,
+                family=family,
+                num_ranks=scenario.job.num_ranks,
+                seed=seed,
+                draw=draw,
+                planted=scenario.planted,
             )
+            yield case, scenario
 
 
 def scenario_of(case: Case) -> Scenario:

@@ -178,7 +178,11 @@ class Draws:
         job = self.job
         shape = (*self.shape, job.num_microbatches)
         ratio = job.loader_spread_ratio
-        return job.load_s * np.exp(ratio * self.stream(7).standard_normal(shape))
+        return np.asarray(
+            job.load_ratio
+            * job.microbatch_s
+            * np.exp(ratio * self.stream(7).standard_normal(shape))
+        )
 
     @cached_property
     def transfers(self) -> list[float]:

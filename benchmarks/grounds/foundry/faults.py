@@ -193,9 +193,3 @@ class _Applied:
                     effects.pauses[rank].append(Pause(int(iteration), place, length))
         if self.fault.kind == "cpu_limit":
             effects.threads[list(self.fault.ranks)] *= self.times
-
-
-def rail_of(job: Job, number: int) -> tuple[int, ...]:
-    """Return the ranks behind the cards of one number on all hosts."""
-    nic_of = job.machines.nic_of
-    return tuple(rank for rank in range(job.num_ranks) if nic_of(rank)[1] == number)

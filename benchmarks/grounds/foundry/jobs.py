@@ -66,7 +66,7 @@ class Job:
     growth_from: int = 0  # iteration from which microbatches are longer on all
     growth_ratio: float = 1.0
     collections: str = "off"  # off (by hand), usual, heavy
-    load_s: float = 0.003  # of one microbatch in the worker
+    load_ratio: float = 0.1  # a worker's time for a microbatch, as a part of the training's
     prefetch: int = 4
     loader_spread_ratio: float = 0.1
     checkpoint_every: int = 0

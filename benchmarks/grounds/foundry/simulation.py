@@ -48,6 +48,7 @@ Burst = tuple[float, float, float]
 """Begin, end, and how many times slower a device is meanwhile (endlessly: it stands still)."""
 QUEUE_DEPTH = 60  # operations a thread is ahead at most: some 1,000 launches
 LOADER_HOST_S = 0.0004
+_LEAVING_S = 1.5e-6  # members do not leave a collective in the same microsecond
 _NO_LAUNCH = float("nan")
 _MEET, _CHANGE, _FLOW = range(3)
 
@@ -126,9 +127,9 @@ class Simulation:
         for when, card, why, slow in self._changes_of_cards():
             self._schedule(when, _CHANGE, (card, why, slow))
         ranks = [self._rank(program) for program in self.draws.programs]
+        num_left = len(ranks)
         for each in ranks:
             num_left -= self._go_on(each, None)
-        num_left = len(ranks)
         while self.ready or self.heap:
             while self.ready:
                 num_left -= self._go_on(*self.ready.popleft())
@@ -299,6 +300,7 @@ class Simulation:
         ).tolist()
         threads = (draws.threads[rank] * effects.threads[rank]).tolist()
         batches = _Batches(draws.loading[rank] * effects.loading[rank][:, None], job.prefetch)
+        leaving = (_LEAVING_S * draws.stream(16).exponential(size=64)).tolist()
         saving_s = job.checkpoint_s * np.exp(0.1 * draws.stream(12, rank).standard_normal())
         records = self.run.recorded[rank]
         stack: list[tuple[float, float]] = []
@@ -342,6 +344,7 @@ class Simulation:
                     start = device if device > host else host
                     post(key, start)
                     device = ends[key] if key in ends else (yield key)
+                    device += leaving[(key + rank) % 64]
                     if traced and operation[2] >= 0:
                         records.append((operation[2], iteration, start, device, launched))
                 elif code == START:
