@@ -82,6 +82,7 @@ from detect.causes.searches import (
     mates_that_load,
     others_load_as_long,
 )
+from detect.causes.slow_modules import bursts_of_modules
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -299,18 +300,18 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> str:
     is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
     if cause == Cause.HOST:
         return _doubt_of_host(seen, burst, is_uneven)
-    may_be_data = is_uneven and not _spares_lookups(seen, burst)
+    may_be_data = is_uneven and not burst.cuts_passes and not _spares_lookups(seen, burst)
     launches = may_wait_for_launches(seen)
     if not _waits_no_more(seen, burst):
         launches = launches or waits_for_launches(seen, burst.row, burst.hits)
     waits = _waits_beside(seen, burst)
     reasons = {
         FEW_OTHERS: _may_be_noisier(burst),
-        OTHERS_TOO: burst.is_noise,
+        OTHERS_TOO: burst.is_noise and not burst.cuts_passes,
         LONGER: may_be_data and not _others_spare_the_data(seen, burst),
         launches: bool(launches),
         waits: bool(waits),
-        EXPERTS: _may_be_its_experts(seen, burst),
+        EXPERTS: not burst.cuts_passes and _may_be_its_experts(seen, burst),
     }
     return _first_of(reasons)
 
@@ -542,6 +543,7 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[Burst]:
     more = known | mask_of([one.row for one in found], len(known))
     group = seen.members.tensor_group
     found += bursts(over, more, rate, least_hit=floor, group=group)
+    found = _with_modules(found, bursts_of_modules(seen, known, rate, floor))
     stage, rows = seen.members.stage, [one.row for one in found]
     hits = hits_of(over, known)
     waiting = _wait_for_one_of(seen, found)
@@ -554,6 +556,25 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[Burst]:
         )
         for one, at in zip(found, stage[rows], strict=True)
     ]
+
+
+def _with_modules(found: list[Burst], of_modules: list[Burst]) -> list[Burst]:
+    """Return the bursts of passes, those of which parts are slow marked so, and after them the
+    bursts of rows that only modules tell.
+    """
+    by_row = {one.row: one for one in of_modules}
+    marked = [
+        replace(
+            one,
+            cuts_passes=by_row[one.row].cuts_passes,
+            is_one_speed=one.is_one_speed or by_row[one.row].is_one_speed,
+        )
+        if one.row in by_row
+        else one
+        for one in found
+    ]
+    rows = {one.row for one in found}
+    return [*marked, *(one for one in of_modules if one.row not in rows)]
 
 
 def _undecided(seen: Observations, found: Sequence[Finding]) -> Flags:

@@ -47,6 +47,7 @@ from megascan.vocabulary import ROOTED_OPS
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from detect.observe.modules import SlowRuns
     from detect.whatif.savings import ReplayedCosts
     from megascan.probes import Probes
 
@@ -396,6 +397,8 @@ class Observations:
     attention was traced."""
     tokenwise: Tokenwise | None = None
     """None on CPUs."""
+    slow_runs: SlowRuns | None = None
+    """Modules in a row that a rank takes longer for than usual; None without passes."""
     workers: EachRank | None = None
     """All ranks, where rows stand for several of them."""
     lost_ns: Mapping[Cause, Floats] = field(
