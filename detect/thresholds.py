@@ -954,6 +954,10 @@ class _Runs:
         0.3, "share of the size", Origin.BENCHMARK,
         "within which half of the modules lie that one factor slows; 0.02 to 0.2 were seen",
     )  # fmt: skip
+    sound_passes: int = limit(
+        2000, "passes", Origin.BENCHMARK,
+        "of sound ranks of any job that have no run: what is known before this job's are counted",
+    )  # fmt: skip
     mates_share: float = limit(
         0.75, "share of the size", Origin.CONVENTION,
         "that runs of a TP mate may have that waits inside its own modules",

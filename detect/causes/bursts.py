@@ -88,7 +88,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import compare_within, data_of, deviations, peer_groups, stage_groups
 from detect.text import counted, milliseconds, percent, subject_of
-from detect.thresholds import BURSTS, IMBALANCE, LOSSES, PAIRS, STARVATION
+from detect.thresholds import BURSTS, IMBALANCE, LOSSES, ORDINARY, PAIRS, STARVATION
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.timeline import rows_alike
 
@@ -109,6 +109,9 @@ FEW_OTHERS = "with so few ranks beside it, noise of its own may be the reason as
 IDLE = (
     "in these iterations the device had nothing to do for most of that time: its host, which "
     "launched too late, may be the reason as well as the device"
+)
+HARDLY_SURE = (
+    "mending it would gain next to nothing, and chance is hardly excluded: trace more iterations"
 )
 OTHERS_TOO = (
     "its peers have such passes in iterations of their own, if in fewer: noise that comes to "
@@ -249,7 +252,12 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
         ),
     )
     is_usual = cause == Cause.COMPUTE and burst.usual_rate >= BURSTS.usual_share
-    return undecided_if_free(finding, NOBODY_WAITS, is_estimated=is_usual)
+    finding = undecided_if_free(finding, NOBODY_WAITS, is_estimated=is_usual)
+    is_little = finding.step_time_cost_ratio < ORDINARY.worthwhile_ratio
+    is_named = finding.owner is Owner.NODE and cause is Cause.COMPUTE
+    if is_named and is_little and burst.q_value > BURSTS.certain_q and not burst.is_one_speed:
+        return undecided(finding, HARDLY_SURE)
+    return finding
 
 
 def _longer_ns(seen: Observations, burst: Burst) -> Floats:
@@ -276,8 +284,10 @@ def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owne
         cause = Cause.HOST
     if doubt:
         return cause, Owner.UNDECIDED, (doubt,)
-    # its device or its host: the node in either case
+    # its device or its host: the node in either case, unless it collects garbage unseen
     is_idle = cause == Cause.COMPUTE and _stands_idle(seen, burst)
+    if is_idle and Cause.GC not in seen.lost_ns:
+        return cause, Owner.UNDECIDED, (IDLE, COLLECTS)
     return cause, Owner.JOB if cause == Cause.GC else Owner.NODE, (IDLE,) if is_idle else ()
 
 

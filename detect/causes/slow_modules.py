@@ -4,8 +4,9 @@ Problem: throttling that lasts for less than a pass, or meets documents of any l
 in passes. `detect.observe.modules` finds modules in a row that are slow by one factor.
 
 Idea: count passes that such runs meet. Sound ranks of this very job show how often that happens
-without a fault (`chance`); nearly always never. So many of one row must be improbable at that rate,
-in two iterations at least, and be the row's alone. Runs are left out that say nothing of a device:
+without a fault (`chance`); nearly always never, which is known of sound jobs at large, too. So many
+of one row must be improbable at that rate, in two iterations at least, and be the row's alone. Runs
+are left out that say nothing of a device:
 
     began as soon as launched     the host was late, whose delay lengthens what follows as well
     smaller than a TP mate's      where passes hold waiting: the mate is slow, and this rank waits
@@ -54,7 +55,7 @@ def bursts_of_modules(seen: Observations, known: Flags, rate: float, floor: floa
             num_hits=int(counts[one]),
             num_iterations=hits.shape[1] * num_passes,
             other_hits=int(counts[others].sum()),
-            num_others=int(others.sum()) * hits.shape[1] * num_passes,
+            num_others=max(int(others.sum()) * hits.shape[1] * num_passes, RUNS.sound_passes),
         )
         q_value = tally.by_chance * len(known) / (len(found) + 1)
         is_alone = tally.is_alone and Tally.of(hits, one, others).is_alone
