@@ -336,8 +336,9 @@ def _may_be_its_experts(seen: Observations, burst: Burst) -> bool:
 
 
 def _waits_no_more(seen: Observations, burst: Burst) -> bool:
-    """Return whether no more of the row's work comes just in time in its bursts than in its other
-    iterations, and than of its peers' work: a host that is late now and then is late for more.
+    """Return whether half of the row's work comes just in time, and no more in its bursts than in
+    its other iterations, and than of its peers' work: a host that is late now and then is late for
+    more.
 
     Example: half of what is launched begins a pass, and comes just in time on every rank, whether
     its passes take 1.0 or 1.3 times as long.
@@ -348,7 +349,8 @@ def _waits_no_more(seen: Observations, burst: Burst) -> bool:
         return False
     own, usual = (float(robust.median(starved[burst.row][at])) for at in (burst.hits, ~burst.hits))
     least = min(usual, float(robust.median(starved[others][:, burst.hits])))
-    return own < STARVATION.starved_share and own - least < BURSTS.alike_starved
+    is_half = own < STARVATION.fed_share + BURSTS.alike_starved
+    return is_half and own - least < BURSTS.alike_starved
 
 
 def _waits_beside(seen: Observations, burst: Burst) -> str:
