@@ -943,6 +943,54 @@ class _NvLinks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Runs:
+    """Modules in a row that are slow, of one iteration."""
+
+    least_modules: int = limit(
+        4, "modules", Origin.CONVENTION, "in a row that are slow before that is no accident"
+    )
+    most_gap: int = limit(1, "modules", Origin.CONVENTION, "as quick as ever between slow ones")
+    least_kinds: int = limit(
+        2, "kinds of modules", Origin.PHYSICS,
+        "that a slow device slows: of one kind alone it may be what is in its kernels",
+    )  # fmt: skip
+    least_slow_share: float = limit(
+        0.75, "share of a run's modules", Origin.CONVENTION, "that are slow"
+    )
+    margin_log: float = limit(
+        0.05, "log", Origin.CONVENTION, "that a module lies above the slower of the quiet ones"
+    )
+    margin_sigmas: float = limit(
+        5.0, "sigma", Origin.CONVENTION, "of the quiet modules of its kind, that it does so"
+    )
+    most_sigma_log: float = limit(
+        0.04, "log", Origin.BENCHMARK,
+        "by which modules of a kind vary on a rank for them to tell: experts and uneven documents "
+        "vary by 0.08 and more",
+    )  # fmt: skip
+    one_factor_share: float = limit(
+        0.3, "share of the size", Origin.BENCHMARK,
+        "within which half of the modules lie that one factor slows; 0.02 to 0.2 were seen",
+    )  # fmt: skip
+    sound_passes: int = limit(
+        2000, "passes", Origin.BENCHMARK,
+        "of sound ranks of any job that have no run: what is known before this job's are counted",
+    )  # fmt: skip
+    mates_share: float = limit(
+        0.75, "share of the size", Origin.CONVENTION,
+        "that runs of a TP mate may have that waits inside its own modules",
+    )  # fmt: skip
+    mostly_cut: float = limit(
+        0.5, "share of the runs", Origin.CONVENTION,
+        "that begin or end inside passes, or have one size, for that to be said of the row",
+    )  # fmt: skip
+    most_starved: float = limit(
+        0.5, "share of a run's modules", Origin.CONVENTION,
+        "that began when they were launched, above which it is the host that was late",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Bursts:
     """Ranks that lose time now and then."""
 
@@ -1870,6 +1918,7 @@ HOSTS = _Hosts()
 CHANGES = _Changes()
 NETWORKS = _Networks()
 NVLINKS = _NvLinks()
+RUNS = _Runs()
 BURSTS = _Bursts()
 LOSSES = _Losses()
 EVERYWHERE = _Everywhere()

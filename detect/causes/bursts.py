@@ -82,12 +82,13 @@ from detect.causes.searches import (
     mates_that_load,
     others_load_as_long,
 )
+from detect.causes.slow_modules import bursts_of_modules
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import compare_within, data_of, deviations, peer_groups, stage_groups
 from detect.text import counted, milliseconds, percent, subject_of
-from detect.thresholds import BURSTS, IMBALANCE, LOSSES, PAIRS, STARVATION
+from detect.thresholds import BURSTS, IMBALANCE, LOSSES, ORDINARY, PAIRS, STARVATION
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.timeline import rows_alike
 
@@ -108,6 +109,9 @@ FEW_OTHERS = "with so few ranks beside it, noise of its own may be the reason as
 IDLE = (
     "in these iterations the device had nothing to do for most of that time: its host, which "
     "launched too late, may be the reason as well as the device"
+)
+HARDLY_SURE = (
+    "mending it would gain next to nothing, and chance is hardly excluded: trace more iterations"
 )
 OTHERS_TOO = (
     "its peers have such passes in iterations of their own, if in fewer: noise that comes to "
@@ -248,7 +252,12 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
         ),
     )
     is_usual = cause == Cause.COMPUTE and burst.usual_rate >= BURSTS.usual_share
-    return undecided_if_free(finding, NOBODY_WAITS, is_estimated=is_usual)
+    finding = undecided_if_free(finding, NOBODY_WAITS, is_estimated=is_usual)
+    is_little = finding.step_time_cost_ratio < ORDINARY.worthwhile_ratio
+    is_named = finding.owner is Owner.NODE and cause is Cause.COMPUTE
+    if is_named and is_little and burst.q_value > BURSTS.certain_q and not burst.is_one_speed:
+        return undecided(finding, HARDLY_SURE)
+    return finding
 
 
 def _longer_ns(seen: Observations, burst: Burst) -> Floats:
@@ -275,8 +284,10 @@ def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owne
         cause = Cause.HOST
     if doubt:
         return cause, Owner.UNDECIDED, (doubt,)
-    # its device or its host: the node in either case
+    # its device or its host: the node in either case, unless it collects garbage unseen
     is_idle = cause == Cause.COMPUTE and _stands_idle(seen, burst)
+    if is_idle and Cause.GC not in seen.lost_ns:
+        return cause, Owner.UNDECIDED, (IDLE, COLLECTS)
     return cause, Owner.JOB if cause == Cause.GC else Owner.NODE, (IDLE,) if is_idle else ()
 
 
@@ -299,18 +310,18 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> str:
     is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
     if cause == Cause.HOST:
         return _doubt_of_host(seen, burst, is_uneven)
-    may_be_data = is_uneven and not _spares_lookups(seen, burst)
+    may_be_data = is_uneven and not burst.cuts_passes and not _spares_lookups(seen, burst)
     launches = may_wait_for_launches(seen)
     if not _waits_no_more(seen, burst):
         launches = launches or waits_for_launches(seen, burst.row, burst.hits)
     waits = _waits_beside(seen, burst)
     reasons = {
         FEW_OTHERS: _may_be_noisier(burst),
-        OTHERS_TOO: burst.is_noise,
+        OTHERS_TOO: burst.is_noise and not burst.cuts_passes,
         LONGER: may_be_data and not _others_spare_the_data(seen, burst),
         launches: bool(launches),
         waits: bool(waits),
-        EXPERTS: _may_be_its_experts(seen, burst),
+        EXPERTS: not burst.cuts_passes and _may_be_its_experts(seen, burst),
     }
     return _first_of(reasons)
 
@@ -325,8 +336,9 @@ def _may_be_its_experts(seen: Observations, burst: Burst) -> bool:
 
 
 def _waits_no_more(seen: Observations, burst: Burst) -> bool:
-    """Return whether no more of the row's work comes just in time in its bursts than in its other
-    iterations, and than of its peers' work: a host that is late now and then is late for more.
+    """Return whether half of the row's work comes just in time, and no more in its bursts than in
+    its other iterations, and than of its peers' work: a host that is late now and then is late for
+    more.
 
     Example: half of what is launched begins a pass, and comes just in time on every rank, whether
     its passes take 1.0 or 1.3 times as long.
@@ -337,7 +349,8 @@ def _waits_no_more(seen: Observations, burst: Burst) -> bool:
         return False
     own, usual = (float(robust.median(starved[burst.row][at])) for at in (burst.hits, ~burst.hits))
     least = min(usual, float(robust.median(starved[others][:, burst.hits])))
-    return own < STARVATION.starved_share and own - least < BURSTS.alike_starved
+    is_half = own < STARVATION.fed_share + BURSTS.alike_starved
+    return is_half and own - least < BURSTS.alike_starved
 
 
 def _waits_beside(seen: Observations, burst: Burst) -> str:
@@ -542,6 +555,7 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[Burst]:
     more = known | mask_of([one.row for one in found], len(known))
     group = seen.members.tensor_group
     found += bursts(over, more, rate, least_hit=floor, group=group)
+    found = _with_modules(found, bursts_of_modules(seen, known, rate, floor))
     stage, rows = seen.members.stage, [one.row for one in found]
     hits = hits_of(over, known)
     waiting = _wait_for_one_of(seen, found)
@@ -554,6 +568,25 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[Burst]:
         )
         for one, at in zip(found, stage[rows], strict=True)
     ]
+
+
+def _with_modules(found: list[Burst], of_modules: list[Burst]) -> list[Burst]:
+    """Return the bursts of passes, those of which parts are slow marked so, and after them the
+    bursts of rows that only modules tell.
+    """
+    by_row = {one.row: one for one in of_modules}
+    marked = [
+        replace(
+            one,
+            cuts_passes=by_row[one.row].cuts_passes,
+            is_one_speed=one.is_one_speed or by_row[one.row].is_one_speed,
+        )
+        if one.row in by_row
+        else one
+        for one in found
+    ]
+    rows = {one.row for one in found}
+    return [*marked, *(one for one in of_modules if one.row not in rows)]
 
 
 def _undecided(seen: Observations, found: Sequence[Finding]) -> Flags:

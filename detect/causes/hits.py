@@ -75,6 +75,9 @@ class Burst:
     """Whether other rows, of the stage or of all, have hits so often that this may be noise."""
     is_stops: bool = False
     """Whether its slow passes are single ones that take twice as long and more."""
+    cuts_passes: bool = False
+    """Whether it begins or ends inside passes, of which other modules are as quick as ever: no data
+    do so, nor a router."""
     size: float = 1.0
     """How many times as long as usual its slow passes take, typically; 1 where nobody knows."""
 

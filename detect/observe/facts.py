@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from detect.observe import stalls, work
+from detect.observe.modules import SlowRuns, slow_runs_of
 from detect.observe.spans import (
     WORK_NAMES,
     Frame,
@@ -119,6 +120,7 @@ class Facts:
     collecting: Collections
     cells: Cells
     launches: Launches | None
+    slow_runs: SlowRuns
     is_split: bool
     """Some communication could be split into waiting and transfer."""
     longest_ns: Floats
@@ -174,6 +176,7 @@ def facts_of(index: SpanIndex) -> Facts:
             starved_share=stalls.starved_share(index, stalls.launched_in_turn(index)),
         ),
         launches=stalls.launches_of(index),
+        slow_runs=slow_runs_of(index),
         is_split=bool(split.any()),
         longest_ns=longest_ns,
         begin_ns=begin_ns,
@@ -291,6 +294,7 @@ def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
         collecting=_joined_collections([part.collecting for part in parts], passes),
         cells=_joined_cells([part.cells for part in parts], rows, len(ranks)),
         launches=_joined_launches([part.launches for part in parts], rows, len(ranks)),
+        slow_runs=_joined_runs([part.slow_runs for part in parts]),
         is_split=any(part.is_split for part in parts),
         longest_ns=np.max([part.longest_ns for part in parts], axis=0),
         begin_ns=np.min([part.begin_ns for part in parts], axis=0),
@@ -361,6 +365,10 @@ def _joined_layers(parts: Sequence[Layers]) -> Layers:
     order = _Order([part.samples.row for part in parts])
     entangled = [part.entangled for part in parts if part.entangled is not None]
     return order.record(parts, entangled=_joined_entangled(entangled, order) if entangled else None)
+
+
+def _joined_runs(parts: Sequence[SlowRuns]) -> SlowRuns:
+    return _Order([part.row for part in parts]).record(parts)
 
 
 def _joined_entangled(parts: Sequence[Entangled], outer: _Order) -> Entangled:

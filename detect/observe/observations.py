@@ -47,6 +47,7 @@ from megascan.vocabulary import ROOTED_OPS
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from detect.observe.modules import SlowRuns
     from detect.whatif.savings import ReplayedCosts
     from megascan.probes import Probes
 
@@ -399,6 +400,8 @@ class Observations:
     modules_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """(row, iteration, kind): a span of an MLP and one of attention in forward passes, on the mean;
     NaN where none was traced. None on CPUs."""
+    slow_runs: SlowRuns | None = None
+    """Modules in a row that a rank takes longer for than usual; None without passes."""
     workers: EachRank | None = None
     """All ranks, where rows stand for several of them."""
     lost_ns: Mapping[Cause, Floats] = field(

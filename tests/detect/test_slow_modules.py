@@ -1,0 +1,136 @@
+"""A device that is slow for parts of passes is found by modules in a row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from detect import Cause, DetectorSettings, Owner
+from detect.causes.slow_modules import bursts_of_modules
+from detect.detector import judge
+from detect.observe.extract import observe
+from detect.observe.modules import SlowRuns, slow_runs_of
+from megascan.topology import Layout
+
+RATE, FLOOR = 0.01, 0.03
+MS = 1_000_000
+
+
+def modules(slow, *, microbatches=8, layers=4):
+    """Forward passes of layers of two modules; `slow` says how much longer one of them takes."""
+    random, spans, now = np.random.default_rng(3), [], 0
+    for microbatch in range(microbatches):
+        for layer in range(layers):
+            for name, usual in (("attention", 2.0), ("mlp", 3.0)):
+                factor = slow(microbatch, layer, name) * random.normal(1.0, 0.004)
+                length = int(usual * MS * factor)
+                spans.append({
+                    "rank": 0, "kind": "compute", "name": name, "track": 1, "start_ns": now,
+                    "duration_ns": length, "self_ns": length, "microbatch": microbatch,
+                    "phase": "forward", "layer": layer + 1, "chunk": 0,
+                })  # fmt: skip
+                now += length
+    return spans
+
+
+def runs_of(index_of, slow):
+    return slow_runs_of(index_of(modules(slow)))
+
+
+def test_a_run_begins_in_the_middle_of_a_pass(index_of):
+    runs = runs_of(index_of, lambda at, layer, _: 1.3 if at == 3 and layer >= 2 else 1.0)
+    assert runs.num_modules.tolist() == [4] and runs.cuts.tolist() == [True]
+    assert runs.size_log[0] == pytest.approx(np.log(1.3), abs=0.02)
+    assert runs.lost_ns[0] == pytest.approx(0.3 * 10 * MS, rel=0.1)
+
+
+def test_a_longer_microbatch_is_slow_from_end_to_end(index_of):
+    runs = runs_of(index_of, lambda at, _, __: 1.3 if at == 3 else 1.0)
+    assert runs.num_modules.tolist() == [8] and runs.cuts.tolist() == [False]
+
+
+@pytest.mark.parametrize("slow", [
+    lambda at, layer, name: 5.0 if (at, layer, name) == (3, 2, "mlp") else 1.0,
+    lambda at, layer, name: 1.3 if at == 3 and name == "mlp" else 1.0,
+    lambda at, layer, name: 1.0 + 0.3 * ((7 * at + 5 * layer) % 8) / 8,
+    lambda at, layer, name: 1.0 + 0.5 * (layer + 1) if at == 3 else 1.0,
+])  # fmt: skip
+def test_a_pause_one_kind_of_module_uneven_times_and_several_factors_are_no_runs(index_of, slow):
+    assert not len(runs_of(index_of, slow).row)
+
+
+def made_of(runs):
+    """Runs of (rank, iteration, microbatches)."""
+    rank, iteration, number = (np.array(column) for column in zip(*runs, strict=True))
+    return SlowRuns(
+        row=rank,
+        iteration=iteration,
+        num_modules=8 * number,
+        num_passes=number,
+        size_log=np.full(len(runs), 0.26),
+        spread_log=np.full(len(runs), 0.01),
+        lost_ns=20.0 * MS * number,
+        cuts=np.ones(len(runs), dtype=bool),
+        starved_share=np.zeros(len(runs)),
+    )
+
+
+def found_in(job, runs, **changes):
+    seen = observe(job(layout=Layout(dp=8), iterations=10, noise=0.005).timeline())
+    seen = replace(seen, slow_runs=replace(made_of(runs), **changes))
+    return bursts_of_modules(seen, np.zeros(8, dtype=bool), RATE, FLOOR)
+
+
+def test_runs_of_one_rank_in_two_iterations_are_a_burst(job):
+    (burst,) = found_in(job, [(5, 4, 2), (5, 9, 1)])
+    assert burst.row == 5 and burst.cuts_passes and burst.is_one_speed
+    assert np.flatnonzero(burst.hits).tolist() == [1, 6]
+
+
+def test_one_iteration_may_be_chance_and_what_others_have_is_no_fault(job):
+    assert found_in(job, [(5, 4, 4)]) == []
+    assert found_in(job, [(rank, 3 + rank, 1) for rank in range(8)] + [(5, 4, 2)]) == []
+
+
+def test_modules_that_began_when_launched_are_the_hosts(job):
+    assert found_in(job, [(5, 4, 2), (5, 9, 1)], starved_share=np.ones(2)) == []
+
+
+def test_a_mate_that_waits_inside_its_modules_has_no_runs_of_its_own(job, exchanging):
+    made = job(layout=Layout(tp=2, dp=4), iterations=10, noise=0.005)
+    groups = [((rank, rank + 1), 10**8, 2.0) for rank in range(0, 8, 2)]
+    runs = replace(
+        made_of([(5, 4, 2), (4, 4, 2), (5, 9, 1), (4, 9, 1)]),
+        size_log=np.array([0.7, 0.4, 0.7, 0.4]),
+    )
+    seen = exchanging(made.timeline(), groups)
+    seen = replace(
+        seen,
+        transfers=replace(seen.transfers, kinds=("tp all_reduce of 100000000 bytes by 2",)),
+        slow_runs=runs,
+        entangled_phases=(1,),
+        splits_tensor_groups=True,
+    )
+    assert seen.hidden_axes == ()
+    found = bursts_of_modules(seen, np.zeros(8, dtype=bool), RATE, FLOOR)
+    assert [one.row for one in found] == [5]
+
+
+@pytest.mark.parametrize(("late", "owner"), [(0.0, Owner.NODE), (0.2, Owner.UNDECIDED)])
+def test_launches_that_come_no_later_in_bursts_are_no_reason(job, late, owner):
+    """Half of what is launched comes just in time on every rank, as where it begins a pass."""
+
+    def work(slot):
+        slow = slot.rank == 5 and slot.iteration in (5, 9) and slot.name != "optimizer"
+        return 1.24 if slow else 1.0
+
+    made = job(layout=Layout(dp=8), iterations=10, noise=0.005, work=work)
+    seen = observe(made.timeline())
+    starved = np.full(seen.busy_ns.shape, 0.5)
+    starved[5, np.isin(seen.iterations, (5, 9))] += late
+    report = judge(replace(seen, starved_share=starved), DetectorSettings())
+    assert {one.ranks: one.owner for one in report.findings}.get((5,)) in (owner, None)
+    if owner is Owner.NODE:
+        assert [(one.ranks, one.cause) for one in report.findings] == [((5,), Cause.COMPUTE)]
