@@ -53,6 +53,8 @@ import numpy as np
 
 from detect.causes.finding import Answer, rows_of_findings
 from detect.observe.observations import (
+    ATTENTION_OF_MODULES,
+    MLP_OF_MODULES,
     REASONS_NAME,
     Members,
     Observations,
@@ -319,7 +321,7 @@ def spares_attention(of: Suspicion) -> str:
     everybody = [np.arange(len(of.seen.members))]
     mlp, attention = (
         robust.centre(over_others(modules_ns[:, of.active, kind], everybody, of.excluded))
-        for kind in range(modules_ns.shape[2])
+        for kind in (MLP_OF_MODULES, ATTENTION_OF_MODULES)
     )
     others = ~of.excluded
     spread = max(

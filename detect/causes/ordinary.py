@@ -258,7 +258,7 @@ def ordinary_difference(case: Case) -> str:
     if few := _as_one_of_few(case, small):
         return few
     if effect < small or (is_pair and effect < PAIRS.min_effect_log):
-        largest = _within_distances(case, small)
+        largest = distances_explain(case, small)
         if largest is not None:
             return (
                 f"the other ranks, too, lie up to {np.expm1(largest):.1%} off their peers: this "
@@ -299,7 +299,7 @@ def _as_one_of_few(case: Case, small: float) -> str:
     return few_peers if num_known < ORDINARY.min_ranks and not is_pair else ""
 
 
-def _within_distances(case: Case, small: float) -> float | None:
+def distances_explain(case: Case, small: float) -> float | None:
     """Return the largest distance of another rank from its peers, log; None where the slowdown
     stands out from these distances. Ranks that are slower by `small` or more are left out.
 
@@ -316,9 +316,17 @@ def _within_distances(case: Case, small: float) -> float | None:
     if len(levels) < min(case.slow.num_peers, 2):  # one rank of another pair tells what both would
         return None
     square, largest = float(np.mean(levels**2)), float(levels.max())
-    few = max(1.0, float(special.stdtrit(len(levels), ORDINARY.sound_share)) / ORDINARY.rms_factor)
-    most = few * min(ORDINARY.rms_factor * np.sqrt(square), ORDINARY.largest_factor * largest)
+    most = few_factor(len(levels)) * min(
+        ORDINARY.rms_factor * np.sqrt(square), ORDINARY.largest_factor * largest
+    )
     return None if case.effect >= _lasting(found, square) * most else largest
+
+
+def few_factor(number: int) -> float:
+    """Return how many times further one more of so few sound ranks may stray than of many."""
+    if not number:
+        return 1.0
+    return max(1.0, float(special.stdtrit(number, ORDINARY.sound_share)) / ORDINARY.rms_factor)
 
 
 def _within_spread(case: Case) -> str:
