@@ -43,7 +43,13 @@ from detect.causes.finding import (
 )
 from detect.causes.launching import is_host_bound
 from detect.causes.ordinary import few_factor
-from detect.observe.observations import BACKWARD, FORWARD, EachRank, Observations
+from detect.observe.observations import (
+    BACKWARD,
+    FORWARD,
+    LOSS_OF_LOOKUPS,
+    EachRank,
+    Observations,
+)
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import chance_of_mean, deviations, stage_groups
@@ -53,7 +59,6 @@ from detect.thresholds import ENDS, ORDINARY
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.timeline import rows_alike
 
-OUTPUT, LOSS = 0, 1
 BY_OUTPUT = (
     "of its TP group, whose ranks wait for each other inside their passes, its output layer, which "
     "each computes alone from the same data, takes {times} the time of its mates'"
@@ -135,47 +140,63 @@ def _effect_of_group(seen: Observations, rows: list[int]) -> float | None:
 
 def _late_end(every: EachRank, group: Integers, own: Flags, effect: float) -> _LateEnd | None:
     """Return the rank of a group that ends late, by what shows it best; None where none does."""
-    ends_ns, forward_ns = every.ends_ns, every.passes_ns[:, :, FORWARD]
-    backward_ns = every.passes_ns[:, :, BACKWARD]
-    if np.isfinite(ends_ns[own, :, OUTPUT]).any():
-        found = _stands_out(robust.log_of(ends_ns[:, :, OUTPUT]), group, own, ENDS.least_output_log)
-        if found is None:
-            return None
-        rank, lead, p_value = found
-        words = BY_OUTPUT.format(times=times(float(np.exp(lead))))
-        return _LateEnd(rank=rank, effect=max(lead, effect), p_value=p_value, words=words)
-    typical_ns = float(np.nanmedian(forward_ns[own]))
-    later = beyond_others(backward_ns, rows_alike(group), np.zeros(len(own), dtype=bool))
-    later = later / typical_ns
-    if np.isfinite(ends_ns[own, :, LOSS]).any():
-        found = _stands_out(-ends_ns[:, :, LOSS] / typical_ns, group, own, ENDS.least_share)
-        if found is None:
-            return None
-        rank, lead, p_value = found
-        behind = float(robust.centre(later)[every.members.row(rank)])
-        if behind < ENDS.agrees_share * lead:
-            return None
-        words = BY_LOSS.format(
-            lead=milliseconds(lead * typical_ns), later=milliseconds(behind * typical_ns)
-        )
-        least = float(np.log1p(lead))
-        return _LateEnd(rank=rank, effect=max(least, effect), p_value=p_value, words=words)
-    found = _stands_out(backward_ns / typical_ns, group, own, ENDS.least_share) if effect else None
+    if np.isfinite(every.output_ns[own]).any():
+        return _by_output(every, group, own, effect)
+    if np.isfinite(every.lookups_ns[own, :, LOSS_OF_LOOKUPS]).any():
+        return _by_loss(every, group, own, effect)
+    return _by_backward(every, group, own, effect) if effect else None
+
+
+def _by_output(every: EachRank, group: Integers, own: Flags, effect: float) -> _LateEnd | None:
+    found = _stands_out(robust.log_of(every.output_ns), group, own, ENDS.least_output_log)
     if found is None:
         return None
     rank, lead, p_value = found
-    begins = -forward_ns / typical_ns
-    early = beyond_others(begins, rows_alike(group), np.zeros(len(own), dtype=bool))
-    if float(robust.centre(early)[every.members.row(rank)]) < ENDS.agrees_share * lead:
+    words = BY_OUTPUT.format(times=times(float(np.exp(lead))))
+    return _LateEnd(rank=rank, effect=max(lead, effect), p_value=p_value, words=words)
+
+
+def _by_loss(every: EachRank, group: Integers, own: Flags, effect: float) -> _LateEnd | None:
+    typical_ns = float(np.nanmedian(every.passes_ns[own, :, FORWARD]))
+    early = -every.lookups_ns[:, :, LOSS_OF_LOOKUPS] / typical_ns
+    found = _stands_out(early, group, own, ENDS.least_share)
+    if found is None:
+        return None
+    rank, lead, p_value = found
+    later = _beside_mates(every.passes_ns[:, :, BACKWARD] / typical_ns, group, rank)
+    if later < ENDS.agrees_share * lead:
+        return None
+    words = BY_LOSS.format(
+        lead=milliseconds(lead * typical_ns), later=milliseconds(later * typical_ns)
+    )
+    least = max(float(np.log1p(lead)), effect)
+    return _LateEnd(rank=rank, effect=least, p_value=p_value, words=words)
+
+
+def _by_backward(every: EachRank, group: Integers, own: Flags, effect: float) -> _LateEnd | None:
+    typical_ns = float(np.nanmedian(every.passes_ns[own, :, FORWARD]))
+    share = every.passes_ns / typical_ns
+    found = _stands_out(share[:, :, BACKWARD], group, own, ENDS.least_share)
+    if found is None:
+        return None
+    rank, lead, p_value = found
+    if -_beside_mates(share[:, :, FORWARD], group, rank) < ENDS.agrees_share * lead:
         return None
     words = BY_BACKWARD.format(lead=milliseconds(lead * typical_ns))
     return _LateEnd(rank=rank, effect=effect, p_value=p_value, words=words)
 
 
+def _beside_mates(value: Floats, group: Integers, rank: int) -> float:
+    """Return by how much a rank's `value`, (rank, iteration), exceeds those of its mates."""
+    mates = group == group[rank]
+    mates[rank] = False
+    return float(np.nanmedian(value[rank] - np.nanmedian(value[mates], axis=0)))
+
+
 def _stands_out(
     value: Floats, group: Integers, own: Flags, least: float
 ) -> tuple[int, float, float] | None:
-    """Return the place of the rank of a group whose `value`, (rank, iteration), exceeds those of
+    """Return the number of the rank of a group whose `value`, (rank, iteration), exceeds those of
     its mates in nearly all iterations by `least` and by far more than other ranks differ, with how
     much and how probable that is by chance; None where there is none.
     """
@@ -186,19 +207,14 @@ def _stands_out(
     if known.sum() < 2:
         return None
     first = int(np.flatnonzero(known)[np.argmax(level[known])])
-    over = value[first] - np.nanmax(np.delete(value[own], _place(own, first), axis=0), axis=0)
-    over = over[np.isfinite(over)]
     mates = known & (np.arange(len(own)) != first)
+    over = value[first] - np.nanmax(value[mates], axis=0)
+    over = over[np.isfinite(over)]
     others = lead[~own]
     if mates.sum() > 1:  # without the late rank, mates are compared with each other
-        without = group == group[first]
-        without[first] = False
-        of_mates = beyond_others(value, [np.flatnonzero(without)], nobody)[without]
+        of_mates = beyond_others(value, [np.flatnonzero(mates)], nobody)[mates]
         others = np.concatenate([others, of_mates])
-    sound = robust.centre(others) if len(others) else np.zeros(0)
-    sound = sound[np.isfinite(sound)]
-    spread = float(np.sqrt(np.mean(sound**2))) if len(sound) else 0.0
-    most = ORDINARY.rms_factor * few_factor(len(sound)) * spread
+    most = _most_of_sound(others)
     is_always = len(over) >= 2 and float(np.mean(over > 0)) >= ENDS.always_share
     height = float(np.median(over)) if len(over) else 0.0
     if not is_always or not height >= max(least, most):
@@ -206,9 +222,12 @@ def _stands_out(
     return first, height, chance_of_mean(over)
 
 
-def _place(own: Flags, rank: int) -> int:
-    """Return the place of a rank among those of its group."""
-    return int(np.flatnonzero(own).tolist().index(rank))
+def _most_of_sound(leads: Floats) -> float:
+    """Return how far sound ranks may stray from their mates, by `leads`, (rank, iteration)."""
+    sound = robust.centre(leads) if len(leads) else np.zeros(0)
+    sound = sound[np.isfinite(sound)]
+    spread = float(np.sqrt(np.mean(sound**2))) if len(sound) else 0.0
+    return ORDINARY.rms_factor * few_factor(len(sound)) * spread
 
 
 def _rows_beside(seen: Observations, rows: list[int]) -> Integers:

@@ -372,9 +372,10 @@ class EachRank:
     optimizer_ns: Floats = field(metadata=along("worker", "iteration"))
     passes_ns: Floats = field(metadata=along("worker", "iteration"))
     """(worker, iteration, phase): a forward and a backward pass on the mean."""
-    ends_ns: Floats = field(metadata=along("worker", "iteration"))
-    """(worker, iteration, kind): a span of the output layer and one of the loss on the mean; NaN
-    where none was traced."""
+    output_ns: Floats = field(metadata=along("worker", "iteration"))
+    """A span of the output layer on the mean; NaN where none was traced."""
+    lookups_ns: Floats = field(metadata=along("worker", "iteration"))
+    """(worker, iteration, kind), as in `Tokenwise`."""
 
     @classmethod
     def of(cls, seen: Observations) -> EachRank:
@@ -383,17 +384,14 @@ class EachRank:
         with np.errstate(over="ignore"):
             time_ns = np.exp(work.log_ns)
         phases = [robust.mean(time_ns[:, :, work.phase == one], axis=2) for one in range(2)]
-        nothing = np.full(shape, np.nan)
-        modules, tokenwise = seen.modules_ns, seen.tokenwise
-        ends = (
-            nothing if modules is None else modules[:, :, OUTPUT_OF_MODULES],
-            nothing if tokenwise is None else tokenwise.lookups_ns[:, :, LOSS_OF_LOOKUPS],
-        )
+        nothing, modules, told = np.full((*shape, 3), np.nan), seen.modules_ns, seen.tokenwise
+        modules = nothing if modules is None else modules
         return cls(
             members=seen.members,
             optimizer_ns=seen.optimizer_ns,
             passes_ns=np.stack(phases, axis=2),
-            ends_ns=np.stack(ends, axis=2),
+            output_ns=modules[:, :, OUTPUT_OF_MODULES],
+            lookups_ns=nothing[:, :, :2] if told is None else told.lookups_ns,
         )
 
 
