@@ -198,11 +198,31 @@ def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: i
     1.00, 1.00 and 1.00.
     """
     rows = stages_alike(seen.members, passes.effects, row)
+    if _shares_with_slow_stage(seen.members, optimizer, passes, row):
+        return True
     if len({seen.members.hosts[one] for one in (row, *rows)}) >= DEVICE.min_hosts_of_replica:
         return True
     return any(
         len(alike) > 1 and not any(optimizer_shows(optimizer, passes, one) for one in alike)
         for alike in (rows, _mates_alike(seen.members, passes, row))
+    )
+
+
+def _shares_with_slow_stage(
+    members: Members, optimizer: Floats, passes: Slowness, row: int
+) -> bool:
+    """Return whether a row is a little slow, and another stage of its replica by half as much or
+    more, whose optimizer is not: then longer data explain most of both, and chips the rest.
+
+    Example: two stages of one of four replicas take 1.04 and 1.06 times as long, and their steps
+    1.00 and 1.02 times.
+    """
+    effect = float(passes.effects[row])
+    others = np.flatnonzero(members.other_stages(row) & passes.slow)
+    return effect < np.log(ORDINARY.little_ratio) and any(
+        passes.effects[one] >= PAIRS.agrees_share * effect
+        and not optimizer_shows(optimizer, passes, one)
+        for one in others
     )
 
 

@@ -95,12 +95,12 @@ def search_ends(inquiry: Inquiry) -> Answer:
     known = rows_of_findings(seen.members, blamed)
     every = EachRank.of(seen) if seen.workers is None else seen.workers
     findings, explained = [], set[int]()
-    for group, own in _groups(seen, every):
+    for own in _groups(every):
         rows = list(seen.members.rows_with(every.members.ranks[own].tolist()))
         effect = _effect_of_group(seen, rows)
         if known[rows].any() or effect is None:
             continue
-        late = _late_end(every, group, own, effect)
+        late = _late_end(every, own, effect)
         if late is not None and late.p_value * own.sum() <= inquiry.settings.false_discovery_rate:
             findings.append(_finding(seen, every, rows, late, int(own.sum())))
             explained |= set(every.members.ranks[own].tolist())
@@ -113,13 +113,13 @@ def search_ends(inquiry: Inquiry) -> Answer:
     )
 
 
-def _groups(seen: Observations, every: EachRank) -> Iterator[tuple[Integers, Flags]]:
-    """Yield each TP group of several ranks: the number of everybody's group, and who is in it."""
+def _groups(every: EachRank) -> Iterator[Flags]:
+    """Flag the ranks of each TP group of several, (rank,), group by group."""
     group = every.members.tensor_group
     for one in np.unique(group):
         own = group == one
         if own.sum() > 1:
-            yield group, own
+            yield own
 
 
 def _effect_of_group(seen: Observations, rows: list[int]) -> float | None:
@@ -138,17 +138,17 @@ def _effect_of_group(seen: Observations, rows: list[int]) -> float | None:
     return effect
 
 
-def _late_end(every: EachRank, group: Integers, own: Flags, effect: float) -> _LateEnd | None:
+def _late_end(every: EachRank, own: Flags, effect: float) -> _LateEnd | None:
     """Return the rank of a group that ends late, by what shows it best; None where none does."""
     if np.isfinite(every.output_ns[own]).any():
-        return _by_output(every, group, own, effect)
+        return _by_output(every, own, effect)
     if np.isfinite(every.lookups_ns[own, :, LOSS_OF_LOOKUPS]).any():
-        return _by_loss(every, group, own, effect)
-    return _by_backward(every, group, own, effect) if effect else None
+        return _by_loss(every, own, effect)
+    return _by_backward(every, own, effect) if effect else None
 
 
-def _by_output(every: EachRank, group: Integers, own: Flags, effect: float) -> _LateEnd | None:
-    found = _stands_out(robust.log_of(every.output_ns), group, own, ENDS.least_output_log)
+def _by_output(every: EachRank, own: Flags, effect: float) -> _LateEnd | None:
+    found = _stands_out(every, robust.log_of(every.output_ns), own, ENDS.least_output_log)
     if found is None:
         return None
     rank, lead, p_value = found
@@ -156,14 +156,14 @@ def _by_output(every: EachRank, group: Integers, own: Flags, effect: float) -> _
     return _LateEnd(rank=rank, effect=max(lead, effect), p_value=p_value, words=words)
 
 
-def _by_loss(every: EachRank, group: Integers, own: Flags, effect: float) -> _LateEnd | None:
+def _by_loss(every: EachRank, own: Flags, effect: float) -> _LateEnd | None:
     typical_ns = float(np.nanmedian(every.passes_ns[own, :, FORWARD]))
     early = -every.lookups_ns[:, :, LOSS_OF_LOOKUPS] / typical_ns
-    found = _stands_out(early, group, own, ENDS.least_share)
+    found = _stands_out(every, early, own, ENDS.least_share)
     if found is None:
         return None
     rank, lead, p_value = found
-    later = _beside_mates(every.passes_ns[:, :, BACKWARD] / typical_ns, group, rank)
+    later = _beside_mates(every, every.passes_ns[:, :, BACKWARD] / typical_ns, rank)
     if later < ENDS.agrees_share * lead:
         return None
     words = BY_LOSS.format(
@@ -173,33 +173,35 @@ def _by_loss(every: EachRank, group: Integers, own: Flags, effect: float) -> _La
     return _LateEnd(rank=rank, effect=least, p_value=p_value, words=words)
 
 
-def _by_backward(every: EachRank, group: Integers, own: Flags, effect: float) -> _LateEnd | None:
+def _by_backward(every: EachRank, own: Flags, effect: float) -> _LateEnd | None:
     typical_ns = float(np.nanmedian(every.passes_ns[own, :, FORWARD]))
     share = every.passes_ns / typical_ns
-    found = _stands_out(share[:, :, BACKWARD], group, own, ENDS.least_share)
+    found = _stands_out(every, share[:, :, BACKWARD], own, ENDS.least_share)
     if found is None:
         return None
     rank, lead, p_value = found
-    if -_beside_mates(share[:, :, FORWARD], group, rank) < ENDS.agrees_share * lead:
+    if -_beside_mates(every, share[:, :, FORWARD], rank) < ENDS.agrees_share * lead:
         return None
     words = BY_BACKWARD.format(lead=milliseconds(lead * typical_ns))
     return _LateEnd(rank=rank, effect=effect, p_value=p_value, words=words)
 
 
-def _beside_mates(value: Floats, group: Integers, rank: int) -> float:
+def _beside_mates(every: EachRank, value: Floats, rank: int) -> float:
     """Return by how much a rank's `value`, (rank, iteration), exceeds those of its mates."""
+    group = every.members.tensor_group
     mates = group == group[rank]
     mates[rank] = False
     return float(np.nanmedian(value[rank] - np.nanmedian(value[mates], axis=0)))
 
 
 def _stands_out(
-    value: Floats, group: Integers, own: Flags, least: float
+    every: EachRank, value: Floats, own: Flags, least: float
 ) -> tuple[int, float, float] | None:
     """Return the number of the rank of a group whose `value`, (rank, iteration), exceeds those of
-    its mates in nearly all iterations by `least` and by far more than other ranks differ, with how
-    much and how probable that is by chance; None where there is none.
+    its mates in nearly all iterations by `least` and by far more than other ranks of the stage
+    differ, with how much and how probable that is by chance; None where there is none.
     """
+    group, stage = every.members.tensor_group, every.members.stage
     nobody = np.zeros(len(own), dtype=bool)
     lead = beyond_others(value, rows_alike(group), nobody)
     level = robust.centre(lead)
@@ -210,7 +212,7 @@ def _stands_out(
     mates = known & (np.arange(len(own)) != first)
     over = value[first] - np.nanmax(value[mates], axis=0)
     over = over[np.isfinite(over)]
-    others = lead[~own]
+    others = lead[~own & (stage == stage[first])]
     if mates.sum() > 1:  # without the late rank, mates are compared with each other
         of_mates = beyond_others(value, [np.flatnonzero(mates)], nobody)[mates]
         others = np.concatenate([others, of_mates])

@@ -270,7 +270,8 @@ def ordinary_difference(case: Case) -> str:
 def _as_one_of_few(case: Case, small: float) -> str:
     """Say that a row is slow by no more than sound devices may be, `small` (log) or a little more,
     and is one of so few ranks that nothing shows by how much these devices differ. Empty where
-    there are more, or its clock or optimizer confirms more than a `small` slowdown.
+    there are more, or its clock confirms more than a `small` slowdown; so does its optimizer, if no
+    other rank is slow: chips differ in both alike.
 
     Examples: three replicas at 0, 0.2 and 8 %, since of chips that differ by 5 % two may be alike.
     Four at 0, 1, 6.5 and 7.5 %: the third is no peer of the fourth, since it is slow itself, and
@@ -284,9 +285,10 @@ def _as_one_of_few(case: Case, small: float) -> str:
     is_short = len(case.seen.iterations) < case.inquiry.settings.min_iterations
     if case.effect < small or is_short:
         return few_peers
-    if case.is_confirmed:
+    is_lone = len(case.found.slow) == 1
+    if case.clock is not None or (is_lone and case.is_confirmed):
         return ""
-    if len(case.found.slow) > 1:
+    if not is_lone:
         gaps = np.concatenate(_gaps_by_stage(case))
         if np.isfinite(gaps).sum() >= ORDINARY.min_pairs:
             return ""
