@@ -1592,7 +1592,7 @@ class _Readings:
     )
     most_times: float = limit(
         3.0, "times the log slowdown", Origin.PHYSICS,
-        "that a clock may be lower by: what moves memory or waits for others follows it by little",
+        "that a clock may be lower by where experts wait for others inside passes; else 2",
     )  # fmt: skip
     temperature_degrees: float = limit(
         15.0, "°C", Origin.PHYSICS, "by which devices of one node differ by their place in the air"
