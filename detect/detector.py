@@ -70,6 +70,15 @@ def _search_mates(inquiry: Inquiry) -> Answer:
     return search_mates(inquiry)
 
 
+def _search_ends(inquiry: Inquiry) -> Answer:
+    """Search the rank that ends its passes late in a TP group that waits for it unseen."""
+    if "tp" not in inquiry.seen.hidden_axes:
+        return Answer()
+    from detect.causes.ends import search_ends
+
+    return search_ends(inquiry)
+
+
 def _search_memory(inquiry: Inquiry) -> Answer:
     """Search slow device memory in a profile of GPUs: only there kernels tell what bounds them."""
     kinds = inquiry.seen.boundness
@@ -101,6 +110,7 @@ def _search_corruption(inquiry: Inquiry) -> Answer:
 
 
 AWAITED_MATE = CauseSpec(cause=Cause.COMPUTE, search=_search_mates)
+LATE_END = CauseSpec(cause=Cause.COMPUTE, search=_search_ends)
 SLOW_MEMORY = CauseSpec(
     cause=Cause.COMPUTE,
     search=_search_memory,
@@ -116,6 +126,7 @@ CORRUPTION = CauseSpec(cause=Cause.CORRUPTION, search=_search_corruption)
 CAUSES: tuple[CauseSpec, ...] = (
     compute.COMPUTE,
     AWAITED_MATE,
+    LATE_END,
     SLOW_MEMORY,
     optimizer.SLOW_OPTIMIZER,
     losses.LOADER,

@@ -734,6 +734,32 @@ class _Device:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Ends:
+    """Ranks of a TP group whose passes end late, where the others wait for them in between."""
+
+    least_of_group_log: float = limit(
+        math.log(1.03), "log", Origin.CONVENTION,
+        "by which a group is slower than the others of its stage, where there are any",
+    )  # fmt: skip
+    least_output_log: float = limit(
+        math.log(1.1), "log", Origin.PHYSICS,
+        "by which its output layer is slower: sound devices of a pair may differ by less",
+    )  # fmt: skip
+    least_share: float = limit(
+        0.02, "share of a forward pass", Origin.BENCHMARK,
+        "for which its mates wait in the loss, or by which its backward passes end later: those of "
+        "sound ranks differ by 0.003, and by 0.01 in few iterations",
+    )  # fmt: skip
+    agrees_share: float = limit(
+        0.25, "share of the lead", Origin.CONVENTION,
+        "by which the other pass must show the same at least",
+    )  # fmt: skip
+    always_share: float = limit(
+        0.9, "share of the iterations", Origin.CONVENTION, "in which it ends last"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Hosts:
     """Hosts that are slow as a whole."""
 
@@ -1642,7 +1668,7 @@ class _Readings:
     )
     most_times: float = limit(
         3.0, "times the log slowdown", Origin.PHYSICS,
-        "that a clock may be lower by: what moves memory or waits for others follows it by little",
+        "that a clock may be lower by where experts wait for others inside passes; else 2",
     )  # fmt: skip
     temperature_degrees: float = limit(
         15.0, "°C", Origin.PHYSICS, "by which devices of one node differ by their place in the air"
@@ -1914,6 +1940,7 @@ SPELLS = _Spells()
 ORDINARY = _Ordinary()
 PAIRS = _Pairs()
 DEVICE = _Device()
+ENDS = _Ends()
 HOSTS = _Hosts()
 CHANGES = _Changes()
 NETWORKS = _Networks()

@@ -53,6 +53,8 @@ import numpy as np
 
 from detect.causes.finding import Answer, rows_of_findings
 from detect.observe.observations import (
+    ATTENTION_OF_MODULES,
+    MLP_OF_MODULES,
     REASONS_NAME,
     Members,
     Observations,
@@ -196,11 +198,31 @@ def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: i
     1.00, 1.00 and 1.00.
     """
     rows = stages_alike(seen.members, passes.effects, row)
+    if _shares_with_slow_stage(seen.members, optimizer, passes, row):
+        return True
     if len({seen.members.hosts[one] for one in (row, *rows)}) >= DEVICE.min_hosts_of_replica:
         return True
     return any(
         len(alike) > 1 and not any(optimizer_shows(optimizer, passes, one) for one in alike)
         for alike in (rows, _mates_alike(seen.members, passes, row))
+    )
+
+
+def _shares_with_slow_stage(
+    members: Members, optimizer: Floats, passes: Slowness, row: int
+) -> bool:
+    """Return whether a row is a little slow, and another stage of its replica by half as much or
+    more, whose optimizer is not: then longer data explain most of both, and chips the rest.
+
+    Example: two stages of one of four replicas take 1.04 and 1.06 times as long, and their steps
+    1.00 and 1.02 times.
+    """
+    effect = float(passes.effects[row])
+    others = np.flatnonzero(members.other_stages(row) & passes.slow)
+    return effect < np.log(ORDINARY.little_ratio) and any(
+        passes.effects[one] >= PAIRS.agrees_share * effect
+        and not optimizer_shows(optimizer, passes, one)
+        for one in others
     )
 
 
@@ -319,7 +341,7 @@ def spares_attention(of: Suspicion) -> str:
     everybody = [np.arange(len(of.seen.members))]
     mlp, attention = (
         robust.centre(over_others(modules_ns[:, of.active, kind], everybody, of.excluded))
-        for kind in range(modules_ns.shape[2])
+        for kind in (MLP_OF_MODULES, ATTENTION_OF_MODULES)
     )
     others = ~of.excluded
     spread = max(
@@ -534,8 +556,10 @@ def low_clocks(seen: Observations, slow: Flags, row: int, effect: float) -> dict
         for rank in of_row
     ]
     found = {}
+    # passes whose experts wait for others, and get other tokens, follow a clock by less
+    most_times = READINGS.most_times if members.layout.ep > 1 else 1.0 / PAIRS.agrees_share
     for rank in ranks:
-        words = _low_clock(seen.counters.get(rank, {}), sound, effect)
+        words = _low_clock(seen.counters.get(rank, {}), sound, effect, most_times)
         if words:
             whose = "its clock" if len(ranks) == 1 else f"of rank {rank} alone the clock"
             found[rank] = f"{whose}, which neither data nor layers lower, is {words}"
@@ -543,10 +567,10 @@ def low_clocks(seen: Observations, slow: Flags, row: int, effect: float) -> dict
 
 
 def _low_clock(
-    own: Mapping[str, float], sound: Sequence[Mapping[str, float]], effect: float
+    own: Mapping[str, float], sound: Sequence[Mapping[str, float]], effect: float, most_times: float
 ) -> str:
     """Say how low a clock is next to those of sound devices; "" where it is not low, where it is
-    low by much more or less than `effect`, or where the device's work may be what lowers it.
+    low by less than `effect` or by `most_times` as much, or where the device's work may lower it.
     """
     others = [readings.get(CLOCK_NAME, 0.0) for readings in sound]
     lowest, clock = min(others, default=0.0), own.get(CLOCK_NAME, 0.0)
@@ -559,7 +583,7 @@ def _low_clock(
     if apart < -np.log1p(-READINGS.clock_share):
         return ""
     theirs = [int(readings.get(REASONS_NAME, 0)) for readings in sound]
-    most = np.inf if peculiar_reasons(reasons, theirs) else effect * READINGS.most_times
+    most = np.inf if peculiar_reasons(reasons, theirs) else effect * most_times
     if not PAIRS.agrees_share * effect <= ratio <= most:
         return ""
     return (
@@ -578,7 +602,8 @@ def _draws_less(own: Mapping[str, float], sound: Sequence[Mapping[str, float]]) 
     least, power = min(powers, default=0.0), own.get(POWER_NAME, 0.0)
     if not 0.0 < power < least:
         return False
-    return power <= (1.0 - READINGS.power_share) * least or _is_far_below(power, powers)
+    is_far = _is_far_below(power, powers, READINGS.power_share / 2)
+    return power <= (1.0 - READINGS.power_share) * least or is_far
 
 
 def _is_lowest_of_limited(own: Mapping[str, float], sound: Sequence[Mapping[str, float]]) -> bool:
@@ -591,20 +616,19 @@ def _is_lowest_of_limited(own: Mapping[str, float], sound: Sequence[Mapping[str,
     highest = [readings.get(HIGHEST_CLOCK_NAME, 0.0) for readings in sound]
     typical = float(np.median(highest)) if highest else 0.0
     are_limited = np.median(clocks) <= (1.0 - READINGS.clock_share) * typical
-    return bool(are_limited) and _is_far_below(own.get(CLOCK_NAME, 0.0), clocks)
+    clock = own.get(CLOCK_NAME, 0.0)
+    return bool(are_limited) and _is_far_below(clock, clocks, READINGS.clock_share)
 
 
-def _is_far_below(value: float, others: Sequence[float]) -> bool:
+def _is_far_below(value: float, others: Sequence[float], least_share: float) -> bool:
     """Return whether a reading lies further below those of sound devices than these differ from
-    each other, and below the least of them by as much as readings count from.
+    each other, and below the least of them by a share.
     """
     if len(others) < ORDINARY.min_peers:
         return False
-    logs = np.log(np.array(others))
-    gap = float(logs.min()) - float(np.log(value))
-    reach = float(logs.mean()) - float(np.log(value))
-    is_apart = reach >= ORDINARY.rms_factor * float(np.std(logs, ddof=1))
-    return is_apart and gap >= -float(np.log1p(-READINGS.clock_share))
+    logs = np.log(np.array(others)) - float(np.log(value))
+    is_apart = logs.mean() >= ORDINARY.rms_factor * np.std(logs, ddof=1)
+    return bool(is_apart and logs.min() >= -np.log1p(-least_share))
 
 
 def draws_more(seen: Observations, row: int) -> bool:

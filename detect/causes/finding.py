@@ -538,14 +538,19 @@ def undecided_if_small_and_free(
     noise is at work. What is gained with others of the `findings` counts as far as these alone do
     not gain it.
 
-    Unchanged where no communication was recorded, since then nobody knows who waits, and where a
-    low clock was read, or passes are far slower now and then: chips do not differ so.
+    Where no communication was recorded, so that nobody knows who waits, only a device that is
+    hardly slower than `min_slowdown` in few iterations counts as small. Unchanged where a low clock
+    was read, or passes are far slower now and then: chips do not differ so.
     """
     is_named = finding.owner is Owner.NODE and finding.cause is Cause.COMPUTE
     is_plain = finding.is_read or finding.slow_passes_ratio >= ORDINARY.at_times_ratio
-    if not is_named or seen.transfers is None or is_plain:
+    if not is_named or is_plain:
         return finding
     is_small = _is_small_and_free(seen, finding, min_slowdown)
+    if seen.transfers is None:
+        is_few = len(seen.iterations) < ORDINARY.few_iterations
+        is_least = finding.slowdown < min_slowdown**ORDINARY.small_floors
+        return undecided(finding, SMALL_AND_FREE) if is_small and is_few and is_least else finding
     if is_small or _is_in_doubt(seen, finding, findings):
         return undecided(finding, SMALL_AND_FREE)
     return finding

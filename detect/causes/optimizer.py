@@ -18,7 +18,10 @@ compute. What speaks against other reasons:
   by a step as quick as its peers', or the rank's passes are slow as well, as slow memory makes
   them, and no TP mate's are: a rank that waits in its step computes as quickly as others.
 
-Where its passes are slower than those of all its peers, a step need not be as slow to tell.
+Where its passes are slower than those of all its peers, a step need not be as slow to tell. Nor
+where its embedding and loss, which move memory for each token, are slower by about as much, and
+products of matrices are not: longer data lengthen no step, a slow host or waiting no lookups, so
+the device's memory is slow. Example: step, embedding and loss 1.32, 1.24 and 1.22 times, MLPs 1.07.
 
 Example: rank 0 takes 1,473 ms for its step and its three peers 191 ms, in iterations of 1,829 ms,
 of which the peers wait 1,099 ms: 7.7 times.
@@ -49,13 +52,13 @@ from detect.causes.finding import (
     undecided_if_free,
 )
 from detect.causes.launching import stands_still, waits_for_launches
-from detect.observe.observations import Members, Observations
+from detect.observe.observations import EachRank, Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import Usual, compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import COMPUTE, DEVICE, OCCUPANCY, OPTIMIZER, PAIRS
+from detect.thresholds import COMPUTE, DEVICE, OCCUPANCY, OPTIMIZER, ORDINARY, PAIRS
 from megascan.arrays import Flags, Floats, Integers
 from megascan.timeline import rows_alike
 
@@ -72,6 +75,10 @@ NOBODY_WAITS = (
 AWAITED = (
     "they update as many parameters, no data lengthen that, and the other ranks wait for it, or "
     "its passes are slow as well"
+)
+BY_LOOKUPS = (
+    "its embedding and loss, which only move memory for each token, are slower by about as much, "
+    "and its passes are not: neither data nor its host make all of them so, slow memory does"
 )
 ONE_PEER = (
     "it has one peer only, and steps of sound devices whose hosts launch at different speeds "
@@ -104,6 +111,9 @@ class _SlowStep:
     """What its passes take longer in an iteration than those of its peers; 0 where they do not."""
     is_confirmed: bool
     """Whether slow passes say that the device is slow, and no step that waits."""
+    lookups_ns: float
+    """What its lookups take longer in an iteration, if they are slower by about as much, as slow
+    memory makes them; else 0."""
 
     @property
     def excess_ns(self) -> float:
@@ -114,9 +124,8 @@ class _SlowStep:
 def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
     """Return the ranks whose optimizer step is slow, while their passes are not by as much."""
     seen = inquiry.seen
-    members, time_ns = seen.members, seen.optimizer_ns
-    if seen.workers is not None:
-        members, time_ns = seen.workers.members, seen.workers.optimizer_ns
+    every = EachRank.of(seen) if seen.workers is None else seen.workers
+    members, time_ns = every.members, every.optimizer_ns
     # they update equally many parameters
     groups = [rows for rows in rows_alike(members.numbered("pp", "tp")) if len(rows) > 1]
     suspects = _suspects(inquiry, members, time_ns, groups) if groups else ()
@@ -140,6 +149,7 @@ def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
             passes=float(level[row]),
             passes_ns=_excess_of_passes(seen, row, active, float(level[row])),
             is_confirmed=is_slowest and _stands_out(over[:, active], one, group),
+            lookups_ns=_excess_of_lookups(seen, every, one, groups, float(level[row])),
         )
         if _is_worth_saying(inquiry, slow):
             found.append(slow)
@@ -152,12 +162,44 @@ def _is_worth_saying(inquiry: Inquiry, slow: _SlowStep) -> bool:
     """
     seen, course = inquiry.seen, slow.suspect.course
     is_device = slow.passes >= OPTIMIZER.most_passes_share * course.effect
-    is_judged = is_device and (inquiry.slow[slow.row] or not slow.is_confirmed)
+    is_known = slow.is_confirmed or slow.lookups_ns > 0
+    is_judged = is_device and (inquiry.slow[slow.row] or not is_known)
     if is_judged or stands_still(seen, slow.row, course.active):
         return False
     least_ns = OPTIMIZER.least_share * float(np.median(seen.iteration_ns))
     is_large = course.effect >= OPTIMIZER.floor_log and slow.excess_ns >= least_ns
-    return is_large or (slow.is_confirmed and slow.excess_ns + slow.passes_ns >= least_ns)
+    in_all_ns = slow.excess_ns + max(slow.passes_ns, slow.lookups_ns)
+    return is_large or (is_known and in_all_ns >= least_ns)
+
+
+def _excess_of_lookups(
+    seen: Observations, every: EachRank, suspect: Suspect, groups: list[Integers], passes: float
+) -> float:
+    """Return what a rank's lookups take longer in an iteration, ns, if all of them that are long
+    enough to tell are slower by about as much as its step, and far more than its passes; else 0.
+    """
+    row, active, effect = suspect.row, suspect.course.active, suspect.course.effect
+    if passes >= OPTIMIZER.most_passes_share * effect:
+        return 0.0
+    excess_ns = 0.0
+    for kind in range(every.lookups_ns.shape[2]):
+        time_ns = every.lookups_ns[:, active, kind]
+        own_ns = float(robust.median(time_ns[row]))
+        if not own_ns >= DEVICE.least_lookup_ns:
+            continue
+        nobody = np.zeros(len(time_ns), dtype=bool)
+        over = robust.centre(over_others(time_ns, groups, nobody))
+        slower, peers = float(over[row]), np.delete(over, row)
+        is_known = np.isfinite(peers).any()
+        if len(over) == 2 and slower >= PAIRS.min_effect_log:
+            is_known = False  # the peer mirrors it
+        spread = float(np.sqrt(np.nanmean(peers**2))) if is_known else 0.0
+        is_alike = PAIRS.agrees_share * effect <= slower <= effect / PAIRS.agrees_share
+        if not (is_alike and slower >= ORDINARY.rms_factor * spread):
+            return 0.0
+        num_passes = int(seen.work.microbatch.max()) + 1
+        excess_ns += num_passes * own_ns * -float(np.expm1(-slower))
+    return excess_ns
 
 
 def _excess_of_passes(seen: Observations, row: int, active: Flags, slowdown: float) -> float:
@@ -169,12 +211,18 @@ def _excess_of_passes(seen: Observations, row: int, active: Flags, slowdown: flo
 
 def _is_slowest_in_passes(members: Members, row: int, level: Floats) -> bool:
     """Return whether no peer's passes are as slow as the row's, which are noticeably slow; `level`
-    (row,) is what passes take over those of peers, log.
+    (row,) is what passes take over those of peers, log. Of a pair, whose levels mirror each other,
+    other pairs are asked, which differ by less than half of that.
     """
-    peers = members.rows_of_stage(int(members.stage[row]))
-    peers = peers[peers != row]
-    is_slow = level[row] >= OPTIMIZER.least_passes_log
-    return bool(len(peers) > 1 and is_slow and level[row] > np.nan_to_num(level[peers]).max())
+    of_stage = members.rows_of_stage(int(members.stage[row]))
+    is_slow = bool(level[row] >= OPTIMIZER.least_passes_log)
+    if len(of_stage) != 2:
+        peers = of_stage[of_stage != row]
+        return is_slow and len(peers) > 1 and level[row] > np.nan_to_num(level[peers]).max()
+    others = np.delete(level, of_stage)
+    others = np.abs(others[np.isfinite(others)])
+    is_told = len(others) >= ORDINARY.min_peers
+    return is_slow and is_told and bool(others.max() < PAIRS.agrees_share * level[row])
 
 
 def _stands_out(over: Floats, suspect: Suspect, group: Integers) -> bool:
@@ -183,7 +231,9 @@ def _stands_out(over: Floats, suspect: Suspect, group: Integers) -> bool:
     of peers, log.
     """
     level = robust.median(over, axis=1)
-    peers = level[group[group != suspect.row]]
+    # the one peer of a pair mirrors it: other pairs tell how steps differ
+    others = group[group != suspect.row]
+    peers = np.delete(level, group) if len(group) == 2 else level[others]
     spread = float(np.sqrt(np.nanmean(peers**2))) if np.isfinite(peers).any() else np.inf
     least = OPTIMIZER.confirmed_sigmas * max(spread, OPTIMIZER.noise_log / 2)
     return least <= float(level[suspect.row]) <= DEVICE.most_optimizer_log
@@ -219,9 +269,10 @@ def _doubt(inquiry: Inquiry, slow: _SlowStep, steps: Sequence[_SlowStep]) -> str
     """
     seen = inquiry.seen
     launches = waits_for_launches(seen, slow.row, slow.suspect.course.active)
-    if launches:
+    if launches or slow.lookups_ns > 0:
         return launches
-    if slow.num_peers == 1 and slow.suspect.course.effect < OPTIMIZER.pair_floor_log:
+    is_small = slow.suspect.course.effect < OPTIMIZER.pair_floor_log
+    if slow.num_peers == 1 and is_small and not slow.is_confirmed:
         return ONE_PEER
     least = PAIRS.agrees_share * slow.suspect.course.effect
     if slow.num_peers == 1 and any(
@@ -316,7 +367,8 @@ def _holds_up_some(seen: Observations, slow: _SlowStep, finding: Finding) -> boo
 def _finding(inquiry: Inquiry, slow: _SlowStep, doubt: str) -> Finding:
     seen, course, members = inquiry.seen, slow.suspect.course, inquiry.seen.members
     factor, peers = float(np.exp(course.effect)), counted(slow.num_peers, "peer")
-    lost = np.where(course.active, slow.excess_ns + slow.passes_ns, 0.0)
+    in_all_ns = slow.excess_ns + max(slow.passes_ns, slow.lookups_ns)
+    lost = np.where(course.active, in_all_ns, 0.0)
     undecided = UNDECIDED_WHOSE if doubt else ""
     also, passes = "", ""
     if slow.is_confirmed:
@@ -343,7 +395,7 @@ def _finding(inquiry: Inquiry, slow: _SlowStep, doubt: str) -> Finding:
                 f"optimizer step: {milliseconds(slow.own_ns)} an iteration against "
                 f"{milliseconds(slow.own_ns - slow.excess_ns)} of its {peers}, communication taken "
                 f"out{passes}",
-                doubt or AWAITED,
+                doubt or (BY_LOOKUPS if slow.lookups_ns > 0 else AWAITED),
             ),
             advice=_advice(inquiry, slow),
         ),

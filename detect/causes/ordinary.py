@@ -258,7 +258,7 @@ def ordinary_difference(case: Case) -> str:
     if few := _as_one_of_few(case, small):
         return few
     if effect < small or (is_pair and effect < PAIRS.min_effect_log):
-        largest = _within_distances(case, small)
+        largest = distances_explain(case, small)
         if largest is not None:
             return (
                 f"the other ranks, too, lie up to {np.expm1(largest):.1%} off their peers: this "
@@ -270,7 +270,8 @@ def ordinary_difference(case: Case) -> str:
 def _as_one_of_few(case: Case, small: float) -> str:
     """Say that a row is slow by no more than sound devices may be, `small` (log) or a little more,
     and is one of so few ranks that nothing shows by how much these devices differ. Empty where
-    there are more, or its clock or optimizer confirms more than a `small` slowdown.
+    there are more, or its clock confirms more than a `small` slowdown, or its optimizer, if that of
+    no other slow rank is as slow.
 
     Examples: three replicas at 0, 0.2 and 8 %, since of chips that differ by 5 % two may be alike.
     Four at 0, 1, 6.5 and 7.5 %: the third is no peer of the fourth, since it is slow itself, and
@@ -284,9 +285,12 @@ def _as_one_of_few(case: Case, small: float) -> str:
     is_short = len(case.seen.iterations) < case.inquiry.settings.min_iterations
     if case.effect < small or is_short:
         return few_peers
-    if case.is_confirmed:
+    others = [one.optimizer for one in case.found.slow if one.suspect.row != case.row]
+    # chips that differ do so in steps as well
+    differ_alike = any(one >= PAIRS.agrees_share * case.slow.optimizer for one in others)
+    if case.clock is not None or (case.is_confirmed and not differ_alike):
         return ""
-    if len(case.found.slow) > 1:
+    if others:
         gaps = np.concatenate(_gaps_by_stage(case))
         if np.isfinite(gaps).sum() >= ORDINARY.min_pairs:
             return ""
@@ -299,7 +303,7 @@ def _as_one_of_few(case: Case, small: float) -> str:
     return few_peers if num_known < ORDINARY.min_ranks and not is_pair else ""
 
 
-def _within_distances(case: Case, small: float) -> float | None:
+def distances_explain(case: Case, small: float) -> float | None:
     """Return the largest distance of another rank from its peers, log; None where the slowdown
     stands out from these distances. Ranks that are slower by `small` or more are left out.
 
@@ -316,9 +320,17 @@ def _within_distances(case: Case, small: float) -> float | None:
     if len(levels) < min(case.slow.num_peers, 2):  # one rank of another pair tells what both would
         return None
     square, largest = float(np.mean(levels**2)), float(levels.max())
-    few = max(1.0, float(special.stdtrit(len(levels), ORDINARY.sound_share)) / ORDINARY.rms_factor)
-    most = few * min(ORDINARY.rms_factor * np.sqrt(square), ORDINARY.largest_factor * largest)
+    most = few_factor(len(levels)) * min(
+        ORDINARY.rms_factor * np.sqrt(square), ORDINARY.largest_factor * largest
+    )
     return None if case.effect >= _lasting(found, square) * most else largest
+
+
+def few_factor(number: int) -> float:
+    """Return how many times further one more of so few sound ranks may stray than of many."""
+    if not number:
+        return 1.0
+    return max(1.0, float(special.stdtrit(number, ORDINARY.sound_share)) / ORDINARY.rms_factor)
 
 
 def _within_spread(case: Case) -> str:

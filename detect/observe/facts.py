@@ -50,7 +50,7 @@ from megascan.vocabulary import (
 
 Record = TypeVar("Record")
 LOOKUPS = (EMBEDDING, LOSS)
-MODULES = (MLP, ATTENTION)
+MODULES = (MLP, ATTENTION, OUTPUT_LAYER)
 """Parts of a model that move memory for each token and hardly compute. The backward of the
 embedding is none: most of it fills the gradient of the whole vocabulary
 (benchmarks/results/lookups_h100.md).

@@ -129,6 +129,8 @@ def is_capped(mask: int) -> bool:
 
 
 FORWARD, BACKWARD = 0, 1
+MLP_OF_MODULES, ATTENTION_OF_MODULES, OUTPUT_OF_MODULES = 0, 1, 2
+LOSS_OF_LOOKUPS = 1
 PHASE_NAMES = ("forward", "backward")
 
 
@@ -369,6 +371,29 @@ class EachRank:
 
     members: Members
     optimizer_ns: Floats = field(metadata=along("worker", "iteration"))
+    passes_ns: Floats = field(metadata=along("worker", "iteration"))
+    """(worker, iteration, phase): a forward and a backward pass on the mean."""
+    output_ns: Floats = field(metadata=along("worker", "iteration"))
+    """A span of the output layer on the mean; NaN where none was traced."""
+    lookups_ns: Floats = field(metadata=along("worker", "iteration"))
+    """(worker, iteration, kind), as in `Tokenwise`."""
+
+    @classmethod
+    def of(cls, seen: Observations) -> EachRank:
+        """Take what is known of each rank before rows stand for groups."""
+        work, shape = seen.work, seen.optimizer_ns.shape
+        with np.errstate(over="ignore"):
+            time_ns = np.exp(work.log_ns)
+        phases = [robust.mean(time_ns[:, :, work.phase == one], axis=2) for one in range(2)]
+        nothing, modules, told = np.full((*shape, 3), np.nan), seen.modules_ns, seen.tokenwise
+        modules = nothing if modules is None else modules
+        return cls(
+            members=seen.members,
+            optimizer_ns=seen.optimizer_ns,
+            passes_ns=np.stack(phases, axis=2),
+            output_ns=modules[:, :, OUTPUT_OF_MODULES],
+            lookups_ns=nothing[:, :, :2] if told is None else told.lookups_ns,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,8 +423,8 @@ class Observations:
     tokenwise: Tokenwise | None = None
     """None on CPUs."""
     modules_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """(row, iteration, kind): a span of an MLP and one of attention in forward passes, on the mean;
-    NaN where none was traced. None on CPUs."""
+    """(row, iteration, kind): a span of an MLP, one of attention and one of the output layer in
+    forward passes, on the mean; NaN where none was traced. None on CPUs."""
     slow_runs: SlowRuns | None = None
     """Modules in a row that a rank takes longer for than usual; None without passes."""
     workers: EachRank | None = None
@@ -620,7 +645,7 @@ def one_row_a_worker(seen: Observations) -> Observations:
         "only up to its TP group; trace with --trace-granularity full to split it"
     )
     kept = cut(seen, "row", rows)
-    kept = replace(kept, workers=EachRank(members=members, optimizer_ns=seen.optimizer_ns))
+    kept = replace(kept, workers=EachRank.of(seen))
     places = {rank: members.device_of(rank) for rank in members.recorded}
     on = [{places[rank][0] for rank in ranks} for ranks in workers]
     merged = replace(

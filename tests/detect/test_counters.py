@@ -68,6 +68,35 @@ def test_a_clock_as_low_as_the_passes_are_slow_is_the_devices(job, reading, owne
         assert [(one.ranks, one.owner) for one in report.findings] == [((1,), owner)]
 
 
+@pytest.mark.parametrize(
+    ("typical", "own", "owner"),
+    [
+        ({"sm_clock_max_mhz": 2100.0}, {"sm_clock_mhz": 1480.0}, Owner.NODE),
+        ({"sm_clock_max_mhz": 1980.0}, {"sm_clock_mhz": 1480.0}, Owner.UNDECIDED),
+        ({}, {"sm_clock_mhz": 1480.0, "power_w": 540.0}, Owner.NODE),
+        ({}, {"sm_clock_mhz": 1480.0, "power_w": 585.0}, Owner.UNDECIDED),
+    ],
+    ids=["all are held down", "the others may rest", "a lower limit", "as much power"],
+)
+def test_at_its_limit_a_device_must_stand_out_from_others_that_are_held_down(
+    job, typical, own, owner
+):
+    """Its clock, or the power that it draws at its limit, lies far below what all others show."""
+
+    def longer(slot):
+        return 1.3 if slot.rank == 3 and slot.name != "optimizer" else 1.0
+
+    counters = {
+        rank: NORMAL
+        | typical
+        | {"sm_clock_mhz": 1965.0 + 15.0 * (rank % 3), "power_w": 600.0 + rank}
+        for rank in range(8)
+    }
+    counters[3] = counters[3] | own
+    report = job(layout=Layout(dp=8), work=longer, counters=counters, iterations=8).report()
+    assert [(one.ranks, one.owner) for one in report.findings] == [((3,), owner)]
+
+
 def test_a_brake_that_meets_one_pass_only_is_the_devices(job):
     """It comes and goes: the forward passes are longer, the backward passes are not."""
 

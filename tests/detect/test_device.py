@@ -311,3 +311,18 @@ def test_where_lookups_follow_an_optimizer_has_to_be_slower_by_as_much(
     seen = observe(job(layout=Layout(dp=8), work=work).timeline())
     found = owners(judge(tokenwise(seen, dense=1.3, lookups=lookups), DetectorSettings()))
     assert found == {(3,): (Cause.COMPUTE, owner)}
+
+
+def test_a_slow_stage_beside_one_whose_step_is_quick_shares_its_data(job):
+    """Two stages of one of four replicas take 1.04 and 1.06 times as long; chips do the rest."""
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return 1.018 if slot.rank == 7 else 1.0
+        return {3: sibling, 7: 1.06}.get(slot.rank, 1.0)
+
+    made = job(layout=Layout(dp=4, pp=2), work=work, noise=0.002)
+    sibling = 1.04
+    assert Owner.NODE not in {owner for _, owner in owners(made.report()).values()}
+    sibling = 1.0
+    assert owners(made.report())[(7,)] == (Cause.COMPUTE, Owner.NODE)

@@ -100,3 +100,30 @@ def test_a_stage_that_is_slow_forward_only_may_be_launched_late(job, layout):
     run = job(layout=layout, hosts=layout.dp, layers=2, work=late,
               kinds=lambda rank: {"5f1c09ab": (rank,)})  # fmt: skip
     assert Owner.NODE not in {one.owner for one in run.report().findings}
+
+
+@pytest.mark.parametrize(
+    ("mlp", "attention", "owner"),
+    [
+        (1.41, 1.28, Owner.NODE),
+        (1.31, 1.30, Owner.UNDECIDED),
+        (1.41, 1.0, Owner.UNDECIDED),
+        (1.28, 1.36, Owner.UNDECIDED),
+    ],
+    ids=["a low clock", "heavier layers", "wider MLPs", "longer attention"],
+)
+def test_attention_tells_a_low_clock_from_heavier_layers(job, slow, mlp, attention, owner):
+    """Nobody said that layers are alike; modules of the other stages take as long as each other."""
+    seen = observe(job(layout=Layout(pp=4), layers=2, work=slow(2, 1.3)).timeline())
+    modules_ns = np.full((*seen.busy_ns.shape, 3), 1e7)
+    modules_ns *= np.array([1.0, 1.002, 1.0, 0.999])[:, None, None]
+    modules_ns[2] *= np.array([mlp, attention, 1.0])
+    report = judge(replace(seen, modules_ns=modules_ns), DetectorSettings())
+    assert owners(report) == [((2,), Cause.COMPUTE, owner)]
+
+
+@pytest.mark.parametrize(("other", "owner"), [(1.0, Owner.NODE), (1.05, Owner.UNDECIDED)])
+def test_equal_layers_that_differ_little_tell_a_small_difference(job, slow, together, other, owner):
+    run = job(layout=Layout(pp=8), layers=2, kinds=lambda rank: {"5f1c09ab": (rank,)})
+    report = run.but(work=together(slow(2, 1.08), slow(5, other))).report()
+    assert {one.owner for one in report.findings if one.ranks == (2,)} == {owner}

@@ -13,6 +13,7 @@ from detect.causes.device import GPU_ADVICE, HOST_ADVICE
 from detect.causes.optimizer import ADVICE, END_TOGETHER, NOBODY_WAITS, NOT_ALONE, ONE_PEER
 from detect.detector import judge
 from detect.observe.extract import observe
+from detect.observe.observations import Tokenwise
 from megascan.topology import Layout
 
 MS = 1e6
@@ -223,3 +224,41 @@ def test_a_step_tells_a_slow_device_where_uneven_data_hide_its_passes(job):
     assert finding.ranks == (2,)
     assert "and for its passes 1." in finding.headline
     assert finding.step_time_cost_ratio > 1.05
+
+
+@pytest.mark.parametrize(
+    ("lookups", "passes", "expected"),
+    [
+        (1.25, 1.02, [((2,), Cause.COMPUTE, Owner.NODE)]),
+        (1.0, 1.02, []),
+    ],
+    ids=["slow memory", "a step alone"],
+)
+def test_a_step_is_believed_where_lookups_are_as_slow(job, lookups, passes, expected):
+    """Its step takes 1.3 times as long, less than hosts of one model may make of it."""
+
+    def work(slot):
+        if slot.rank != 2:
+            return 1.0
+        return 1.3 if slot.name == "optimizer" else passes
+
+    seen = observe(job(layout=Layout(dp=4), work=work, noise=0.002).timeline())
+    lookups_ns = np.full((*seen.busy_ns.shape, 2), 5.0 * MS)
+    lookups_ns[2] *= lookups
+    told = Tokenwise(dense_ns=np.full(seen.busy_ns.shape, np.nan), lookups_ns=lookups_ns)
+    found = named(judge(replace(seen, tokenwise=told), DetectorSettings()))
+    assert [one for one in found if one[2] is Owner.NODE] == expected
+
+
+@pytest.mark.parametrize(("other", "owner"), [(1.0, Owner.NODE), (1.1, Owner.UNDECIDED)])
+def test_other_pairs_tell_by_how_much_two_sound_steps_differ(job, other, owner):
+    def work(slot):
+        if slot.rank == 5 and slot.name == "optimizer":
+            return other
+        if slot.rank != 2:
+            return 1.0
+        return 1.45 if slot.name == "optimizer" else 1.05
+
+    run = job(layout=Layout(pp=4, dp=2), work=work, noise=0.002)
+    found = named(report_of(run, [0.0] * 8))
+    assert {one[2] for one in found if one[0] == (2,)} == {owner}
