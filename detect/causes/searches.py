@@ -460,7 +460,7 @@ def _without_overlap(
     Example: 88 to 251 ms in 8 iterations, 2.0 to 3.1 on its peer, 0.6 to 1.8 on two ranks of the
     first stage: 1 in 10 million.
     """
-    is_known = np.isfinite(lost.time_ns).all(axis=1)
+    is_known: Flags = np.asarray(np.isfinite(lost.time_ns).all(axis=1))
     everybody = np.flatnonzero(is_known & (np.median(lost.time_ns, axis=1) > 0))
     for group in lost.loss.groups:
         if len(group) < 2 or not is_known[group].all():
