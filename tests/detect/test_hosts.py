@@ -561,7 +561,7 @@ def test_pauses_of_a_host_are_told_from_shorter_ones_of_other_hosts(elsewhere, n
 
 
 def test_ranks_that_pause_in_passes_of_their_own_do_not_pause_in_one_go():
-    """Six of eight ranks pause in each of four iterations of six, in one pass or each in its own."""
+    """Six of eight ranks pause in four iterations of six, in one pass or each in its own."""
     over = np.zeros((16, 6))
     for iteration in range(4):
         over[(np.arange(6) + iteration) % 8, iteration] = 0.2
