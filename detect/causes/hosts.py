@@ -462,9 +462,8 @@ def _may_be_of_its_stage(sides: Sides, cause: Cause, test: HostTest) -> bool:
         return holds_first or test.effect < HOSTS.unlike_share
     lost = np.nan_to_num(robust.mean(sides.seen.lost(cause), axis=1))
     own, largest = float(lost[sides.own].mean()), float(lost[sides.control].max())
-    if PAIRS.agrees_share * own < float(lost[~sides.own].max()):
-        return True
-    if _is_lone_first_stage(sides) and test.effect < HOSTS.unlike_share:
+    is_next = PAIRS.agrees_share * own < float(lost[~sides.own].max())
+    if is_next or (_is_lone_first_stage(sides) and test.effect < HOSTS.unlike_share):
         return True
     return test.effect < HOSTS.unlike_share and own < HOSTS.unlike_ratio * largest
 
