@@ -462,17 +462,9 @@ def _may_be_of_its_stage(sides: Sides, cause: Cause, test: HostTest) -> bool:
         return holds_first or test.effect < HOSTS.unlike_share
     lost = np.nan_to_num(robust.mean(sides.seen.lost(cause), axis=1))
     own, largest = float(lost[sides.own].mean()), float(lost[sides.control].max())
-    is_next = PAIRS.agrees_share * own < float(lost[~sides.own].max())
-    if is_next or (_is_lone_first_stage(sides) and test.effect < HOSTS.unlike_share):
+    if PAIRS.agrees_share * own < float(lost[~sides.own].max()):
         return True
     return test.effect < HOSTS.unlike_share and own < HOSTS.unlike_ratio * largest
-
-
-def _is_lone_first_stage(sides: Sides) -> bool:
-    """Return whether the host's ranks are the first stage, which loads, embeds and hands on what
-    the others need, and none of theirs is of another.
-    """
-    return bool((sides.seen.members.stage[sides.own] == 0).all())
 
 
 def _may_wait_for_a_mate(inquiry: Inquiry, sides: Sides, sure: Mapping[str, HostTest]) -> bool:

@@ -520,6 +520,8 @@ def _loading_hosts(seen: Observations, rate: float) -> Iterator[_LoadingHost]:
         are_all = long.mean() >= HOSTS.most_of_host_share
         are_all &= long.mean(axis=1).min() >= BURSTS.others_share
         if are_all and not np.isin(place[loaders], place[others]).all():
+            usual = own_ns.mean(axis=1)
+            are_all &= usual.max() < HOSTS.unlike_ratio * usual.min()
             are_all &= others_ns.max() <= LOSSES.other_end_share * float(np.median(own_ns[long]))
         by_chance = chance(int(long.sum()), long.size, int(others_long.sum()), others_long.size)
         q_value = min(1.0, by_chance * len(names))

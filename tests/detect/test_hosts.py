@@ -389,10 +389,10 @@ def test_a_stage_that_waits_for_its_data_alone_is_no_slow_host(job):
         assert [one.owner for one in findings if one.cause == Cause.LOADER] == [owner]
 
 
-def loads(slow_ranks, slow_ms=20.0, first=0, others_in=()):
+def loads(slow_ranks, slow_ms=20.0, first=0, others_in=(), else_ms=0.1):
     def effect(slot):
         is_slow = slot.rank in slow_ranks and slot.iteration >= first
-        return slow_ms if is_slow or slot.iteration in others_in else 0.1
+        return slow_ms if is_slow or slot.iteration in others_in else else_ms
 
     return effect
 
@@ -475,7 +475,7 @@ def test_what_is_slow_for_one_host_alone_is_no_storage_of_all(job, others, owner
 
 
 def test_a_first_stage_loads_for_all_others_unless_it_changes(job):
-    made = job(layout=Layout(dp=2, pp=2), hosts=2, loading_ms=loads((0, 1)))
+    made = job(layout=Layout(dp=2, pp=2), hosts=2, loading_ms=loads((0, 1), else_ms=0.02))
     assert Owner.NODE not in {one.owner for one in made.report().findings}
     changed = made.but(loading_ms=loads((0, 1), first=12)).report()
     finding = next(one for one in changed.findings if one.owner is Owner.NODE)
