@@ -795,6 +795,10 @@ class _Hosts:
         "the same where stages are compared with each other, there is one other host only, or "
         "another rank is named",
     )  # fmt: skip
+    least_rest_share: float = limit(
+        1.0 / 3.0, "share of the effect", Origin.CONVENTION,
+        "that is left of lost time without the longest pause of each rank, which any rank may have",
+    )  # fmt: skip
     usual_loads_share: float = limit(
         0.9, "share of the loads", Origin.CONVENTION,
         "of other hosts that are shorter than what loading takes there at most, but for outliers",

@@ -99,7 +99,11 @@ def _search_loading(inquiry: Inquiry) -> Answer:
         lasting = bool(suspect.course.active.all())
         if mates is not None and lasting and members.place["tp"][suspect.row] == 0:
             return OF_FIRST
-        return OF_STAGE if on_gpu and across and lasting else ""
+        is_of_stage = on_gpu and across and lasting
+        quicker = is_of_stage and _quicker_at_the_other_end(
+            seen, suspect.row, suspect.course.active
+        )
+        return OF_STAGE if is_of_stage and not quicker else ""
 
     return lost_time(
         inquiry,

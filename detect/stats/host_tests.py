@@ -238,7 +238,8 @@ def _test(sides: Sides, name: str, over: Over) -> HostTest | None:
     Most of the host's ranks must share half of the excess; of lost time all of them, or each must
     exceed every other rank: pauses hit some ranks of a host more often than others, but next to no
     rank of other hosts. Nor may most of it be one pause of each rank, which any rank may have.
-    Example: two ranks lose 30 and 39 % of one iteration each, and nothing in nine others.
+    Example: two ranks lose 30 and 39 % of one iteration each, not of the same one, and nothing in
+    nine others.
 
     Where each rank has one rank to be compared with, the others show no spread. So the optimizer's
     mean must exceed the error that its own ranks show. Example: 0.97 to 1.04 times as long on eight
@@ -257,7 +258,7 @@ def _test(sides: Sides, name: str, over: Over) -> HostTest | None:
     is_apart = not is_log and float(mine.min() - others.max()) >= HOSTS.least_apart_share
     # a loader far slower than others on its host is the fault of one rank, not of the host
     is_apart &= name != LOADER or float(mine.max()) < HOSTS.unlike_ratio * float(mine.min())
-    is_lasting = is_log or _without_largest(over.value[sides.own & known]) >= 0.5 * effect
+    is_lasting = is_log or not _is_one_pause_each(over.value[sides.own & known], effect)
     counts = (is_shared or is_apart) and is_lasting
     if name == OPTIMIZER:
         counts &= effect >= SEARCH.interval_sigmas * robust.standard_error(mine)
@@ -265,11 +266,15 @@ def _test(sides: Sides, name: str, over: Over) -> HostTest | None:
     return HostTest(effect, error, p_value)
 
 
-def _without_largest(value: Floats) -> float:
-    """Return the mean of `value`, (row, iteration), without the largest of each row."""
-    if value.shape[1] < PERSISTENCE.min_normal:
-        return float(np.nanmean(value))
-    return float(np.nanmean(np.sort(value, axis=1)[:, :-1]))
+def _is_one_pause_each(value: Floats, effect: float) -> bool:
+    """Return whether next to nothing of the `effect` is left of `value`, (row, iteration), without
+    each row's largest, and these lie in different iterations: a host stops all its ranks at once.
+    """
+    if value.shape[1] < PERSISTENCE.min_normal or not np.isfinite(value).all():
+        return False
+    rest = float(np.sort(value, axis=1)[:, :-1].mean())
+    at_once = float(np.bincount(value.argmax(axis=1)).max()) / len(value)
+    return rest < HOSTS.least_rest_share * effect and at_once < HOSTS.most_of_host_share
 
 
 def _error(name: str, num_own: int, others: Floats, host: Integers) -> tuple[float, float]:

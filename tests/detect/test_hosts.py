@@ -11,12 +11,20 @@ import pytest
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.finding import OTHERS_WAIT
 from detect.causes.hosts import _doubt_of_level, _may_be_its_experts, _share_their_data
-from detect.causes.paused_hosts import _pausing_host
+from detect.causes.paused_hosts import LONGER, _doubts, _paused_host, _pausing_host
 from detect.causes.together import gathered
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.stats import robust
-from detect.stats.host_tests import Channel, Channels, HostTest, Place, Sides, channel_tests
+from detect.stats.host_tests import (
+    Channel,
+    Channels,
+    HostTest,
+    Place,
+    Sides,
+    _is_one_pause_each,
+    channel_tests,
+)
 from megascan.topology import Layout
 
 
@@ -381,10 +389,10 @@ def test_a_stage_that_waits_for_its_data_alone_is_no_slow_host(job):
         assert [one.owner for one in findings if one.cause == Cause.LOADER] == [owner]
 
 
-def loads(slow_ranks, slow_ms=20.0, first=0, others_in=()):
+def loads(slow_ranks, slow_ms=20.0, first=0, others_in=(), else_ms=0.1):
     def effect(slot):
         is_slow = slot.rank in slow_ranks and slot.iteration >= first
-        return slow_ms if is_slow or slot.iteration in others_in else 0.1
+        return slow_ms if is_slow or slot.iteration in others_in else else_ms
 
     return effect
 
@@ -467,7 +475,7 @@ def test_what_is_slow_for_one_host_alone_is_no_storage_of_all(job, others, owner
 
 
 def test_a_first_stage_loads_for_all_others_unless_it_changes(job):
-    made = job(layout=Layout(dp=2, pp=2), hosts=2, loading_ms=loads((0, 1)))
+    made = job(layout=Layout(dp=2, pp=2), hosts=2, loading_ms=loads((0, 1), else_ms=0.02))
     assert Owner.NODE not in {one.owner for one in made.report().findings}
     changed = made.but(loading_ms=loads((0, 1), first=12)).report()
     finding = next(one for one in changed.findings if one.owner is Owner.NODE)
@@ -517,3 +525,126 @@ def test_optimizer_steps_alone_show_no_host_while_others_may_wait(is_other_named
         for channel in ("optimizer", "compute")
     ]
     assert doubts == [OTHERS_WAIT if is_other_named else "", ""]
+
+
+@pytest.mark.parametrize(
+    ("pace", "longer", "named"),
+    [(1.47, 0.12, True), (1.47, 0.0, False), (1.1, 0.12, False)],
+    ids=["slow and waited for", "nobody waits", "as hosts differ"],
+)
+def test_a_host_that_launches_slowly_is_named_for_what_others_wait(job, pace, longer, named):
+    """What it costs lies in no single place: in TP mates, the optimizer, loading, collections."""
+    seen = observe(job(layout=Layout(tp=2, dp=8), hosts=8).timeline())
+    own, noise = np.arange(16)[:, None] < 8, np.random.default_rng(5)
+    spread = 0.02 * noise.standard_normal((16, len(seen.iterations)))
+    waiting = np.where(own, 0.02, 0.02 + longer) * seen.iteration_ns
+    slow = replace(
+        seen, launch_pace=np.where(own, np.log(pace), 0.0) + spread, waiting_ns=waiting,
+        split_wait_ns=None, costs=None,
+    )  # fmt: skip
+    found = judge(slow, DetectorSettings()).findings
+    assert [one.ranks for one in found if one.owner is Owner.NODE] == [tuple(range(8))] * named
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "named"), [(0.025, True), (0.2, False)], ids=["short ones", "as long"]
+)
+def test_pauses_of_a_host_are_told_from_shorter_ones_of_other_hosts(elsewhere, named):
+    """In 7 of 10 iterations two or three ranks of a host lose 10 to 30 %; each other host has 4."""
+    over, host = np.zeros((16, 10)), np.arange(16) // 4
+    for iteration in range(7):
+        over[[12 + iteration % 4, 12 + (iteration + 1) % 4], iteration] = (0.3, 0.1)
+    for rank in range(12):
+        over[rank, (rank + 5) % 10] = elsewhere
+    paused = _pausing_host(over, ["a", "b", "c", "d"], host, rate=0.01)
+    assert (paused is not None and paused.name == "d" and paused.burst.is_sure) == named
+
+
+def test_ranks_that_pause_in_passes_of_their_own_do_not_pause_in_one_go():
+    """Six of eight ranks pause in four iterations of six, in one pass or each in its own."""
+    over = np.zeros((16, 6))
+    for iteration in range(4):
+        over[(np.arange(6) + iteration) % 8, iteration] = 0.2
+    together = np.repeat(over > 0, 8, axis=1)
+    apart = together & (np.arange(48) % 8 == np.arange(16)[:, None] % 8)
+    host = np.arange(16) // 8
+    for events, is_sure in ((together, False), (apart, True)):
+        paused = _pausing_host(over, ["a", "b"], host, rate=0.01, apart=events)
+        assert paused is not None and paused.burst.is_sure == is_sure
+
+
+@pytest.mark.parametrize(("collecting", "named"), [(0.0, True), (0.5, False)])
+def test_a_host_whose_ranks_wait_for_who_collects_garbage_does_not_pause(job, collecting, named):
+    def pauses(slot):
+        return 60.0 if slot.iteration % 4 == slot.rank % 4 and slot.rank < 8 else 0.0
+
+    seen = observe(job(layout=Layout(dp=16), hosts=8, gap_ms=pauses).timeline())
+    collected = np.zeros(seen.busy_ns.shape)
+    collected[12] = collecting * seen.iteration_ns
+    seen = replace(seen, lost_ns={**seen.lost_ns, Cause.GC: collected}, costs=None)
+    paused = _paused_host(seen, np.zeros(16, dtype=bool), 0.01)
+    assert (paused is not None) == named
+
+
+@pytest.mark.parametrize(
+    ("longer", "layout", "owner"),
+    [
+        (1.0, Layout(dp=8), Owner.NODE),
+        (1.2, Layout(dp=8), Owner.UNDECIDED),
+    ],
+    ids=["quiet passes are as long", "quiet passes are longer, too"],
+)
+def test_what_makes_a_hosts_passes_longer_may_vary(job, longer, layout, owner):
+    random = np.random.default_rng(3)
+    size = random.exponential(1.0, (8, 24, 8, 2)) * (random.random((8, 24, 8, 2)) < 0.2)
+
+    def pause(slot):
+        if slot.rank < 4 or slot.name == "optimizer":
+            return 1.0
+        hit = slot.iteration in {5, 6, 9, 12, 13, 15}
+        is_backward = int(slot.phase == "backward")
+        return longer * (1.0 + hit * size[slot.rank, slot.iteration, slot.microbatch, is_backward])
+
+    seen = observe(job(layout=layout, hosts=4, iterations=14, work=pause, noise=0.005).timeline())
+    paused = _paused_host(seen, np.zeros(8, dtype=bool), 0.01)
+    assert paused is not None and paused.in_passes
+    assert (LONGER in _doubts(seen, paused)) == (owner is Owner.UNDECIDED)
+
+
+@pytest.mark.parametrize(
+    ("last_ms", "owner"), [(0.2, Owner.NODE), (8.0, Owner.UNDECIDED)],
+    ids=["the other end is quick", "both ends are slow"],
+)  # fmt: skip
+def test_a_host_loads_slowly_if_the_other_end_of_the_pipeline_does_not(job, last_ms, owner):
+    """Both ends load the same from the same storage."""
+
+    def loading(slot):
+        wobble = LOADING[slot.iteration, slot.rank] ** 0.2
+        return wobble * {0: 12.0, 3: last_ms}.get(slot.stage, 0.0)
+
+    made = job(layout=Layout(pp=4, dp=4), hosts=4, loading_ms=loading)
+    found = [one for one in made.report().findings if one.ranks == (0, 1, 2, 3)]
+    assert {one.owner for one in found if one.cause == Cause.LOADER} <= {owner}
+    assert bool(found) or owner is Owner.UNDECIDED
+
+
+def test_one_pause_of_each_rank_is_no_slow_host():
+    at_once, apart = np.zeros((2, 4, 10))
+    at_once[:, 3] = 0.3
+    apart[np.arange(4), np.arange(4)] = 0.3
+    assert _is_one_pause_each(apart, 0.03) and not _is_one_pause_each(at_once, 0.03)
+    apart[:, 5:] = 0.03
+    assert not _is_one_pause_each(apart, 0.04)
+
+
+def test_ranks_that_hold_shards_of_one_model_wait_for_one_of_them(job, exchanging):
+    timeline = job(layout=Layout(dp=8), hosts=4).timeline()
+    units = [((0, 1, 2, 3), 10**8, 9.0), ((4, 5, 6, 7), 10**8, 9.0)]
+    seen = exchanging(timeline, units)
+    host = np.arange(8) // 4
+    for hides in (False, True):
+        sides = Sides(
+            seen=replace(seen, hides_waiting=hides), host=host, own=host == 0, control=host == 1,
+            channels=Channels(seen, np.ones(8, dtype=bool)),
+        )  # fmt: skip
+        assert sides.is_one_group() == hides
