@@ -894,6 +894,11 @@ class _Networks:
         "that one connection gets of a host's NICs (eight of 400 Gbit/s carry 400 together): what "
         "is quicker goes over NVLink from host to host, and is no equal of what does not",
     )  # fmt: skip
+    rings_agree_share: float = limit(
+        0.15, "share of the effect", Origin.BENCHMARK,
+        "within which a stage's rings are slower by as much as its host's messages: 0.03 where "
+        "that host was slow; rings of unknown size of sound stages differ by a tenth or a third",
+    )  # fmt: skip
     same_wire_share: float = limit(
         0.5, "share of the groups", Origin.CONVENTION,
         "that join the same hosts and are so quick, beyond which the others of them should be",

@@ -68,6 +68,7 @@ ONE_RING = (
     "one ring alone shows it: the NIC of any one of these ranks slows the ring as much as their "
     "switch does; a transfer between pairs of them decides"
 )
+RING_AXES = ("dp", "dp_cp")
 SHOWN_BYTES = 100_000_000
 """For how many bytes the times of transfers of unlike sizes are shown."""
 
@@ -120,6 +121,11 @@ class SlowNetwork:
     """Transfer time lost an iteration by the rank that loses most."""
     course: Course | None = None
     """Since when it is slow; None is the whole window."""
+    is_told_twice: bool = False
+    """Whether the rings of the host's stage tell the same as its messages."""
+    has_rings: bool = False
+    """Whether rings of unknown sizes are as slow: a replay takes what they wait for each other for
+    transfers, so what these rings lose is the estimate of the cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +145,26 @@ class _Crossings:
     def crosses(self) -> Flags:
         """Flag the units that cross a border, (unit,)."""
         return np.array([len(hosts) > 1 for hosts in self.hosts], dtype=bool)
+
+    @property
+    def are_rings(self) -> Flags:
+        """Flag the large collectives between hosts in which replicas reduce their gradients,
+        (unit,); of unknown sizes as well.
+        """
+        transfers = self.transfers
+        axes = [transfers.kinds[int(kind)].partition(" ")[0] for kind in transfers.kind]
+        size = transfers.size_bytes
+        is_large = (size < 0) | (size >= NETWORKS.min_scaled_bytes)
+        return np.array([axis in RING_AXES for axis in axes], dtype=bool) & is_large & self.crosses
+
+    @property
+    def are_unsized_rings(self) -> Flags:
+        """Flag the rings whose sizes were not recorded, (unit,)."""
+        return self.are_rings & (self.transfers.size_bytes < 0)
+
+    def hosts_of(self, ranks: Collection[int]) -> frozenset[str]:
+        """Return the hosts of those of the ranks that were recorded."""
+        return frozenset(self.device_of[one][0] for one in ranks if one in self.device_of)
 
     def touches(self, *names: str) -> Flags:
         """Flag the units that have a member on one of the hosts, (unit,)."""
@@ -191,7 +217,7 @@ def _slow_network(inquiry: Inquiry, crossings: _Crossings) -> SlowNetwork | None
         (Way.RAIL, _rails(crossings), between),
         (Way.INSIDE, _hosts(crossings), inside),
     ):
-        slow = _slowest(inquiry, crossings.transfers, kinds, ports, way)
+        slow = _slowest(inquiry, crossings, kinds, ports, way)
         if slow is not None:
             return slow
     return None
@@ -228,12 +254,12 @@ def _rails(crossings: _Crossings) -> list[_Port]:
 
 
 def _slowest(
-    inquiry: Inquiry, transfers: Transfers, kinds: list[_Kind], ports: list[_Port], way: Way
+    inquiry: Inquiry, crossings: _Crossings, kinds: list[_Kind], ports: list[_Port], way: Way
 ) -> SlowNetwork | None:
     """Return the port that explains most slow connections (all that explain as many), if it costs
     enough; None otherwise.
     """
-    seen = inquiry.seen
+    seen, transfers = inquiry.seen, crossings.transfers
     rate = inquiry.settings.false_discovery_rate
     clearest = ((port, _clearest(kinds, port.touches)) for port in ports)
     sure = [
@@ -243,10 +269,17 @@ def _slowest(
         return None
     most = max(len(split.all_slow) for _, split in sure)
     best = [(port, split) for port, split in sure if len(split.all_slow) == most]
+    told = _told_by_rings(crossings, best) if way is Way.NETWORK else None
+    if told is not None:
+        best = [told]
     split = best[0][1]
     ranks = tuple(sorted(rank for port, _ in best for rank in port.ranks))
+    if len(best) == 1 and way is Way.NETWORK:
+        ranks = _without_cleared(crossings, kinds, best[0][0], split)
     since, course = _since_it_began(transfers, split, inquiry.settings)
-    excess_ns = _excess_ns(transfers, since, ranks, active_in(course, len(seen.iterations)))
+    rings = split.all_slow[crossings.are_unsized_rings[split.all_slow]]
+    counted = replace(since, all_slow=rings) if len(rings) else since
+    excess_ns = _excess_ns(transfers, counted, ranks, active_in(course, len(seen.iterations)))
     is_cheap = excess_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns))
     if is_cheap or _is_of_a_rank(transfers, split, way) or _is_of_clocks(seen, transfers, split):
         return None
@@ -258,7 +291,86 @@ def _slowest(
         q_value=min(1.0, split.p_value * len(ports)),
         excess_ns=excess_ns,
         course=course,
+        has_rings=len(rings) > 0,
+        is_told_twice=told is not None,
     )
+
+
+def _without_cleared(
+    crossings: _Crossings, kinds: list[_Kind], port: _Port, split: _Split
+) -> tuple[int, ...]:
+    """Return a host's ranks but those all of whose messages with others, of a kind in which its
+    other ranks' are slow, are as quick as other hosts'; all of them where some are in between.
+
+    Each GPU may have a NIC, or a PCIe link, of its own. Example: rings of ranks 0 and 2 and of 1
+    and 3 are slow, but of the host's messages those of ranks 0 and 1 only: these two.
+    """
+    over: dict[int, list[float]] = defaultdict(list)
+    for kind in kinds:
+        mine, others = kind.split(port.touches)
+        if not len(mine) or not len(others):
+            continue
+        usual = float(np.median(kind.level[others]))
+        for unit in mine.tolist():
+            own = set(port.ranks) & set(crossings.transfers.members[unit])
+            if len(crossings.transfers.members[unit]) == 2 and len(own) == 1:
+                over[own.pop()].append(float(kind.level[unit]) - usual)
+    least, most = LINKS.fine_share * split.effect, (1.0 - LINKS.fine_share) * split.effect
+    cleared = {rank for rank, values in over.items() if max(values) < least}
+    left = tuple(rank for rank in port.ranks if rank not in cleared)
+    is_clear = all(rank in over and min(over[rank]) >= most for rank in left)
+    return left if left and cleared and is_clear else port.ranks
+
+
+def _told_by_rings(
+    crossings: _Crossings, best: list[tuple[_Port, _Split]]
+) -> tuple[_Port, _Split] | None:
+    """Return the host, of those whose messages are equally slow, whose rings are slower than those
+    of other stages by as much as the messages, with the rings among what is slow; None where rings
+    do not tell.
+
+    Hosts of two stages exchange messages with each other only, but the rings of their gradients are
+    each stage's own. Sizes are often not recorded, and differ from stage to stage: only the very
+    factor of the messages counts. Example: messages between hosts 3 and 7 take 1.97 times as long
+    as others, rings of 3's stage 30.4 ms and those of 7's 15.2: host 3.
+    """
+    effect, share = best[0][1].effect, NETWORKS.rings_agree_share
+    names = [port.name for port, _ in best]
+    levels = [_ring_level(crossings, [name], touch=True) for name in names]
+    levels.append(_ring_level(crossings, names, touch=False))
+    slower = []
+    for number, own in enumerate(levels[:-1]):
+        others = [*levels[:number], *levels[number + 1 :]]
+        over = [own[like] - other[like] for other in others for like in own if like in other]
+        slower.append(bool(over) and abs(float(np.median(over)) / effect - 1.0) <= share)
+    if sum(slower) != 1:
+        return None
+    port, split = best[slower.index(True)]
+    rings = np.flatnonzero(crossings.touches(port.name) & crossings.are_rings)
+    return port, replace(split, all_slow=np.union1d(split.all_slow, rings))
+
+
+def _ring_level(
+    crossings: _Crossings, names: Collection[str], *, touch: bool
+) -> dict[tuple[str, int, int], float]:
+    """Return the median log time, or log time per byte where bytes are known, of the rings that
+    touch hosts, or that do not, by operation, members and hosts; of those without transfer times
+    as well.
+    """
+    transfers = crossings.transfers
+    level = crossings.level - np.log(np.maximum(transfers.size_bytes, 1))
+    found: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+    for unit in np.flatnonzero(crossings.are_rings & np.isfinite(level)).tolist():
+        hosts = crossings.hosts[unit]
+        if hosts.isdisjoint(names) != touch:
+            what = transfers.kinds[int(transfers.kind[unit])].partition(" of ")[0]
+            found[what, len(transfers.members[unit]), len(hosts)].append(float(level[unit]))
+    for ring in transfers.untimed:
+        hosts = crossings.hosts_of(ring.members)
+        if ring.crosses and hosts.isdisjoint(names) != touch:
+            rate = np.log(ring.shortest_ns / max(ring.size_bytes, 1))
+            found[f"untimed {ring.what}", len(ring.members), len(hosts)].append(float(rate))
+    return {like: float(np.median(values)) for like, values in found.items()}
 
 
 def _is_of_a_rank(transfers: Transfers, split: _Split, way: Way) -> bool:
@@ -454,11 +566,13 @@ def _finding(seen: Observations, transfers: Transfers, slow: SlowNetwork) -> Fin
             predicate=f"transfers {times(slowdown)} slower than {slow.way.others}",
             evidence=(_evidence(split, slow.way.others, slow_ns, quick_ns), *doubts),
             advice=connection_advice(seen, slow.ranks),
+            is_replayed=not slow.has_rings,
             is_border=is_one and slow.way is Way.NETWORK,
             is_inside=is_one and slow.way is Way.INSIDE,
         ),
     )
-    return undecided_if_little(finding, is_few=len(seen.iterations) < ORDINARY.few_iterations)
+    is_few = len(seen.iterations) < ORDINARY.few_iterations and not slow.is_told_twice
+    return undecided_if_little(finding, is_few=is_few)
 
 
 def _who(slow: SlowNetwork) -> str:
