@@ -1230,6 +1230,18 @@ class _Links:
         "the same in a window of few iterations: of 44 links named there 40 were slow, by 1.75 and "
         "more, and four sound ones had met others, or late launches, by up to 1.9",
     )  # fmt: skip
+    least_wait_log: float = limit(
+        0.05, "log", Origin.CONVENTION,
+        "by which passes are longer of those who wait inside them for a mate's slow connection",
+    )  # fmt: skip
+    wait_spreads: float = limit(
+        2.0, "times the widest spread", Origin.CONVENTION,
+        "of the quick passes, or of the slow ones, that lie between both",
+    )  # fmt: skip
+    least_quick_rows: int = limit(
+        3, "ranks or groups", Origin.CONVENTION,
+        "with quick passes: of fewer nobody knows what data make them differ by",
+    )  # fmt: skip
     named_beside_one: float = limit(
         2.0, "ratio", Origin.PHYSICS,
         "the same of a connection inside a host that has one equal only, which may be the quick "

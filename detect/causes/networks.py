@@ -612,16 +612,17 @@ def _search(inquiry: Inquiry) -> Answer:
     transfers, ranks = crossings.transfers, set(slow.ranks)
     units = [set(transfers.members[unit]) for unit in slow.split.all_slow.tolist()]
     beside = _slow_beside(inquiry, crossings, slow)
+    own = _finding(seen, transfers, slow)
 
     def explains(finding: Finding) -> bool:
         named = set(finding.ranks)
+        if own.owner is not Owner.NODE and finding.owner is Owner.NODE and len(named) == 1:
+            return False
         is_part = named <= ranks or (named & ranks and any(named <= unit for unit in units))
         is_end = any(named & unit for unit in units) and not named & beside
         return finding.cause == Cause.LINK and bool(is_part or is_end)
 
-    return Answer(
-        findings=(_finding(seen, transfers, slow),), explains=explains, caveat=unsplit.caveat
-    )
+    return Answer(findings=(own,), explains=explains, caveat=unsplit.caveat)
 
 
 def _slow_beside(inquiry: Inquiry, crossings: _Crossings, slow: SlowNetwork) -> set[int]:
