@@ -32,13 +32,20 @@ Example: PP4 x DP4 on 4 hosts. Messages 0-1 take 3.2 ms, 1-2 and 2-3 take 13.1 m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
 from scipy import special
 
+from detect.causes.crossings import (
+    Crossings,
+    Equals,
+    crossings_of,
+    kinds_inside,
+    kinds_of,
+)
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -68,7 +75,6 @@ ONE_RING = (
     "one ring alone shows it: the NIC of any one of these ranks slows the ring as much as their "
     "switch does; a transfer between pairs of them decides"
 )
-RING_AXES = ("dp", "dp_cp")
 SHOWN_BYTES = 100_000_000
 """For how many bytes the times of transfers of unlike sizes are shown."""
 
@@ -129,70 +135,6 @@ class SlowNetwork:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Crossings:
-    """All transfers, and the hosts that each of them touches."""
-
-    transfers: Transfers
-    level: Floats
-    """(unit,): log of the mean time, ns. A median would not do: of messages that share a NIC some
-    are alone on it and some are not, and the median falls on either kind by chance."""
-    hosts: tuple[frozenset[str], ...]
-    """The hosts of each unit; more than one where the unit crosses a border."""
-    device_of: Mapping[int, tuple[str, int]]
-    """Host and device number of each recorded rank."""
-
-    @property
-    def crosses(self) -> Flags:
-        """Flag the units that cross a border, (unit,)."""
-        return np.array([len(hosts) > 1 for hosts in self.hosts], dtype=bool)
-
-    @property
-    def are_rings(self) -> Flags:
-        """Flag the large collectives between hosts in which replicas reduce their gradients,
-        (unit,); of unknown sizes as well.
-        """
-        transfers = self.transfers
-        axes = [transfers.kinds[int(kind)].partition(" ")[0] for kind in transfers.kind]
-        size = transfers.size_bytes
-        is_large = (size < 0) | (size >= NETWORKS.min_scaled_bytes)
-        return np.array([axis in RING_AXES for axis in axes], dtype=bool) & is_large & self.crosses
-
-    @property
-    def are_unsized_rings(self) -> Flags:
-        """Flag the rings whose sizes were not recorded, (unit,)."""
-        return self.are_rings & (self.transfers.size_bytes < 0)
-
-    def hosts_of(self, ranks: Collection[int]) -> frozenset[str]:
-        """Return the hosts of those of the ranks that were recorded."""
-        return frozenset(self.device_of[one][0] for one in ranks if one in self.device_of)
-
-    def touches(self, *names: str) -> Flags:
-        """Flag the units that have a member on one of the hosts, (unit,)."""
-        return np.array([not hosts.isdisjoint(names) for hosts in self.hosts], dtype=bool)
-
-    def touches_ranks(self, ranks: Collection[int]) -> Flags:
-        """Flag the units that have one of the ranks as a member, (unit,)."""
-        some = set(ranks)
-        return np.array([not some.isdisjoint(unit) for unit in self.transfers.members], dtype=bool)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Kind:
-    """Units that all cross borders, or all do not, and should be equally quick."""
-
-    name: str
-    units: Integers
-    level: Floats
-    """(unit,) for all units of the trace: log ns, or log ns per byte."""
-    floor: float
-    """Log ratio below which a difference does not count."""
-
-    def split(self, touches: Flags) -> tuple[Integers, Integers]:
-        """Return the kind's units that touch a host, and the kind's other units."""
-        return self.units[touches[self.units]], self.units[~touches[self.units]]
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Split:
     """One kind of transfers, split into those that touch a host and the others."""
 
@@ -206,12 +148,12 @@ class _Split:
     """Units of every kind in which the host is slow."""
 
 
-def _slow_network(inquiry: Inquiry, crossings: _Crossings) -> SlowNetwork | None:
+def _slow_network(inquiry: Inquiry, crossings: Crossings) -> SlowNetwork | None:
     """Return the slow host network, or else the slow rail, or else the host that is slow inside, if
     there is one; several that cannot be told apart are one.
     """
     floor = float(np.log(inquiry.least_of_links))
-    between, inside = _kinds(crossings, crossings.crosses, floor), _inside(crossings, floor)
+    between, inside = kinds_of(crossings, crossings.crosses, floor), kinds_inside(crossings, floor)
     for way, ports, kinds in (
         (Way.NETWORK, _hosts(crossings), between),
         (Way.RAIL, _rails(crossings), between),
@@ -223,7 +165,7 @@ def _slow_network(inquiry: Inquiry, crossings: _Crossings) -> SlowNetwork | None
     return None
 
 
-def _hosts(crossings: _Crossings) -> list[_Port]:
+def _hosts(crossings: Crossings) -> list[_Port]:
     """Return the hosts that exchange with other hosts."""
     names = sorted({name for hosts in crossings.hosts if len(hosts) > 1 for name in hosts})
     ranks: dict[str, list[int]] = defaultdict(list)
@@ -235,7 +177,7 @@ def _hosts(crossings: _Crossings) -> list[_Port]:
     ]
 
 
-def _rails(crossings: _Crossings) -> list[_Port]:
+def _rails(crossings: Crossings) -> list[_Port]:
     """Return the rails; none where device numbers, or hosts, are not known of all ranks."""
     ranks: dict[int, list[int]] = defaultdict(list)
     for rank, (host, device) in crossings.device_of.items():
@@ -254,7 +196,11 @@ def _rails(crossings: _Crossings) -> list[_Port]:
 
 
 def _slowest(
-    inquiry: Inquiry, crossings: _Crossings, kinds: list[_Kind], ports: list[_Port], way: Way
+    inquiry: Inquiry,
+    crossings: Crossings,
+    kinds: list[Equals],
+    ports: list[_Port],
+    way: Way,
 ) -> SlowNetwork | None:
     """Return the port that explains most slow connections (all that explain as many), if it costs
     enough; None otherwise.
@@ -297,7 +243,7 @@ def _slowest(
 
 
 def _without_cleared(
-    crossings: _Crossings, kinds: list[_Kind], port: _Port, split: _Split
+    crossings: Crossings, kinds: list[Equals], port: _Port, split: _Split
 ) -> tuple[int, ...]:
     """Return a host's ranks but those all of whose messages with others, of a kind in which its
     other ranks' are slow, are as quick as other hosts'; all of them where some are in between.
@@ -323,7 +269,7 @@ def _without_cleared(
 
 
 def _told_by_rings(
-    crossings: _Crossings, best: list[tuple[_Port, _Split]]
+    crossings: Crossings, best: list[tuple[_Port, _Split]]
 ) -> tuple[_Port, _Split] | None:
     """Return the host, of those whose messages are equally slow, whose rings are slower than those
     of other stages by as much as the messages, with the rings among what is slow; None where rings
@@ -351,7 +297,7 @@ def _told_by_rings(
 
 
 def _ring_level(
-    crossings: _Crossings, names: Collection[str], *, touch: bool
+    crossings: Crossings, names: Collection[str], *, touch: bool
 ) -> dict[tuple[str, int, int], float]:
     """Return the median log time, or log time per byte where bytes are known, of the rings that
     touch hosts, or that do not, by operation, members and hosts; of those without transfer times
@@ -431,62 +377,7 @@ def _is_quick_by_one_clock(transfers: Transfers, split: _Split) -> bool:
     return slow < quick * NETWORKS.alike_ratio
 
 
-def _crossings(seen: Observations, transfers: Transfers) -> _Crossings:
-    members = seen.members
-    device_of = {rank: members.device_of(rank) for rank in members.recorded}
-    mean_ns = robust.mean(transfers.transfer_ns, axis=1)
-    return _Crossings(
-        transfers=transfers,
-        level=np.log(np.where(mean_ns > 0, mean_ns, np.nan)),
-        hosts=tuple(
-            frozenset(device_of[rank][0] for rank in unit if rank in device_of)
-            for unit in transfers.members
-        ),
-        device_of=device_of,
-    )
-
-
-def _inside(crossings: _Crossings, floor: float) -> list[_Kind]:
-    """Return the transfers that stay inside a host by kind; none where a host is not known."""
-    if any("" in hosts for hosts in crossings.hosts):
-        return []
-    return _kinds(crossings, ~crossings.crosses, floor)
-
-
-def _kinds(crossings: _Crossings, use: Flags, floor: float) -> list[_Kind]:
-    """Return the transfers that are of `use` by kind, and large kinds that differ in size only once
-    more, put together.
-    """
-    transfers, level = crossings.transfers, crossings.level
-    use, is_large = use & np.isfinite(level), transfers.is_large
-    found = []
-    for kind in np.unique(transfers.kind[use]).tolist():
-        units = np.flatnonzero(use & (transfers.kind == kind))
-        if is_large[units[0]]:
-            found.append(_Kind(name=transfers.kinds[kind], units=units, level=level, floor=floor))
-    return [*found, *_by_the_byte(crossings, use, floor)]
-
-
-def _by_the_byte(crossings: _Crossings, use: Flags, floor: float) -> Iterator[_Kind]:
-    """Yield large transfers that differ in size only, put together, with levels per byte."""
-    transfers, size = crossings.transfers, crossings.transfers.size_bytes
-    large = np.flatnonzero(use & (size >= NETWORKS.min_scaled_bytes))
-    alike: dict[tuple[str, int, int], list[int]] = defaultdict(list)
-    for unit in large.tolist():
-        what = transfers.kinds[int(transfers.kind[unit])].partition(" of ")[0]
-        width, num_hosts = len(transfers.members[unit]), len(crossings.hosts[unit])
-        alike[what, width, num_hosts].append(unit)
-    level = crossings.level - np.log(np.maximum(size, 1))
-    for (what, _, _), found in alike.items():
-        units = np.array(found)[np.argsort(size[found], kind="stable")]
-        apart = np.diff(np.log(size[units])) > np.log(NETWORKS.max_size_ratio)
-        for together in np.split(units, np.flatnonzero(apart) + 1):
-            if len(np.unique(size[together])) > 1:
-                least = max(floor, float(np.log(NETWORKS.min_scaled_slowdown)))
-                yield _Kind(name=f"{what} of 100 MB", units=together, level=level, floor=least)
-
-
-def _clearest(kinds: list[_Kind], touches: Flags) -> _Split | None:
+def _clearest(kinds: list[Equals], touches: Flags) -> _Split | None:
     """Return the clearest kind in which what touches the host is slow; None if in any kind it is
     as quick as the rest.
     """
@@ -506,7 +397,7 @@ def _clearest(kinds: list[_Kind], touches: Flags) -> _Split | None:
     return replace(min(found, key=lambda one: one.p_value), all_slow=all_slow)
 
 
-def _split(kind: _Kind, mine: Integers, others: Integers) -> _Split:
+def _split(kind: Equals, mine: Integers, others: Integers) -> _Split:
     level = kind.level
     effect = float(np.median(level[mine]) - np.median(level[others]))
     spread = max(float(np.std(level[others])), NETWORKS.spread_log)
@@ -599,7 +490,7 @@ def _evidence(split: _Split, others: str, slow_ns: float, quick_ns: float) -> st
 
 def _search(inquiry: Inquiry) -> Answer:
     seen, unsplit = inquiry.seen, _unsplit(inquiry.seen)
-    crossings = None if seen.transfers is None else _crossings(seen, seen.transfers)
+    crossings = None if seen.transfers is None else crossings_of(seen, seen.transfers)
     slow = None if crossings is None else _slow_network(inquiry, crossings)
     if crossings is None or slow is None:
         hidden = _hidden_hosts(seen, crossings)
@@ -625,7 +516,7 @@ def _search(inquiry: Inquiry) -> Answer:
     return Answer(findings=(own,), explains=explains, caveat=unsplit.caveat)
 
 
-def _slow_beside(inquiry: Inquiry, crossings: _Crossings, slow: SlowNetwork) -> set[int]:
+def _slow_beside(inquiry: Inquiry, crossings: Crossings, slow: SlowNetwork) -> set[int]:
     """Return the ranks with slow connections that do not touch what is slow: another fault.
 
     All that is slow of the others ends there. Example: of rank 61's messages and rings those with
@@ -636,7 +527,7 @@ def _slow_beside(inquiry: Inquiry, crossings: _Crossings, slow: SlowNetwork) -> 
     floor = float(np.log(inquiry.least_of_links))
     touches = crossings.touches_ranks(slow.ranks)
     found: set[int] = set()
-    for kind in _kinds(crossings, crossings.crosses, floor):
+    for kind in kinds_of(crossings, crossings.crosses, floor):
         _, others = kind.split(touches)
         over = kind.level[others] - np.median(kind.level[others]) if len(others) else np.zeros(0)
         for unit in others[over >= max(kind.floor, LINKS.fine_share * slow.split.effect)].tolist():
@@ -644,7 +535,7 @@ def _slow_beside(inquiry: Inquiry, crossings: _Crossings, slow: SlowNetwork) -> 
     return found
 
 
-def _hidden_hosts(seen: Observations, crossings: _Crossings | None) -> list[str]:
+def _hidden_hosts(seen: Observations, crossings: Crossings | None) -> list[str]:
     """Return the hosts whose slow network could not have been seen: no kind of transfers between
     hosts that is large enough to tell has units both with and without the host.
     """
@@ -653,7 +544,7 @@ def _hidden_hosts(seen: Observations, crossings: _Crossings | None) -> list[str]
         return []
     if crossings is None:
         return hosts
-    kinds = _kinds(crossings, crossings.crosses, floor=0.0)
+    kinds = kinds_of(crossings, crossings.crosses, floor=0.0)
     return [
         name
         for name in hosts
@@ -661,7 +552,7 @@ def _hidden_hosts(seen: Observations, crossings: _Crossings | None) -> list[str]
     ]
 
 
-def _notes(seen: Observations, crossings: _Crossings | None, hidden: list[str]) -> tuple[str, ...]:
+def _notes(seen: Observations, crossings: Crossings | None, hidden: list[str]) -> tuple[str, ...]:
     """Say whose slow network could not have been seen."""
     if not hidden:
         return ()
@@ -680,7 +571,7 @@ def _notes(seen: Observations, crossings: _Crossings | None, hidden: list[str]) 
     )
 
 
-def _paces(seen: Observations, crossings: _Crossings, hidden: list[str]) -> str:
+def _paces(seen: Observations, crossings: Crossings, hidden: list[str]) -> str:
     """Say how long transfers of `hidden` hosts take, to compare a test with: their share of the
     iteration, and the time of the largest operation; "" where bytes are not known.
 
@@ -712,7 +603,7 @@ class _Unseen:
     caveat: str = ""
 
 
-def _unseen_network(seen: Observations, crossings: _Crossings | None, hidden: list[str]) -> _Unseen:
+def _unseen_network(seen: Observations, crossings: Crossings | None, hidden: list[str]) -> _Unseen:
     """Say what it would cost if the network of a `hidden` host ran at half its speed; nothing on
     CPUs, and where it would cost little.
 
