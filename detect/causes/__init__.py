@@ -23,10 +23,10 @@ Causes:                                             What they share, and what fo
     networks.py      NICs of a host, rails, switches                 computing: chips, place, pair
                      inside a host                      power.py     what would be found, and what
     nvlinks.py       groups at the pace of PCIe                      never could be
-    imbalance.py     heavy stages, uneven sequences
-    shares.py        busy experts, longer data: ranks
-                     that always have more to do
-    everywhere.py    all wait for data, collect or
+    imbalance.py     heavy stages, uneven sequences     connections.py  pairs and groups, and what
+    shares.py        busy experts, longer data: ranks                   each of them carries
+                     that always have more to do        crossings.py  what crosses hosts, by kind
+    everywhere.py    all wait for data, collect or      ends.py      which end, which member
                      get uneven work, by turns; all
                      links of a kind become slower
     unexplained.py   all wait for one rank; the step
