@@ -74,7 +74,7 @@ def _search_ends(inquiry: Inquiry) -> Answer:
     """Search the rank that ends its passes late in a TP group that waits for it unseen."""
     if "tp" not in inquiry.seen.hidden_axes:
         return Answer()
-    from detect.causes.ends import search_ends
+    from detect.causes.pass_ends import search_ends
 
     return search_ends(inquiry)
 

@@ -943,6 +943,11 @@ class _Networks:
         "that one connection gets of a host's NICs (eight of 400 Gbit/s carry 400 together): what "
         "is quicker goes over NVLink from host to host, and is no equal of what does not",
     )  # fmt: skip
+    rings_agree_share: float = limit(
+        0.15, "share of the effect", Origin.BENCHMARK,
+        "within which a stage's rings are slower by as much as its host's messages: 0.03 where "
+        "that host was slow; rings of unknown size of sound stages differ by a tenth or a third",
+    )  # fmt: skip
     same_wire_share: float = limit(
         0.5, "share of the groups", Origin.CONVENTION,
         "that join the same hosts and are so quick, beyond which the others of them should be",
@@ -1326,6 +1331,18 @@ class _Links:
         1.7, "ratio", Origin.BENCHMARK,
         "the same in a window of few iterations: of 44 links named there 40 were slow, by 1.75 and "
         "more, and four sound ones had met others, or late launches, by up to 1.9",
+    )  # fmt: skip
+    least_wait_log: float = limit(
+        0.05, "log", Origin.CONVENTION,
+        "by which passes are longer of those who wait inside them for a mate's slow connection",
+    )  # fmt: skip
+    wait_spreads: float = limit(
+        2.0, "times the widest spread", Origin.CONVENTION,
+        "of the quick passes, or of the slow ones, that lie between both",
+    )  # fmt: skip
+    least_quick_rows: int = limit(
+        3, "ranks or groups", Origin.CONVENTION,
+        "with quick passes: of fewer nobody knows what data make them differ by",
     )  # fmt: skip
     named_beside_one: float = limit(
         2.0, "ratio", Origin.PHYSICS,

@@ -11,6 +11,9 @@ Causes:                                             What they share, and what fo
     losses.py        loader, collector, host, exits     together.py  what findings mean for each
     bursts.py        who loses time now and then                     other: one fault, one finding
     spells.py        slow in few iterations (profiles)  searches.py  slow rows, and time lost
+    pass_ends.py     whose passes end late, of a TP
+                     group that waits unseen
+    slow_modules.py  slow for parts of passes
     mates.py         which of a group is slow, whose    longer_steps.py  whose optimizer step is
                      waiting nobody recorded                         longer than its mates'
     optimizer.py     an optimizer step alone is slow    hits.py      slow iterations and passes,
@@ -23,11 +26,11 @@ Causes:                                             What they share, and what fo
     networks.py      NICs of a host, rails, switches                 computing: chips, place, pair
                      inside a host                      power.py     what would be found, and what
     nvlinks.py       groups at the pace of PCIe                      never could be
-    imbalance.py     heavy stages, uneven sequences
-    shares.py        busy experts, longer data: ranks
-                     that always have more to do
-    everywhere.py    all wait for data, collect or
-                     get uneven work, by turns; all
+    imbalance.py     heavy stages, uneven sequences     connections.py  pairs and groups, and what
+    shares.py        busy experts, longer data: ranks                   each of them carries
+                     that always have more to do        crossings.py  what crosses hosts, by kind
+    everywhere.py    all wait for data, collect or      link_ends.py which end of a pair, which
+                     get uneven work, by turns; all                  member of a group
                      links of a kind become slower
     unexplained.py   all wait for one rank; the step
                      became longer, nobody says why

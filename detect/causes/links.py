@@ -9,12 +9,14 @@ otherwise the ranks that all the slow groups share, otherwise the smallest slow 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from detect.causes.connections import Units, row_of, typical_times, units_of
+from detect.causes.link_ends import guilty_end, lost_in_rings, told_by_passes, where_groups_meet
 from detect.causes.finding import (
+    NO_GAIN,
     OTHERS_WAIT,
     Answer,
     CauseSpec,
@@ -29,15 +31,14 @@ from detect.causes.finding import (
 )
 from detect.causes.hits import FEW
 from detect.causes.launching import IN_DOUBT_LAUNCH, launches_explain
-from detect.observe.observations import Members, Observations, Transfers
-from detect.observe.transfers import bus_factors, log_residuals, usual_total
+from detect.observe.observations import Observations
 from detect.report import Cause, ClockAgreement, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import Usual
 from detect.stats.search import Course, SearchTask, Suspect, interval_of_ratio, search
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds import LINKS, NETWORKS, ORDINARY
-from megascan.arrays import Flags, Floats, Integers, lower_medians, mask_of
+from megascan.arrays import Flags, Floats, mask_of
 from megascan.errors import listed
 
 IN_DOUBT_ENDS = (
@@ -96,137 +97,11 @@ class _SlowLink:
     """(iteration,): transfer time lost."""
     is_isolated: bool
     """Whether other connections, which are fine, leave these ranks alone to blame."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Units:
-    """Edges and groups: the rows of transfers, put together by their members."""
-
-    members: tuple[tuple[int, ...], ...]
-    unit: Integers
-    """(transfer row,)"""
-    transfers: Transfers
-    crosses: Flags
-    """(unit,): whether the unit goes over the network, or stays inside one host."""
-    way: Integers
-    """(unit,): a number for network or inside a host; where hosts are not known, for the axis."""
-
-    def of_rank(self, rank: int, like: int) -> list[int]:
-        """Return the edges and groups of a rank that take the same way as `like`: GPUs are linked
-        inside a host, hosts by their network, and either may be slow while the other is not.
-        """
-        return [
-            unit
-            for unit, ranks in enumerate(self.members)
-            if rank in ranks and self.crosses[unit] == self.crosses[like]
-        ]
-
-    def witnesses(self, rank: int, like: int) -> list[int]:
-        """Return the edges and groups of a rank that surely take the same way as `like`."""
-        return [unit for unit in self.of_rank(rank, like) if self.way[unit] == self.way[like]]
-
-    @cached_property
-    def _row_rates(self) -> Floats:
-        """Return the bytes per ns that each row's links carry, (row,); NaN of unknown sizes."""
-        transfers = self.transfers
-        factors = bus_factors(transfers.kinds, transfers.kind, transfers.members)
-        sizes = np.where(transfers.size_bytes > 0, transfers.size_bytes, np.nan)
-        typical_ns = robust.median(transfers.transfer_ns, axis=1)
-        known_ns = np.where(typical_ns > 0, typical_ns, np.nan)  # clock errors may leave nothing
-        return np.asarray(factors * sizes / known_ns, dtype=np.float64)
-
-    @cached_property
-    def rates(self) -> Floats:
-        """Return the most bytes per ns that each unit's links carry, (unit,); NaN where no size is
-        known.
-
-        A unit that carries less than a slow link is fine whatever its ends can do. Example: a
-        reduce-scatter of 1.8 GB in a slow pair takes 46 ms, 20 bytes per ns; messages of 0.2 GB
-        that copies limit to 19 bytes per ns say nothing about either end.
-        """
-        return _most_by(self.unit, self._row_rates, len(self.members))
-
-    @cached_property
-    def _shows_bandwidth(self) -> Flags:
-        """Flag the rows whose kind usually carries about what the unit's best kind does, (row,).
-
-        Example: messages between stages take 67 us, 125 bytes per ns, and 226 us at a slow NVLink;
-        the embedding's reduction between the same ranks takes 6.7 ms, 39 bytes per ns, everywhere.
-        """
-        kind, rates = self.transfers.kind, self._row_rates
-        typical = np.full(len(self.transfers.kinds), np.nan)
-        kinds, medians = lower_medians(kind, rates)
-        typical[kinds] = medians
-        best = _most_by(self.unit, typical[kind], len(self.members))[self.unit]
-        return ~np.asarray(typical[kind] < LINKS.bandwidth_share * best)
-
-    def least_of_witness(self, slow: int) -> float:
-        """Return how many bytes per ns a unit must carry to show that its ends are not what makes
-        the `slow` one slow; NaN where the slow one's size is not known.
-
-        Example: a NIC that carries 6.6 bytes per ns instead of 21 holds its messages, which others
-        send at 9, at 6.9: they are hardly slower, and acquit it of nothing.
-        """
-        return LINKS.witness_rate_ratio * float(self.rates[slow])
-
-    @cached_property
-    def carry_little(self) -> Flags:
-        """Flag the units that carry only a few bytes at a time, which show no bandwidth."""
-        largest = np.full(len(self.members), -1)
-        np.maximum.at(largest, self.unit, self.transfers.size_bytes)
-        little: Flags = (largest >= 0) & (largest < NETWORKS.min_bytes)
-        return little
-
-    def values(self, excluded: Flags) -> Floats:
-        """Return the log residual, (unit, iteration): the mean over the unit's kinds, each weighted
-        by the time that it usually takes.
-
-        Short transfers say little about bandwidth: 4 bytes that take 191 µs where a host launches
-        late and 10 µs elsewhere must not count as much as 64 all-reduces of 146 µs.
-        """
-        residual = log_residuals(self.transfers, excluded[self.unit])
-        weight = np.where(np.isfinite(residual), self._weights[:, None], 0.0)
-        weight *= self._shows_bandwidth[:, None]
-        sums = np.zeros((2, len(self.members), residual.shape[1]))
-        np.add.at(sums[0], self.unit, weight * np.nan_to_num(residual))
-        np.add.at(sums[1], self.unit, weight)
-        with np.errstate(invalid="ignore"):
-            return np.asarray(sums[0] / sums[1], dtype=np.float64)
-
-    @cached_property
-    def _weights(self) -> Floats:
-        """Return the time that each row's kind usually takes in an iteration, ns; at least 1, since
-        clock errors may leave nothing of it.
-        """
-        kind, total = self.transfers.kind, self.transfers.total_ns
-        usual = usual_total(kind, len(self.transfers.kinds), total)[kind]
-        return np.maximum(usual, 1.0)
-
-
-def _most_by(unit: Integers, values: Floats, num_units: int) -> Floats:
-    """Return the largest value of each unit's rows, (unit,); NaN where none is known."""
-    most = np.full(num_units, np.nan)
-    np.fmax.at(most, unit, values)
-    return most
-
-
-def _units(transfers: Transfers, members: Members) -> _Units:
-    names = sorted(set(transfers.members))
-    place = {name: number for number, name in enumerate(names)}
-    unit = np.array([place[name] for name in transfers.members], dtype=np.int64)
-    hosts = {
-        rank: host for ranks, host in zip(members.workers, members.hosts, strict=True)
-        for rank in ranks
-    }  # fmt: skip
-    axes = {place[name]: transfers.kinds[int(kind)].split()[0]
-            for name, kind in zip(transfers.members, transfers.kind, strict=True)}  # fmt: skip
-    crosses = np.array([len({hosts.get(rank) for rank in ranks}) > 1 for ranks in names])
-    ways = [
-        str(crosses[number]) if all(hosts.get(rank) for rank in ranks) else axes[number]
-        for number, ranks in enumerate(names)
-    ]
-    way = np.unique(ways, return_inverse=True)[1].reshape(-1)
-    return _Units(members=tuple(names), unit=unit, transfers=transfers, crosses=crosses, way=way)
+    is_deduced: bool = False
+    """Whether no other connection of these ranks leaves them alone to blame: they are where slow
+    groups meet, wait in their passes, or are a pair inside a host."""
+    rings_ns: float = 0.0
+    """What collectives that have no transfer time lose besides in an iteration."""
 
 
 def _search_connections(inquiry: Inquiry) -> Answer:
@@ -236,7 +111,7 @@ def _search_connections(inquiry: Inquiry) -> Answer:
         return Answer(notes=("no matched communication in the trace: links cannot be judged",))
     if not len(seen.transfers.members):
         return Answer()
-    units = _units(seen.transfers, seen.members)
+    units = units_of(seen.transfers, seen.members)
     nobody = np.zeros(len(units.members), dtype=bool)
     compared: Flags = np.asarray(np.isfinite(units.values(nobody)).any(axis=1))
     if compared.sum() < 2:
@@ -275,7 +150,7 @@ def _search_connections(inquiry: Inquiry) -> Answer:
 
 
 def _links_at_fault(
-    seen: Observations, units: _Units, compared: Flags, suspects: tuple[Suspect, ...]
+    seen: Observations, units: Units, compared: Flags, suspects: tuple[Suspect, ...]
 ) -> list[_SlowLink]:
     """Return the connections that make the suspected units slow, the worst unit's first."""
     left = [one for one in suspects if _exceeds_clock_errors(seen, units, one)]
@@ -285,27 +160,36 @@ def _links_at_fault(
     found = []
     while left:
         worst = left[0]
+        rings_ns = 0.0
         fine = compared & ~slow & (over < LINKS.fine_share * worst.course.effect)
         whole_host = _whole_host(seen, units, compared, left)
         ranks = whole_host or _shared_ranks(units, compared, left)
+        deduced: tuple[int, ...] = ()
         if not whole_host and len(ranks) > 1:
-            ranks = _where_groups_meet(units, fine, left) or ranks
+            deduced = where_groups_meet(units, fine, left)
+            ranks = deduced or ranks
         if len(ranks) == 2 and set(seen.members.recorded).issuperset(ranks):
-            ranks = _guilty_end(units, np.where(compared, over, np.nan), ranks, worst)
+            pair, ranks = ranks, guilty_end(units, np.where(compared, over, np.nan), ranks, worst)
+            rings_ns = lost_in_rings(units, ranks[0], pair, worst) if len(ranks) == 1 else 0.0
+        if not whole_host and len(ranks) > 1:
+            deduced = told_by_passes(seen, ranks)
+            ranks = deduced or ranks
         explained = [
             one
             for one in left
             if set(units.members[one.row]).issuperset(ranks)
             or set(units.members[one.row]).issubset(whole_host)
         ]
-        is_isolated = _is_isolated(seen, units, fine, ranks, worst)
-        found.append(_link(units, ranks, explained, compared, is_isolated=is_isolated))
+        is_isolated = _is_isolated(seen, units, fine, ranks, worst.row)
+        is_inside = not is_isolated and _is_inside(seen, units, fine, ranks, worst)
+        link = _link(units, ranks, explained, compared, is_isolated=is_isolated or is_inside)
+        found.append(replace(link, rings_ns=rings_ns, is_deduced=bool(deduced) or is_inside))
         left = [one for one in left if one not in explained]
     return found
 
 
 def _whole_host(
-    seen: Observations, units: _Units, compared: Flags, slow: list[Suspect]
+    seen: Observations, units: Units, compared: Flags, slow: list[Suspect]
 ) -> tuple[int, ...]:
     """Return the ranks of the worst unit's host if all connections inside the host are slow; () if
     one is fine, or if one rank is in all of them.
@@ -327,14 +211,14 @@ def _whole_host(
 
 
 def _is_isolated(
-    seen: Observations, units: _Units, fine: Flags, ranks: tuple[int, ...], worst: Suspect
+    seen: Observations, units: Units, fine: Flags, ranks: tuple[int, ...], worst: int
 ) -> bool:
     """Return whether the connection of these ranks alone is to blame; `fine` units are not slow.
 
     A single rank's connection is. A pair's is if each end has another connection of the same way as
     the `worst` unit that is fine and carries more, or if the pair joins the same device of two
-    hosts, or lies inside one host, which is the one to drain whichever end it is. A larger group's
-    never is, inside a host as on a rail: nobody can tell which member is slow.
+    hosts. A larger group's never is, inside a host as on a rail: nobody can tell which member is
+    slow.
     """
     if len(ranks) == 1:
         return True
@@ -343,26 +227,28 @@ def _is_isolated(
     hosts, devices = zip(*(seen.members.device_of(rank) for rank in ranks), strict=True)
     if all(hosts) and hosts[0] != hosts[1] and devices[0] == devices[1] >= 0:
         return True
-    if seen.members.are_inside_a_host(ranks) and _is_beyond_equals(units, fine, worst):
-        return True
-    clear = fine & (units.rates >= units.least_of_witness(worst.row))
-    return all(clear[units.witnesses(rank, worst.row)].any() for rank in ranks)
+    clear = fine & (units.rates >= units.least_of_witness(worst))
+    return all(clear[units.witnesses(rank, worst)].any() for rank in ranks)
 
 
-def _is_beyond_equals(units: _Units, fine: Flags, worst: Suspect) -> bool:
-    """Return whether a connection is slower than two equal ones that are `fine`, or far slower than
-    the only one.
+def _is_inside(
+    seen: Observations, units: Units, fine: Flags, ranks: tuple[int, ...], worst: Suspect
+) -> bool:
+    """Return whether a pair lies inside one host, which is the one to drain whichever end it is,
+    and is slower than two equal pairs that are `fine`, or far slower than the only one.
 
     Example: the TP pairs of a job of two take 178 us for an all-reduce, and 703.
     """
+    is_pair = len(ranks) == 2 and set(seen.members.recorded).issuperset(ranks)
+    if not is_pair or not seen.members.are_inside_a_host(ranks):
+        return False
     kind = units.transfers.kind
-    equal = np.unique(units.unit[kind == kind[_row_of(units, worst)]])
-    num_equal = int(fine[equal].sum())
+    num_equal = int(fine[np.unique(units.unit[kind == kind[row_of(units, worst)]])].sum())
     least = 0.0 if num_equal > 1 else float(np.log(LINKS.named_beside_one))
     return num_equal > 0 and worst.course.effect >= least
 
 
-def _exceeds_clock_errors(seen: Observations, units: _Units, suspect: Suspect) -> bool:
+def _exceeds_clock_errors(seen: Observations, units: Units, suspect: Suspect) -> bool:
     """Return whether the lost time exceeds what clock errors could feign.
 
     A transfer is never longer than the span of its shortest member, which one clock measures; but
@@ -373,11 +259,11 @@ def _exceeds_clock_errors(seen: Observations, units: _Units, suspect: Suspect) -
     """
     if seen.alignment is None:
         return True
-    actual, normal = _typical_times(units, suspect)
+    actual, normal = typical_times(units, suspect)
     error_ns = _clock_error_ns(seen.alignment, seen, units.members[suspect.row])
     if actual - normal > LINKS.clock_errors * error_ns:  # each end has its own error
         return True
-    lost_ns = float(units.transfers.total_ns[_row_of(units, suspect)]) * (1.0 - normal / actual)
+    lost_ns = float(units.transfers.total_ns[row_of(units, suspect)]) * (1.0 - normal / actual)
     if lost_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns)):
         return False
     return _longer_by_one_clock(units, suspect) >= 0.5 * (actual - normal)
@@ -388,14 +274,14 @@ def _clock_error_ns(clocks: ClockAgreement, seen: Observations, ranks: tuple[int
     return clocks.residual_median_ns if is_inside else clocks.residual_p99_ns
 
 
-def _longer_by_one_clock(units: _Units, suspect: Suspect) -> float:
+def _longer_by_one_clock(units: Units, suspect: Suspect) -> float:
     """Return how much longer the suspect's shortest member spans last than those of units of the
     same kind, ns; -inf where that is not known.
 
     The member that comes last to an operation is in it for as long as the transfer lasts, by its
     own clock. Example: messages take 1.1 ms, and one 4.5 ms: 3.4 ms, however far clocks are off.
     """
-    row, transfers = _row_of(units, suspect), units.transfers
+    row, transfers = row_of(units, suspect), units.transfers
     if transfers.shortest_ns is None:
         return -np.inf
     alike = (transfers.kind == transfers.kind[row]) & (units.unit != suspect.row)
@@ -513,37 +399,25 @@ def _hosts_of(seen: Observations, link: _SlowLink) -> set[str]:
     return {seen.members.device_of(rank)[0] for rank in link.ranks}
 
 
-def _waits_for(units: _Units, suspect: Suspect, other: Suspect) -> bool:
+def _waits_for(units: Units, suspect: Suspect, other: Suspect) -> bool:
     """Return whether a group loses what another stage's group of the same operation loses.
 
     Where sizes were not recorded, an operation may include what follows it: a stage's reduction
     that ends with a reduction over stages includes the wait for the slow stage. The waiting group
     then loses the same time, but is slower by a smaller ratio.
     """
-    mine, its = (units.transfers.kind[_row_of(units, one)] for one in (suspect, other))
+    mine, its = (units.transfers.kind[row_of(units, one)] for one in (suspect, other))
     kinds, members = units.transfers.kinds, units.members
     if mine == its or kinds[mine] != kinds[its] or suspect.course.effect >= other.course.effect:
         return False
     if set(members[suspect.row]) & set(members[other.row]):
         return False
     lost, others = (actual - normal for actual, normal in
-                    (_typical_times(units, one) for one in (suspect, other)))  # fmt: skip
+                    (typical_times(units, one) for one in (suspect, other)))  # fmt: skip
     return abs(lost / others - 1.0) <= LINKS.same_loss_share
 
 
-def _typical_times(units: _Units, suspect: Suspect) -> tuple[float, float]:
-    row = _row_of(units, suspect)
-    actual = float(robust.median(units.transfers.transfer_ns[row][suspect.course.active]))
-    return actual, actual / float(np.exp(suspect.course.effect))
-
-
-def _row_of(units: _Units, suspect: Suspect) -> int:
-    """Return the transfers' row of the suspect's kind that takes most time."""
-    rows = np.flatnonzero(units.unit == suspect.row)
-    return int(rows[np.argmax(units.transfers.total_ns[rows])])
-
-
-def _shared_ranks(units: _Units, compared: Flags, slow: list[Suspect]) -> tuple[int, ...]:
+def _shared_ranks(units: Units, compared: Flags, slow: list[Suspect]) -> tuple[int, ...]:
     """Return what the `slow` units, the worst first, have in common: one rank or two of which
     nearly all units are slow; else those ranks of the worst unit that other slow units share with
     it, by twos and more.
@@ -564,28 +438,7 @@ def _shared_ranks(units: _Units, compared: Flags, slow: list[Suspect]) -> tuple[
     return tuple(sorted(shared))
 
 
-def _where_groups_meet(units: _Units, fine: Flags, slow: list[Suspect]) -> tuple[int, ...]:
-    """Return the only rank of the worst unit that most other `slow` units have in common with it;
-    () where several are, or where one of its connections of the same way is `fine` and carries more.
-
-    Example: of a TP group and a ring across hosts, both slow, rank 1 alone is in both.
-    """
-    worst = slow[0].row
-    groups = [set(units.members[one.row]) for one in slow]
-    counts = {rank: sum(rank in group for group in groups) for rank in units.members[worst]}
-    most = max(counts.values())
-    met = [rank for rank, count in counts.items() if count == most]
-    if most < 2 or len(met) > 1:
-        return ()
-    others = {rank for group in groups if met[0] in group for rank in group}
-    clear = fine & (units.rates >= units.least_of_witness(worst))
-    is_cleared = len(others) < 3 or clear[units.of_rank(met[0], worst)].any()
-    return () if is_cleared else (met[0],)
-
-
-def _num_slow_of(
-    units: _Units, compared: Flags, slow_units: set[int], rank: int, worst: int
-) -> int:
+def _num_slow_of(units: Units, compared: Flags, slow_units: set[int], rank: int, worst: int) -> int:
     """Return how many units of a rank are slow, if nearly all are: of all its units, or of those
     that take the same way as the `worst`; otherwise 0.
     """
@@ -598,34 +451,8 @@ def _num_slow_of(
     return 0
 
 
-def _guilty_end(
-    units: _Units, over: Floats, ranks: tuple[int, ...], worst: Suspect
-) -> tuple[int, ...]:
-    """Return the one end of a pair that is to blame, or both ends where that is not shown.
-
-    An end is to blame if the other end has another connection of the same way that is fine, while
-    its own others are slower, though too little to be suspects, or carry no more. Between hosts it
-    need not have others: all connections of the fine end run through the one port that it has.
-    Connections that carry a few bytes say nothing (all-reduces of 8 bytes are as quick over a slow
-    NIC). `over` is the log residual of each unit, NaN where nothing is comparable.
-    """
-    least = LINKS.fine_share * worst.course.effect
-    tells = np.isfinite(over) & ~units.carry_little
-    carries_no_more = units.rates < units.least_of_witness(worst.row)
-    acquits = tells & (over < least) & ~carries_no_more
-    others = [
-        [unit for unit in units.of_rank(rank, worst.row)
-         if not set(ranks) <= set(units.members[unit]) and tells[unit]]
-        for rank in ranks
-    ]  # fmt: skip
-    is_fine = [bool(acquits[mine].any()) for mine in others]
-    if is_fine[0] != is_fine[1] and (others[is_fine.index(False)] or units.crosses[worst.row]):
-        return (ranks[is_fine.index(False)],)
-    return ranks
-
-
 def _link(
-    units: _Units,
+    units: Units,
     ranks: tuple[int, ...],
     explained: list[Suspect],
     compared: Flags,
@@ -639,8 +466,8 @@ def _link(
     for one in np.flatnonzero(np.isin(units.unit, slow)).tolist():
         for rank in transfers.members[one]:
             lost_ns[rank] = lost_ns.get(rank, 0.0) + float(transfers.total_ns[one]) * share
-    actual, normal = _typical_times(units, best)
-    row = _row_of(units, best)
+    actual, normal = typical_times(units, best)
+    row = row_of(units, best)
     peers = set(units.unit[transfers.kind == transfers.kind[row]].tolist()).difference(slow)
     return _SlowLink(
         ranks=ranks,
@@ -675,7 +502,8 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
             course=link.course,
             q_value=link.q_value,
             num_peers=link.num_peers,
-            saved_ns=link.excess_ns,
+            saved_ns=link.excess_ns + np.where(link.course.active, link.rings_ns, 0.0),
+            is_replayed=not link.rings_ns,  # which has no transfers of these
             subject=_subject(seen, link, rows),
             predicate=f"transfers {times(slowdown)} slower than equal connections",
             evidence=(*_evidence(seen, link), *((doubt,) if doubt else ())),
@@ -686,6 +514,9 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
     num_iterations = len(link.course.active)
     is_few = num_iterations < ORDINARY.few_iterations and not _is_told_twice(link)
     finding = undecided_if_little(finding, is_few=is_few)
+    is_cheap = finding.step_time_cost_ratio < ORDINARY.worthwhile_ratio
+    if link.is_deduced and is_cheap and finding.owner is Owner.NODE:
+        finding = undecided(finding, NO_GAIN)
     if 0 <= link.size_bytes < NETWORKS.min_bytes:
         is_short = link.actual_ns - link.normal_ns < LINKS.late_launch_ns
         doubted = undecided if is_short else undecided_if_free

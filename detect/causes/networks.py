@@ -32,13 +32,20 @@ Example: PP4 x DP4 on 4 hosts. Messages 0-1 take 3.2 ms, 1-2 and 2-3 take 13.1 m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
 from scipy import special
 
+from detect.causes.crossings import (
+    Crossings,
+    Equals,
+    crossings_of,
+    kinds_inside,
+    kinds_of,
+)
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -120,50 +127,11 @@ class SlowNetwork:
     """Transfer time lost an iteration by the rank that loses most."""
     course: Course | None = None
     """Since when it is slow; None is the whole window."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Crossings:
-    """All transfers, and the hosts that each of them touches."""
-
-    transfers: Transfers
-    level: Floats
-    """(unit,): log of the mean time, ns. A median would not do: of messages that share a NIC some
-    are alone on it and some are not, and the median falls on either kind by chance."""
-    hosts: tuple[frozenset[str], ...]
-    """The hosts of each unit; more than one where the unit crosses a border."""
-    device_of: Mapping[int, tuple[str, int]]
-    """Host and device number of each recorded rank."""
-
-    @property
-    def crosses(self) -> Flags:
-        """Flag the units that cross a border, (unit,)."""
-        return np.array([len(hosts) > 1 for hosts in self.hosts], dtype=bool)
-
-    def touches(self, *names: str) -> Flags:
-        """Flag the units that have a member on one of the hosts, (unit,)."""
-        return np.array([not hosts.isdisjoint(names) for hosts in self.hosts], dtype=bool)
-
-    def touches_ranks(self, ranks: Collection[int]) -> Flags:
-        """Flag the units that have one of the ranks as a member, (unit,)."""
-        some = set(ranks)
-        return np.array([not some.isdisjoint(unit) for unit in self.transfers.members], dtype=bool)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Kind:
-    """Units that all cross borders, or all do not, and should be equally quick."""
-
-    name: str
-    units: Integers
-    level: Floats
-    """(unit,) for all units of the trace: log ns, or log ns per byte."""
-    floor: float
-    """Log ratio below which a difference does not count."""
-
-    def split(self, touches: Flags) -> tuple[Integers, Integers]:
-        """Return the kind's units that touch a host, and the kind's other units."""
-        return self.units[touches[self.units]], self.units[~touches[self.units]]
+    is_told_twice: bool = False
+    """Whether the rings of the host's stage tell the same as its messages."""
+    has_rings: bool = False
+    """Whether rings of unknown sizes are as slow: a replay takes what they wait for each other for
+    transfers, so what these rings lose is the estimate of the cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,24 +148,24 @@ class _Split:
     """Units of every kind in which the host is slow."""
 
 
-def _slow_network(inquiry: Inquiry, crossings: _Crossings) -> SlowNetwork | None:
+def _slow_network(inquiry: Inquiry, crossings: Crossings) -> SlowNetwork | None:
     """Return the slow host network, or else the slow rail, or else the host that is slow inside, if
     there is one; several that cannot be told apart are one.
     """
     floor = float(np.log(inquiry.least_of_links))
-    between, inside = _kinds(crossings, crossings.crosses, floor), _inside(crossings, floor)
+    between, inside = kinds_of(crossings, crossings.crosses, floor), kinds_inside(crossings, floor)
     for way, ports, kinds in (
         (Way.NETWORK, _hosts(crossings), between),
         (Way.RAIL, _rails(crossings), between),
         (Way.INSIDE, _hosts(crossings), inside),
     ):
-        slow = _slowest(inquiry, crossings.transfers, kinds, ports, way)
+        slow = _slowest(inquiry, crossings, kinds, ports, way)
         if slow is not None:
             return slow
     return None
 
 
-def _hosts(crossings: _Crossings) -> list[_Port]:
+def _hosts(crossings: Crossings) -> list[_Port]:
     """Return the hosts that exchange with other hosts."""
     names = sorted({name for hosts in crossings.hosts if len(hosts) > 1 for name in hosts})
     ranks: dict[str, list[int]] = defaultdict(list)
@@ -209,7 +177,7 @@ def _hosts(crossings: _Crossings) -> list[_Port]:
     ]
 
 
-def _rails(crossings: _Crossings) -> list[_Port]:
+def _rails(crossings: Crossings) -> list[_Port]:
     """Return the rails; none where device numbers, or hosts, are not known of all ranks."""
     ranks: dict[int, list[int]] = defaultdict(list)
     for rank, (host, device) in crossings.device_of.items():
@@ -228,12 +196,16 @@ def _rails(crossings: _Crossings) -> list[_Port]:
 
 
 def _slowest(
-    inquiry: Inquiry, transfers: Transfers, kinds: list[_Kind], ports: list[_Port], way: Way
+    inquiry: Inquiry,
+    crossings: Crossings,
+    kinds: list[Equals],
+    ports: list[_Port],
+    way: Way,
 ) -> SlowNetwork | None:
     """Return the port that explains most slow connections (all that explain as many), if it costs
     enough; None otherwise.
     """
-    seen = inquiry.seen
+    seen, transfers = inquiry.seen, crossings.transfers
     rate = inquiry.settings.false_discovery_rate
     clearest = ((port, _clearest(kinds, port.touches)) for port in ports)
     sure = [
@@ -243,10 +215,17 @@ def _slowest(
         return None
     most = max(len(split.all_slow) for _, split in sure)
     best = [(port, split) for port, split in sure if len(split.all_slow) == most]
+    told = _told_by_rings(crossings, best) if way is Way.NETWORK else None
+    if told is not None:
+        best = [told]
     split = best[0][1]
     ranks = tuple(sorted(rank for port, _ in best for rank in port.ranks))
+    if len(best) == 1 and way is Way.NETWORK:
+        ranks = _without_cleared(crossings, kinds, best[0][0], split)
     since, course = _since_it_began(transfers, split, inquiry.settings)
-    excess_ns = _excess_ns(transfers, since, ranks, active_in(course, len(seen.iterations)))
+    rings = split.all_slow[crossings.are_unsized_rings[split.all_slow]]
+    counted = replace(since, all_slow=rings) if len(rings) else since
+    excess_ns = _excess_ns(transfers, counted, ranks, active_in(course, len(seen.iterations)))
     is_cheap = excess_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns))
     if is_cheap or _is_of_a_rank(transfers, split, way) or _is_of_clocks(seen, transfers, split):
         return None
@@ -258,7 +237,86 @@ def _slowest(
         q_value=min(1.0, split.p_value * len(ports)),
         excess_ns=excess_ns,
         course=course,
+        has_rings=len(rings) > 0,
+        is_told_twice=told is not None,
     )
+
+
+def _without_cleared(
+    crossings: Crossings, kinds: list[Equals], port: _Port, split: _Split
+) -> tuple[int, ...]:
+    """Return a host's ranks but those all of whose messages with others, of a kind in which its
+    other ranks' are slow, are as quick as other hosts'; all of them where some are in between.
+
+    Each GPU may have a NIC, or a PCIe link, of its own. Example: rings of ranks 0 and 2 and of 1
+    and 3 are slow, but of the host's messages those of ranks 0 and 1 only: these two.
+    """
+    over: dict[int, list[float]] = defaultdict(list)
+    for kind in kinds:
+        mine, others = kind.split(port.touches)
+        if not len(mine) or not len(others):
+            continue
+        usual = float(np.median(kind.level[others]))
+        for unit in mine.tolist():
+            own = set(port.ranks) & set(crossings.transfers.members[unit])
+            if len(crossings.transfers.members[unit]) == 2 and len(own) == 1:
+                over[own.pop()].append(float(kind.level[unit]) - usual)
+    least, most = LINKS.fine_share * split.effect, (1.0 - LINKS.fine_share) * split.effect
+    cleared = {rank for rank, values in over.items() if max(values) < least}
+    left = tuple(rank for rank in port.ranks if rank not in cleared)
+    is_clear = all(rank in over and min(over[rank]) >= most for rank in left)
+    return left if left and cleared and is_clear else port.ranks
+
+
+def _told_by_rings(
+    crossings: Crossings, best: list[tuple[_Port, _Split]]
+) -> tuple[_Port, _Split] | None:
+    """Return the host, of those whose messages are equally slow, whose rings are slower than those
+    of other stages by as much as the messages, with the rings among what is slow; None where rings
+    do not tell.
+
+    Hosts of two stages exchange messages with each other only, but the rings of their gradients are
+    each stage's own. Sizes are often not recorded, and differ from stage to stage: only the very
+    factor of the messages counts. Example: messages between hosts 3 and 7 take 1.97 times as long
+    as others, rings of 3's stage 30.4 ms and those of 7's 15.2: host 3.
+    """
+    effect, share = best[0][1].effect, NETWORKS.rings_agree_share
+    names = [port.name for port, _ in best]
+    levels = [_ring_level(crossings, [name], touch=True) for name in names]
+    levels.append(_ring_level(crossings, names, touch=False))
+    slower = []
+    for number, own in enumerate(levels[:-1]):
+        others = [*levels[:number], *levels[number + 1 :]]
+        over = [own[like] - other[like] for other in others for like in own if like in other]
+        slower.append(bool(over) and abs(float(np.median(over)) / effect - 1.0) <= share)
+    if sum(slower) != 1:
+        return None
+    port, split = best[slower.index(True)]
+    rings = np.flatnonzero(crossings.touches(port.name) & crossings.are_rings)
+    return port, replace(split, all_slow=np.union1d(split.all_slow, rings))
+
+
+def _ring_level(
+    crossings: Crossings, names: Collection[str], *, touch: bool
+) -> dict[tuple[str, int, int], float]:
+    """Return the median log time, or log time per byte where bytes are known, of the rings that
+    touch hosts, or that do not, by operation, members and hosts; of those without transfer times
+    as well.
+    """
+    transfers = crossings.transfers
+    level = crossings.level - np.log(np.maximum(transfers.size_bytes, 1))
+    found: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+    for unit in np.flatnonzero(crossings.are_rings & np.isfinite(level)).tolist():
+        hosts = crossings.hosts[unit]
+        if hosts.isdisjoint(names) != touch:
+            what = transfers.kinds[int(transfers.kind[unit])].partition(" of ")[0]
+            found[what, len(transfers.members[unit]), len(hosts)].append(float(level[unit]))
+    for ring in transfers.untimed:
+        hosts = crossings.hosts_of(ring.members)
+        if ring.crosses and hosts.isdisjoint(names) != touch:
+            rate = np.log(ring.shortest_ns / max(ring.size_bytes, 1))
+            found[f"untimed {ring.what}", len(ring.members), len(hosts)].append(float(rate))
+    return {like: float(np.median(values)) for like, values in found.items()}
 
 
 def _is_of_a_rank(transfers: Transfers, split: _Split, way: Way) -> bool:
@@ -319,62 +377,7 @@ def _is_quick_by_one_clock(transfers: Transfers, split: _Split) -> bool:
     return slow < quick * NETWORKS.alike_ratio
 
 
-def _crossings(seen: Observations, transfers: Transfers) -> _Crossings:
-    members = seen.members
-    device_of = {rank: members.device_of(rank) for rank in members.recorded}
-    mean_ns = robust.mean(transfers.transfer_ns, axis=1)
-    return _Crossings(
-        transfers=transfers,
-        level=np.log(np.where(mean_ns > 0, mean_ns, np.nan)),
-        hosts=tuple(
-            frozenset(device_of[rank][0] for rank in unit if rank in device_of)
-            for unit in transfers.members
-        ),
-        device_of=device_of,
-    )
-
-
-def _inside(crossings: _Crossings, floor: float) -> list[_Kind]:
-    """Return the transfers that stay inside a host by kind; none where a host is not known."""
-    if any("" in hosts for hosts in crossings.hosts):
-        return []
-    return _kinds(crossings, ~crossings.crosses, floor)
-
-
-def _kinds(crossings: _Crossings, use: Flags, floor: float) -> list[_Kind]:
-    """Return the transfers that are of `use` by kind, and large kinds that differ in size only once
-    more, put together.
-    """
-    transfers, level = crossings.transfers, crossings.level
-    use, is_large = use & np.isfinite(level), transfers.is_large
-    found = []
-    for kind in np.unique(transfers.kind[use]).tolist():
-        units = np.flatnonzero(use & (transfers.kind == kind))
-        if is_large[units[0]]:
-            found.append(_Kind(name=transfers.kinds[kind], units=units, level=level, floor=floor))
-    return [*found, *_by_the_byte(crossings, use, floor)]
-
-
-def _by_the_byte(crossings: _Crossings, use: Flags, floor: float) -> Iterator[_Kind]:
-    """Yield large transfers that differ in size only, put together, with levels per byte."""
-    transfers, size = crossings.transfers, crossings.transfers.size_bytes
-    large = np.flatnonzero(use & (size >= NETWORKS.min_scaled_bytes))
-    alike: dict[tuple[str, int, int], list[int]] = defaultdict(list)
-    for unit in large.tolist():
-        what = transfers.kinds[int(transfers.kind[unit])].partition(" of ")[0]
-        width, num_hosts = len(transfers.members[unit]), len(crossings.hosts[unit])
-        alike[what, width, num_hosts].append(unit)
-    level = crossings.level - np.log(np.maximum(size, 1))
-    for (what, _, _), found in alike.items():
-        units = np.array(found)[np.argsort(size[found], kind="stable")]
-        apart = np.diff(np.log(size[units])) > np.log(NETWORKS.max_size_ratio)
-        for together in np.split(units, np.flatnonzero(apart) + 1):
-            if len(np.unique(size[together])) > 1:
-                least = max(floor, float(np.log(NETWORKS.min_scaled_slowdown)))
-                yield _Kind(name=f"{what} of 100 MB", units=together, level=level, floor=least)
-
-
-def _clearest(kinds: list[_Kind], touches: Flags) -> _Split | None:
+def _clearest(kinds: list[Equals], touches: Flags) -> _Split | None:
     """Return the clearest kind in which what touches the host is slow; None if in any kind it is
     as quick as the rest.
     """
@@ -394,7 +397,7 @@ def _clearest(kinds: list[_Kind], touches: Flags) -> _Split | None:
     return replace(min(found, key=lambda one: one.p_value), all_slow=all_slow)
 
 
-def _split(kind: _Kind, mine: Integers, others: Integers) -> _Split:
+def _split(kind: Equals, mine: Integers, others: Integers) -> _Split:
     level = kind.level
     effect = float(np.median(level[mine]) - np.median(level[others]))
     spread = max(float(np.std(level[others])), NETWORKS.spread_log)
@@ -454,11 +457,13 @@ def _finding(seen: Observations, transfers: Transfers, slow: SlowNetwork) -> Fin
             predicate=f"transfers {times(slowdown)} slower than {slow.way.others}",
             evidence=(_evidence(split, slow.way.others, slow_ns, quick_ns), *doubts),
             advice=connection_advice(seen, slow.ranks),
+            is_replayed=not slow.has_rings,
             is_border=is_one and slow.way is Way.NETWORK,
             is_inside=is_one and slow.way is Way.INSIDE,
         ),
     )
-    return undecided_if_little(finding, is_few=len(seen.iterations) < ORDINARY.few_iterations)
+    is_few = len(seen.iterations) < ORDINARY.few_iterations and not slow.is_told_twice
+    return undecided_if_little(finding, is_few=is_few)
 
 
 def _who(slow: SlowNetwork) -> str:
@@ -485,7 +490,7 @@ def _evidence(split: _Split, others: str, slow_ns: float, quick_ns: float) -> st
 
 def _search(inquiry: Inquiry) -> Answer:
     seen, unsplit = inquiry.seen, _unsplit(inquiry.seen)
-    crossings = None if seen.transfers is None else _crossings(seen, seen.transfers)
+    crossings = None if seen.transfers is None else crossings_of(seen, seen.transfers)
     slow = None if crossings is None else _slow_network(inquiry, crossings)
     if crossings is None or slow is None:
         hidden = _hidden_hosts(seen, crossings)
@@ -498,19 +503,20 @@ def _search(inquiry: Inquiry) -> Answer:
     transfers, ranks = crossings.transfers, set(slow.ranks)
     units = [set(transfers.members[unit]) for unit in slow.split.all_slow.tolist()]
     beside = _slow_beside(inquiry, crossings, slow)
+    own = _finding(seen, transfers, slow)
 
     def explains(finding: Finding) -> bool:
         named = set(finding.ranks)
+        if own.owner is not Owner.NODE and finding.owner is Owner.NODE and len(named) == 1:
+            return False
         is_part = named <= ranks or (named & ranks and any(named <= unit for unit in units))
         is_end = any(named & unit for unit in units) and not named & beside
         return finding.cause == Cause.LINK and bool(is_part or is_end)
 
-    return Answer(
-        findings=(_finding(seen, transfers, slow),), explains=explains, caveat=unsplit.caveat
-    )
+    return Answer(findings=(own,), explains=explains, caveat=unsplit.caveat)
 
 
-def _slow_beside(inquiry: Inquiry, crossings: _Crossings, slow: SlowNetwork) -> set[int]:
+def _slow_beside(inquiry: Inquiry, crossings: Crossings, slow: SlowNetwork) -> set[int]:
     """Return the ranks with slow connections that do not touch what is slow: another fault.
 
     All that is slow of the others ends there. Example: of rank 61's messages and rings those with
@@ -521,7 +527,7 @@ def _slow_beside(inquiry: Inquiry, crossings: _Crossings, slow: SlowNetwork) -> 
     floor = float(np.log(inquiry.least_of_links))
     touches = crossings.touches_ranks(slow.ranks)
     found: set[int] = set()
-    for kind in _kinds(crossings, crossings.crosses, floor):
+    for kind in kinds_of(crossings, crossings.crosses, floor):
         _, others = kind.split(touches)
         over = kind.level[others] - np.median(kind.level[others]) if len(others) else np.zeros(0)
         for unit in others[over >= max(kind.floor, LINKS.fine_share * slow.split.effect)].tolist():
@@ -529,7 +535,7 @@ def _slow_beside(inquiry: Inquiry, crossings: _Crossings, slow: SlowNetwork) -> 
     return found
 
 
-def _hidden_hosts(seen: Observations, crossings: _Crossings | None) -> list[str]:
+def _hidden_hosts(seen: Observations, crossings: Crossings | None) -> list[str]:
     """Return the hosts whose slow network could not have been seen: no kind of transfers between
     hosts that is large enough to tell has units both with and without the host.
     """
@@ -538,7 +544,7 @@ def _hidden_hosts(seen: Observations, crossings: _Crossings | None) -> list[str]
         return []
     if crossings is None:
         return hosts
-    kinds = _kinds(crossings, crossings.crosses, floor=0.0)
+    kinds = kinds_of(crossings, crossings.crosses, floor=0.0)
     return [
         name
         for name in hosts
@@ -546,7 +552,7 @@ def _hidden_hosts(seen: Observations, crossings: _Crossings | None) -> list[str]
     ]
 
 
-def _notes(seen: Observations, crossings: _Crossings | None, hidden: list[str]) -> tuple[str, ...]:
+def _notes(seen: Observations, crossings: Crossings | None, hidden: list[str]) -> tuple[str, ...]:
     """Say whose slow network could not have been seen."""
     if not hidden:
         return ()
@@ -565,7 +571,7 @@ def _notes(seen: Observations, crossings: _Crossings | None, hidden: list[str]) 
     )
 
 
-def _paces(seen: Observations, crossings: _Crossings, hidden: list[str]) -> str:
+def _paces(seen: Observations, crossings: Crossings, hidden: list[str]) -> str:
     """Say how long transfers of `hidden` hosts take, to compare a test with: their share of the
     iteration, and the time of the largest operation; "" where bytes are not known.
 
@@ -597,7 +603,7 @@ class _Unseen:
     caveat: str = ""
 
 
-def _unseen_network(seen: Observations, crossings: _Crossings | None, hidden: list[str]) -> _Unseen:
+def _unseen_network(seen: Observations, crossings: Crossings | None, hidden: list[str]) -> _Unseen:
     """Say what it would cost if the network of a `hidden` host ran at half its speed; nothing on
     CPUs, and where it would cost little.
 

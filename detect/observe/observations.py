@@ -318,6 +318,24 @@ class Tokenwise:
 
 
 @dataclass(frozen=True)
+class UntimedIn:
+    """How long a group's collectives take whose ends are bounds only: when somebody saw them done.
+
+    Not short of a transfer, but it may hold other work, and says something beside equal ones only.
+    """
+
+    members: tuple[int, ...]
+    what: str
+    """Axis and operation."""
+    size_bytes: int
+    """-1 where unknown."""
+    crosses: bool
+    """Whether the members are on several hosts."""
+    shortest_ns: float
+    """Median span of the member that is in them for the shortest time."""
+
+
+@dataclass(frozen=True)
 class LateIn:
     """A rank's lateness in the operations of one edge or group, ns an iteration."""
 
@@ -353,6 +371,8 @@ class Transfers:
     """The edges and groups in which `late_ns` arose."""
     shortest_ns: Floats | None = field(default=None, metadata=along("unit"))
     """Span of the member that is in an operation for the shortest time, by that member's clock."""
+    untimed: tuple[UntimedIn, ...] = ()
+    """Collectives that have no transfer time."""
 
     @cached_property
     def total_ns(self) -> Floats:

@@ -7,12 +7,12 @@ The transfer of one operation is that of its quickest member: what one member al
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.observe.observations import LateIn, Transfers, hosts_of
+from detect.observe.observations import LateIn, Transfers, UntimedIn, hosts_of
 from detect.observe.spans import SpanIndex, where_text
 from detect.stats import robust
 from detect.thresholds import LINKS, NETWORKS
@@ -69,7 +69,7 @@ class _Labels:
 
 def transfers_of(index: SpanIndex, timeline: Timeline) -> Transfers | None:
     """Return transfers of all matched communication; None without any."""
-    found = _operations(index)
+    found = _operations(index, ~_are_untimed(index))
     if found is None:
         return None
     unit, members = _units(index, timeline, found)
@@ -84,14 +84,44 @@ def transfers_of(index: SpanIndex, timeline: Timeline) -> Transfers | None:
     alike = combine(width, num_hosts)
     kind, kinds = _kinds(index, found, alike[unit], stage[unit])
     between = np.array([number[place] for place in places], dtype=np.int64)
-    return _table(index, found, _Labels(unit, members, kind, kinds, num_hosts > 1, between))
+    table = _table(index, found, _Labels(unit, members, kind, kinds, num_hosts > 1, between))
+    return replace(table, untimed=_untimed(index, timeline, hosts))
 
 
-def _operations(index: SpanIndex) -> _Operations | None:
+def _are_untimed(index: SpanIndex) -> Flags:
+    """Flag the spans whose transfer is not known, (span,)."""
+    return numbers(index.table, "transfer_ns") < 0
+
+
+def _untimed(
+    index: SpanIndex, timeline: Timeline, hosts: Mapping[int, str]
+) -> tuple[UntimedIn, ...]:
+    """Return how long collectives take whose ends are bounds only."""
+    is_bound = numbers(index.table, "end_is_bound") == 1
+    found = _operations(index, _are_untimed(index) & is_bound & index.of_kind(Kind.COLLECTIVE))
+    if found is None:
+        return ()
+    unit, members = _units(index, timeline, found)
+    size = numbers(index.table, "size_bytes")[found.first]
+    op, texts = _codes_by_name(index, "op")
+    group, groups = _codes_by_name(index, "group")
+    together = combine(unit, op[found.first], size)
+    _, first, number = np.unique(together, return_index=True, return_inverse=True)
+    typical_ns = median_by(number.reshape(-1), found.shortest_ns)[first]
+    what = [
+        f"{axis_of_group(groups[group[span]])} {texts[op[span]]}"
+        for span in found.first[first].tolist()
+    ]
+    ranks = [members[one] for one in unit[first].tolist()]
+    crosses = [len({hosts.get(one, "") for one in own}) > 1 for own in ranks]
+    return tuple(map(UntimedIn, ranks, what, size[first].tolist(), crosses, typical_ns.tolist()))
+
+
+def _operations(index: SpanIndex, use: Flags) -> _Operations | None:
     match = numbers(index.table, "match")
     transfer = numbers(index.table, "transfer_ns")
     communication = index.of_kind(Kind.COLLECTIVE, Kind.P2P)
-    rows = np.flatnonzero((match >= 0) & (transfer >= 0) & communication)
+    rows = np.flatnonzero((match >= 0) & use & communication)
     rows = rows[np.lexsort((index.rank[rows], match[rows]))]
     num_members = group_lengths(group_starts(match[rows]), len(rows))
     rows = rows[np.repeat(num_members > 1, num_members)]

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
+from detect.causes.connections import Units
+from detect.causes.link_ends import guilty_end
 from detect.causes.hits import FEW
 from detect.causes.links import (
     IN_DOUBT_BETWEEN,
     IN_DOUBT_INSIDE,
     IN_DOUBT_PLACE,
-    _guilty_end,
     _is_at_its_end,
     _is_isolated,
     _subject,
     _undecided_beside_heavier,
-    _Units,
     _waits_behind,
 )
 from detect.detector import judge
@@ -139,7 +139,7 @@ def _pair_of_two_groups(other_ms, size=9_000_000):
         late_ns=np.zeros((8, 4)), quick_ns=np.zeros((8, 4)),
     )  # fmt: skip
     nowhere = np.zeros(3, bool)
-    return _Units(
+    return Units(
         members=members, unit=np.arange(3), transfers=transfers, crosses=nowhere,
         way=nowhere.astype(np.int64),
     )  # fmt: skip
@@ -150,12 +150,12 @@ def test_one_end_of_a_pair_is_told_by_what_its_other_connections_do():
     course = Course(np.ones(4, bool), float(np.log(2.0)), 0.01, 1.0, ((0, 3),))
     worst = Suspect(row=1, course=course, q_value=1e-6)
     units, fine = _pair_of_two_groups(1.3), _pair_of_two_groups(1.0)
-    assert _guilty_end(units, np.array([0.0, 0.7, 0.3]), (0, 4), worst) == (4,)
-    assert _guilty_end(fine, np.array([0.0, 0.7, 0.0]), (0, 4), worst) == (0, 4)
-    assert _guilty_end(fine, np.array([0.0, 0.7, np.nan]), (0, 4), worst) == (0, 4)
+    assert guilty_end(units, np.array([0.0, 0.7, 0.3]), (0, 4), worst) == (4,)
+    assert guilty_end(fine, np.array([0.0, 0.7, 0.0]), (0, 4), worst) == (0, 4)
+    assert guilty_end(fine, np.array([0.0, 0.7, np.nan]), (0, 4), worst) == (0, 4)
     # what carries less than the slow pair is as quick whatever its end can do
     few_bytes = _pair_of_two_groups(1.3, size=8)
-    assert _guilty_end(few_bytes, np.array([0.0, 0.7, 0.3]), (0, 4), worst) == (0, 4)
+    assert guilty_end(few_bytes, np.array([0.0, 0.7, 0.3]), (0, 4), worst) == (0, 4)
 
 
 def test_what_carries_no_more_than_a_slow_port_acquits_it_of_nothing():
@@ -166,8 +166,8 @@ def test_what_carries_no_more_than_a_slow_port_acquits_it_of_nothing():
     course = Course(np.ones(4, bool), 1.1, 0.01, 1.0, ((0, 3),))
     worst = Suspect(row=1, course=course, q_value=1e-6)
     quick, held = _pair_of_two_groups(1.0), _pair_of_two_groups(1.45)
-    assert _guilty_end(quick, over, (0, 4), worst) == (0, 4)
-    assert _guilty_end(held, over, (0, 4), worst) == (4,)
+    assert guilty_end(quick, over, (0, 4), worst) == (0, 4)
+    assert guilty_end(held, over, (0, 4), worst) == (4,)
 
 
 def test_a_kind_that_is_slow_everywhere_does_not_hide_a_slow_connection():
@@ -183,7 +183,7 @@ def test_a_kind_that_is_slow_everywhere_does_not_hide_a_slow_connection():
         late_ns=np.zeros((7, 4)), quick_ns=np.zeros((7, 4)),
     )  # fmt: skip
     nowhere = np.zeros(3, bool)
-    units = _Units(
+    units = Units(
         members=members, unit=np.tile(np.arange(3), 2), transfers=transfers, crosses=nowhere,
         way=nowhere.astype(np.int64),
     )  # fmt: skip
@@ -199,16 +199,16 @@ def test_an_end_without_other_connections_between_hosts_is_to_blame_beside_a_fin
         transfer_ns=np.array([1.0, 4.0, 1.0, 1.0])[:, None] * np.ones(4),
         late_ns=np.zeros((10, 4)), quick_ns=np.zeros((10, 4)),
     )  # fmt: skip
-    units = _Units(
+    units = Units(
         members=members, unit=np.arange(4), transfers=transfers, crosses=np.ones(4, bool),
         way=np.ones(4, dtype=np.int64),
     )  # fmt: skip
     course = Course(np.ones(4, bool), float(np.log(4.0)), 0.01, 1.0, ((0, 3),))
     worst = Suspect(row=1, course=course, q_value=1e-6)
     over = np.array([0.0, 1.4, 0.0, 0.0])
-    assert _guilty_end(units, over, (4, 8), worst) == (8,)
+    assert guilty_end(units, over, (4, 8), worst) == (8,)
     inside = replace(units, crosses=np.zeros(4, bool))
-    assert _guilty_end(inside, over, (4, 8), worst) == (4, 8)
+    assert guilty_end(inside, over, (4, 8), worst) == (4, 8)
 
 
 @pytest.mark.parametrize(("other_ms", "names"), [(1.1, [(4, 8)]), (4.0, [])])
@@ -261,7 +261,7 @@ def _three_units(members, rates, crosses=False):
         size_bytes=np.full(3, 9_000_000), sum_ns=np.ones((3, 4)), late_ns=np.zeros((8, 4)),
         transfer_ns=9e6 / np.array(rates)[:, None] * np.ones((3, 4)), quick_ns=np.zeros((8, 4)),
     )  # fmt: skip
-    return _Units(
+    return Units(
         members=members, unit=np.arange(3), transfers=transfers, crosses=np.full(3, crosses),
         way=np.zeros(3, dtype=np.int64),
     )  # fmt: skip
@@ -307,7 +307,8 @@ def test_a_host_all_of_whose_connections_are_slow_is_one_finding(job, exchanging
     slow = {4} if is_fine else {4, 6}
     pairs = [((rank, rank + 1), 10**8, 16.0 if rank in slow else 2.0) for rank in range(0, 16, 2)]
     (finding,) = judge(exchanging(timeline, pairs), DetectorSettings()).findings
-    assert finding.owner == Owner.UNDECIDED
+    # one host holds both ends of the pair, and is to be drained whichever it is
+    assert finding.owner == (Owner.NODE if is_fine else Owner.UNDECIDED)
     assert finding.ranks == ((4, 5) if is_fine else (4, 5, 6, 7))
     assert any(IN_DOUBT_INSIDE in one for one in finding.evidence) == (not is_fine)
 

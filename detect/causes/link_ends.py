@@ -1,0 +1,130 @@
+"""Find which member of a slow pair or group is to blame, where more than the group tells.
+
+Three things do. Its other connections: who is in several slow groups, or whose partner has others
+that are fine. Its rings without transfer times, beside equal ones. And its passes, where what mates
+send each other inside them was not recorded: whoever has a slow connection keeps its mates waiting.
+
+Example: the ring of ranks 1, 3, 5, ... 15 takes three times as long as that of 0, 2, 4, ... 14, and
+passes of the TP pair (6, 7), whose communication nobody recorded, 91 ms against 70: rank 7.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from detect.causes.connections import Units
+from detect.observe.observations import Observations
+from detect.stats.search import Suspect
+from detect.thresholds import LINKS, NETWORKS
+from megascan.arrays import Flags, Floats
+
+
+def guilty_end(
+    units: Units, over: Floats, ranks: tuple[int, ...], worst: Suspect
+) -> tuple[int, ...]:
+    """Return the one end of a pair that is to blame, or both ends where that is not shown.
+
+    An end is to blame if the other end has another connection of the same way that is fine, while
+    its own others are slower, though too little to be suspects, or carry no more. Between hosts it
+    need not have others: all connections of the fine end run through the one port that it has. A
+    ring without equals acquits its members if it carries as much as their ports could not, were one
+    of them as slow: at 76 bytes per ns, with 6 members, beside messages at 10.6.
+    Connections that carry a few bytes say nothing (all-reduces of 8 bytes are as quick over a slow
+    NIC). `over` is the log residual of each unit, NaN where nothing is comparable.
+    """
+    least = LINKS.fine_share * worst.course.effect
+    tells = np.isfinite(over) & ~units.carry_little
+    carries_no_more = units.rates < units.least_of_witness(worst.row)
+    # a collective has no equal at times, and its members may share it among as many ports
+    ports = np.array([max(1, len(ranks) // 2) for ranks in units.members])
+    carries_far_more = np.isnan(over) & (units.rates >= ports * units.least_of_witness(worst.row))
+    acquits = (tells & (over < least) & ~carries_no_more) | carries_far_more
+    others = [
+        [unit for unit in units.of_rank(rank, worst.row)
+         if not set(ranks) <= set(units.members[unit]) and (tells[unit] or carries_far_more[unit])]
+        for rank in ranks
+    ]  # fmt: skip
+    is_slow = [lost_in_rings(units, rank, ranks, worst) > 0 for rank in ranks]
+    if is_slow[0] != is_slow[1]:
+        return (ranks[is_slow.index(True)],)
+    is_fine = [bool(acquits[mine].any()) for mine in others]
+    if is_fine[0] != is_fine[1] and (others[is_fine.index(False)] or units.crosses[worst.row]):
+        return (ranks[is_fine.index(False)],)
+    return ranks
+
+
+def lost_in_rings(units: Units, rank: int, pair: tuple[int, ...], worst: Suspect) -> float:
+    """Return what collectives of a rank that have no transfer time lose against those of equal
+    groups, ns of an iteration; 0 unless they are slower by about as much as the messages of a slow
+    pair that the rank is in.
+
+    Example: messages of ranks 12 and 28 take 2.9 times as long as others; gradients are reduced in
+    27.3 ms by the ring with rank 12 and in 9.5 by three others, by the ring with rank 28 in 8.9.
+    """
+    over, lost_ns = [], 0.0
+    untimed = [
+        one for one in units.transfers.untimed if one.crosses == units.crosses[worst.row]
+    ]  # fmt: skip
+    for own in untimed:
+        if rank not in own.members or set(pair) <= set(own.members):
+            continue
+        equal = [
+            one.shortest_ns for one in untimed
+            if (one.what, one.size_bytes) == (own.what, own.size_bytes)
+            and len(one.members) == len(own.members)
+            and not set(pair) & set(one.members)
+        ]  # fmt: skip
+        if len(equal) >= NETWORKS.min_connections:
+            usual_ns = float(np.median(equal))
+            over.append(float(np.log(own.shortest_ns / usual_ns)))
+            lost_ns += own.shortest_ns - usual_ns
+    least = (1.0 - LINKS.fine_share) * worst.course.effect
+    return lost_ns if over and float(np.median(over)) >= least else 0.0
+
+
+def where_groups_meet(units: Units, fine: Flags, slow: list[Suspect]) -> tuple[int, ...]:
+    """Return the only rank of the worst unit that most other `slow` units have in common with it;
+    () where several are, or one of its connections of the same way is `fine` and carries more.
+
+    Example: of a TP group and a ring across hosts, both slow, rank 1 alone is in both.
+    """
+    worst = slow[0].row
+    groups = [set(units.members[one.row]) for one in slow]
+    counts = {rank: sum(rank in group for group in groups) for rank in units.members[worst]}
+    most = max(counts.values())
+    met = [rank for rank, count in counts.items() if count == most]
+    if most < 2 or len(met) > 1:
+        return ()
+    others = {rank for group in groups if met[0] in group for rank in group}
+    clear = fine & (units.rates >= units.least_of_witness(worst))
+    is_cleared = len(others) < 3 or clear[units.of_rank(met[0], worst)].any()
+    return () if is_cleared else (met[0],)
+
+
+def told_by_passes(seen: Observations, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the one member of a slow group whose passes are slow, with those of the mates that
+    wait for it in them unseen; () where all communication inside passes was recorded, or where
+    passes do not fall into quick and slow ones far apart.
+
+    Example: passes of eight ranks take 270.3 ms four times and 328.2 four times, on ranks 4 to 7,
+    which exchange with each other what nobody recorded; of the slow pair (2, 6) this tells 6.
+    """
+    members = seen.members
+    rows = members.rows_with(ranks)
+    alike = np.isin(members.stage, members.stage[list(rows)])
+    busy_ns = np.median(np.nan_to_num(seen.busy_ns), axis=1)
+    if not seen.hidden_axes or len(set(members.stage[list(rows)].tolist())) > 1:
+        return ()
+    level = np.log(np.maximum(busy_ns, 1.0))
+    middle = (level[alike].max() + level[alike].min()) / 2.0
+    is_slow = alike & (level > middle)
+    slow, quick = level[is_slow], level[alike & ~is_slow]
+    if len(quick) < LINKS.least_quick_rows:
+        return ()
+    gap, spread = float(slow.min() - quick.max()), float(max(np.ptp(slow), np.ptp(quick)))
+    if gap < max(LINKS.least_wait_log, LINKS.wait_spreads * spread):
+        return ()
+    told = tuple(
+        one for one in ranks if any(is_slow[row] for row in members.rows_with((one,)))
+    )  # fmt: skip
+    return told if len(told) == 1 else ()

@@ -1,0 +1,139 @@
+"""Which member of a slow pair or group is to blame, told by what else its members do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from detect import Cause, DetectorSettings, Owner
+from detect.causes.connections import Units
+from detect.causes.link_ends import guilty_end, lost_in_rings, told_by_passes, where_groups_meet
+from detect.detector import judge
+from detect.observe.extract import observe
+from detect.observe.observations import Transfers, UntimedIn
+from detect.stats.search import Course, Suspect
+from megascan.topology import Layout
+
+
+def units_of(members, times, sizes, untimed=()):
+    """Return connections between hosts, of a kind each where sizes differ."""
+    kinds = tuple(dict.fromkeys((len(ranks), size) for ranks, size in zip(members, sizes)))  # noqa: B905
+    num = len(members)
+    transfers = Transfers(
+        members=members,
+        kinds=tuple("dp all_reduce of 9 MB" for _ in kinds),
+        kind=np.array([kinds.index((len(r), s)) for r, s in zip(members, sizes)]),  # noqa: B905
+        size_bytes=np.array(sizes),
+        transfer_ns=np.array(times)[:, None] * np.ones(4),
+        sum_ns=np.ones((num, 4)),
+        late_ns=np.zeros((16, 4)),
+        quick_ns=np.zeros((16, 4)),
+        untimed=untimed,
+    )
+    return Units(
+        members=members,
+        unit=np.arange(num),
+        transfers=transfers,
+        crosses=np.ones(num, bool),
+        way=np.ones(num, dtype=np.int64),
+    )
+
+
+def suspect(row, factor=3.0):
+    course = Course(np.ones(4, bool), float(np.log(factor)), 0.01, 1.0, ((0, 3),))
+    return Suspect(row=row, course=course, q_value=1e-6)
+
+
+GROUPS = ((0, 1, 2, 3), (4, 5, 6, 7), (1, 5, 9, 13), (2, 6, 10, 14))
+
+
+def test_the_rank_in_which_two_slow_groups_meet():
+    units = units_of(GROUPS, [3e6, 1e6, 3e6, 1e6], [9_000_000] * 4)
+    fine = np.array([False, True, False, True])
+    assert where_groups_meet(units, fine, [suspect(0), suspect(2)]) == (1,)
+    assert where_groups_meet(units, fine, [suspect(0)]) == ()  # one group tells of no member
+
+
+def test_groups_that_share_two_ranks_or_none_meet_nowhere():
+    members = ((0, 1, 2, 3), (1, 2, 9, 13), (8, 9, 10, 11))
+    units = units_of(members, [3e6] * 3, [9_000_000] * 3)
+    nobody = np.zeros(3, bool)
+    assert where_groups_meet(units, nobody, [suspect(0), suspect(1)]) == ()
+    assert where_groups_meet(units, nobody, [suspect(0), suspect(2)]) == ()
+
+
+def test_a_rank_with_a_quick_connection_is_not_where_groups_meet():
+    members = ((0, 1, 2, 3), (1, 5, 9, 13), (1, 8))
+    units = units_of(members, [3e6, 3e6, 0.1e6], [9_000_000] * 3)
+    fine = np.array([False, False, True])
+    assert where_groups_meet(units, fine, [suspect(0), suspect(1)]) == ()
+
+
+def ring(members, ms, what="dp_cp reduce_scatter", size=485_490_688):
+    return UntimedIn(members, what, size, crosses=True, shortest_ns=ms * 1e6)
+
+
+RINGS = (
+    ring((0, 4, 8, 12), 27.3),
+    ring((1, 5, 9, 13), 9.5),
+    ring((2, 6, 10, 14), 9.5),
+    ring((16, 20, 24, 28), 9.6),
+)
+
+
+def test_rings_without_transfer_times_tell_the_end_of_a_pair():
+    """Messages of (12, 28) take 2.9 times as long; so does the ring with 12, not that with 28."""
+    units = units_of(((12, 28), (13, 29)), [1.26e6, 0.43e6], [16_777_216] * 2, RINGS)
+    over = np.array([1.07, 0.0])
+    worst = suspect(0, 2.9)
+    assert lost_in_rings(units, 12, (12, 28), worst) == pytest.approx(17.8e6)
+    assert lost_in_rings(units, 28, (12, 28), worst) == 0.0
+    assert guilty_end(units, over, (12, 28), worst) == (12,)
+    # rings that are a little longer, or have no equals, tell nothing
+    little = replace(units.transfers, untimed=(ring((0, 4, 8, 12), 11.0), *RINGS[1:]))
+    alone = replace(units.transfers, untimed=RINGS[:1])
+    for transfers in (little, alone):
+        assert guilty_end(replace(units, transfers=transfers), over, (12, 28), worst) == (12, 28)
+
+
+def test_a_ring_without_equals_acquits_an_end_if_it_carries_far_more():
+    """Messages of (3, 9) carry 10.6 bytes a ns; the ring of 9 and five others 76, or too few."""
+    members, sizes = ((3, 9), (2, 8), (6, 7, 8, 9, 10, 11)), [167_772_160] * 2 + [3_903_324_160]
+    over = np.array([1.4, 0.0, np.nan])
+    quick = units_of(members, [15.8e6, 4.0e6, 85e6], sizes)
+    assert guilty_end(quick, over, (3, 9), suspect(0, 4.0)) == (3,)
+    slow = units_of(members, [15.8e6, 4.0e6, 300e6], sizes)
+    assert guilty_end(slow, over, (3, 9), suspect(0, 4.0)) == (3, 9)
+
+
+@pytest.mark.parametrize(
+    ("slow", "told"), [({6, 7}, (7,)), ({5, 6, 7}, ()), (set(), ())], ids=["one", "two", "nobody"]
+)
+def test_passes_that_wait_unseen_tell_which_member_of_a_ring(job, slow, told):
+    """The communication of TP pairs was not recorded; the ring of 1, 3, ... 15 is slow."""
+    made = job(layout=Layout(tp=2, dp=8), work=lambda slot: 1.3 if slot.rank in slow else 1.0)
+    seen = replace(observe(made.timeline()), transfers=None)
+    assert seen.hidden_axes == ("tp",)
+    ring_of_ones = (1, 3, 5, 7, 9, 11, 13, 15)
+    assert told_by_passes(seen, ring_of_ones) == told
+    pairs = tuple((rank, rank + 1) for rank in range(0, 16, 2))
+    shown = units_of(pairs, [1e6] * 8, [9_000_000] * 8).transfers
+    named = replace(shown, kinds=("tp all_reduce of 9 MB",))
+    assert told_by_passes(replace(seen, transfers=named), ring_of_ones) == ()
+
+
+@pytest.mark.parametrize(
+    ("num_pairs", "slow_ms", "owner"),
+    [(8, 4.0, Owner.NODE), (2, 4.0, Owner.NODE), (2, 1.6, Owner.UNDECIDED)],
+)
+def test_a_pair_inside_a_host_names_that_host(job, exchanging, num_pairs, slow_ms, owner):
+    """Beside several equal pairs, or far slower than the only one."""
+    timeline = job(layout=Layout(tp=2, dp=num_pairs), hosts=8).timeline()
+    pairs = [
+        ((rank, rank + 1), 10**8, slow_ms if rank == 2 else 1.0)
+        for rank in range(0, 2 * num_pairs, 2)
+    ]
+    found = judge(exchanging(timeline, pairs), DetectorSettings()).findings
+    assert [(one.ranks, one.owner) for one in found if one.cause is Cause.LINK] == [((2, 3), owner)]
