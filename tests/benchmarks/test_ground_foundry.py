@@ -42,6 +42,7 @@ LAYOUTS = {
     "recompute": replace(QUIET, pp=2, dp=2, layers=(2, 2), recompute="full"),
     "selective": replace(QUIET, dp=2, recompute="selective", collections="heavy"),
     "base": replace(QUIET, tp=2, pp=2, layers=(2, 2), granularity="base"),
+    "rings": replace(QUIET, tp=4, dp=4, layers=(8,), num_microbatches=1, hidden=2048),
     "windows": replace(QUIET, dp=2, num_iterations=12, window=2, first_iteration=1),
 }
 

@@ -105,7 +105,8 @@ class _Applied:
         ends = np.concatenate([[0.0], self.sound.ends_s])
         first = max(0, self.fault.first_iteration - self.job.first_iteration)
         last = self.fault.last_iteration - self.job.first_iteration + 1
-        return ends[first], ends[last] if self.fault.last_iteration else 5 * ends[-1]
+        end = ends[last] if self.fault.last_iteration else 5 * ends[-1]
+        return float(ends[first]), float(end)
 
     def to(self, effects: Effects) -> None:
         """Add it to effects."""
