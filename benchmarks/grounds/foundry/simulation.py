@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.grounds.foundry.draws import Draws, Floats, Pause
-from benchmarks.grounds.foundry.hardware import PCIE_BYTES
+from benchmarks.grounds.foundry.hardware import OUTSIDE_LATENCY_S, PCIE_BYTES
 from benchmarks.grounds.foundry.jobs import Job
-from benchmarks.grounds.foundry.network import OUTSIDE_LATENCY_S, Network, route_of
+from benchmarks.grounds.foundry.network import Network, route_of
 from benchmarks.grounds.foundry.programs import (
     BEGIN,
     CHECKPOINT,
