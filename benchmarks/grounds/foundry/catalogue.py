@@ -292,7 +292,7 @@ FAMILIES: tuple[tuple[str, int, Make], ...] = (
     ("host_memory", 6, faulty("host_memory", "host", share=(0.05, 0.25))),
     ("loader", 6, faulty("loader", "rank loading", **LOADING)),
     ("loader of a host", 4, faulty("loader", "host loading", **LOADING)),
-    ("gc", 6, faulty("gc", pause_s=(0.2, 0.7), share=(0.25, 0.8), granularity="full")),
+    ("gc", 6, faulty("gc", pause_s=(0.3, 1.0), share=(0.5, 1.2), granularity="full")),
     ("nvlink", 7, faulty("nvlink", factor=(2.0, 8.0), **INSIDE)),
     ("nvlink of a pair", 4, faulty("nvlink_pair", "pair", factor=(2.0, 8.0), **INSIDE)),
     ("pcie", 5, faulty("pcie", **INSIDE)),
