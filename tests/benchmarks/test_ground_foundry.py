@@ -106,7 +106,7 @@ def test_the_truth_names_whom_one_may_name_and_when(draw):
         assert not case.family.startswith("healthy") or not case.planted
         for truth in case.planted:
             assert set(truth.ranks) <= set(range(case.num_ranks)) - set(job.missing)
-            assert truth.first_iteration <= job.iterations[-2]
+            assert truth.first_iteration <= job.iterations[-2] and 0 < truth.share_of_time <= 1
             assert not truth.last_iteration or truth.last_iteration > job.iterations[0]
             assert not truth.host or len({job.machines.host_of(r) for r in truth.ranks}) == 1
 
