@@ -42,6 +42,7 @@ LAYOUTS = {
     "recompute": replace(QUIET, pp=2, dp=2, layers=(2, 2), recompute="full"),
     "selective": replace(QUIET, dp=2, recompute="selective", collections="heavy"),
     "base": replace(QUIET, tp=2, pp=2, layers=(2, 2), granularity="base"),
+    "rings": replace(QUIET, tp=4, dp=4, layers=(8,), num_microbatches=1, hidden=2048),
     "windows": replace(QUIET, dp=2, num_iterations=12, window=2, first_iteration=1),
 }
 
@@ -105,7 +106,7 @@ def test_the_truth_names_whom_one_may_name_and_when(draw):
         assert not case.family.startswith("healthy") or not case.planted
         for truth in case.planted:
             assert set(truth.ranks) <= set(range(case.num_ranks)) - set(job.missing)
-            assert truth.first_iteration <= job.iterations[-2]
+            assert truth.first_iteration <= job.iterations[-2] and 0 < truth.share_of_time <= 1
             assert not truth.last_iteration or truth.last_iteration > job.iterations[0]
             assert not truth.host or len({job.machines.host_of(r) for r in truth.ranks}) == 1
 

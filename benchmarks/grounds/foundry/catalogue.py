@@ -264,7 +264,7 @@ def _growth(luck: Luck, job: Job) -> tuple[Sizes, tuple[int, ...]]:
 THROTTLING = faulty("throttling", factor=(1.2, 3.0), share=(0.1, 0.4), burst=(0.05, 3.0))
 ECC = faulty("ecc", share=(0.04, 0.2), burst=(0.05, 0.3))
 HBM = faulty("hbm", factor=(1.5, 3.0))
-CPU_LIMIT = faulty("cpu_limit", factor=(1.5, 6.0), share=(0.02, 0.25))
+CPU_LIMIT = faulty("cpu_limit", factor=(2.0, 10.0), share=(0.1, 0.6))
 SMALL: Sizes = {"hidden": 2048, "sequence": 2048}
 TINY: Sizes = {"hidden": 1024, "sequence": 2048, "vocabulary": 32_000, "launch_us": 8.0}
 LOADING: Sizes = {"menu": REPLICAS, "factor": (5.0, 14.0), "load_ratio": 0.3, "prefetch": 2}
@@ -286,13 +286,13 @@ FAMILIES: tuple[tuple[str, int, Make], ...] = (
     ("hbm", 7, HBM),
     ("ecc", 5, ECC),
     ("shared_gpu", 7, faulty("shared_gpu", factor=(1.5, 3.0), share=(0.5, 0.9), burst=(0.05, 0.3))),
-    ("host_cpu", 4, faulty("host_cpu", "host", factor=(2.0, 6.0))),
+    ("host_cpu", 4, faulty("host_cpu", "host", factor=(3.0, 10.0))),
     ("host_cpu: small model", 4, faulty("host_cpu", "host", factor=(1.5, 4.0), **SMALL)),
     ("cpu_limit", 8, CPU_LIMIT),
     ("host_memory", 6, faulty("host_memory", "host", share=(0.05, 0.25))),
     ("loader", 6, faulty("loader", "rank loading", **LOADING)),
     ("loader of a host", 4, faulty("loader", "host loading", **LOADING)),
-    ("gc", 6, faulty("gc", pause_s=(0.2, 0.7), share=(0.25, 0.8), granularity="full")),
+    ("gc", 6, faulty("gc", pause_s=(0.3, 1.0), share=(0.5, 1.2), granularity="full")),
     ("nvlink", 7, faulty("nvlink", factor=(2.0, 8.0), **INSIDE)),
     ("nvlink of a pair", 4, faulty("nvlink_pair", "pair", factor=(2.0, 8.0), **INSIDE)),
     ("pcie", 5, faulty("pcie", **INSIDE)),

@@ -189,7 +189,8 @@ class Draws:
         """Return the noise of transfers, used in turn."""
         stream = self.stream(8)
         noise = np.exp(0.02 * stream.standard_normal(4096))
-        return list(noise + (stream.random(4096) < 0.004) * stream.exponential(0.4, 4096))
+        tail = (stream.random(4096) < 0.004) * stream.exponential(0.4, 4096)
+        return [float(each) for each in noise + tail]
 
     def pauses(self, rank: int) -> list[Pause]:
         """Return at which moments a rank's thread stands still in a sound job."""

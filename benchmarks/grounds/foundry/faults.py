@@ -48,11 +48,12 @@ class Fault:
     host: str = ""
     first_iteration: int = 1
     last_iteration: int = 0
-    share: float = 1.0  # of the time, in bursts
+    share: float = 1.0  # of the time, in bursts or stalls; of gc: collections an iteration
     burst_iterations: float = 0.3  # how long a burst is in the mean
 
     def planted(self, share_of_time: float | None = None) -> Planted:
         """Return the truth of it, without its cost."""
+        share = self.share if self.kind != "gc" else 1.0
         return Planted(
             kind=self.kind,
             cause=CAUSES[self.kind],
@@ -62,7 +63,7 @@ class Fault:
             factor=self.factor,
             first_iteration=self.first_iteration,
             last_iteration=self.last_iteration,
-            share_of_time=self.share if share_of_time is None else share_of_time,
+            share_of_time=share if share_of_time is None else share_of_time,
         )
 
 
@@ -105,7 +106,8 @@ class _Applied:
         ends = np.concatenate([[0.0], self.sound.ends_s])
         first = max(0, self.fault.first_iteration - self.job.first_iteration)
         last = self.fault.last_iteration - self.job.first_iteration + 1
-        return ends[first], ends[last] if self.fault.last_iteration else 5 * ends[-1]
+        end = ends[last] if self.fault.last_iteration else 5 * ends[-1]
+        return float(ends[first]), float(end)
 
     def to(self, effects: Effects) -> None:
         """Add it to effects."""

@@ -23,7 +23,11 @@ from megascan.vocabulary import group_id
 
 BEGIN_UNIX_NS = 1_780_000_000_000_000_000
 _TIE_S = 12e-6  # how well a window's device clock is tied to the host's
-_POWER_CAP, _HARDWARE_SLOWDOWN, _THERMAL = 0x4, 0x8, 0x20
+_SLOW_RATIO = 1.08  # beyond which a low clock is more than the power cap
+_POWER_CAP = 0x4
+_WHY_SLOW = ((0x28, 20), (0x28, 20), (0x88, 0), (0x2, 0), (0x0, 0))
+"""Reasons of a low clock, and degrees above the others: heat, a power brake, a limit that somebody
+has set, none that is told."""
 
 
 def write_files(draws: Draws, run: Run, effects: Effects, directory: Path) -> None:
@@ -177,13 +181,14 @@ class _RankWriter:
         if self.rank not in self.effects.feels_all:  # a neighbour leaves the clock alone
             bursts = self.effects.bursts.get(self.rank, ())
             slow *= max(
-                (factor for begin, end, factor in bursts if begin <= end_s < end), default=1
+                (slower for begin, end, slower in bursts if begin <= end_s < end), default=1
             )
         clock = min(gpu.max_clock_mhz, gpu.max_clock_mhz * 0.95 / slow + 12 * stream.normal())
-        temperature = 58 + self.host % 4 + 3 * stream.normal() + (20 if slow > 1.15 else 0)
+        temperature = 58 + self.host % 4 + 3 * stream.normal()
         reasons = _POWER_CAP if clock < gpu.max_clock_mhz else 0
-        if slow > 1.15:
-            reasons = _HARDWARE_SLOWDOWN | _THERMAL
+        if slow > _SLOW_RATIO * machines.slow_alike_ratio:
+            reasons, heat = _WHY_SLOW[int(self.draws.stream(17, self.rank).integers(5))]
+            temperature += heat
         return {
             "sm_clock_mhz": float(15 * round(clock / 15)),
             "sm_clock_max_mhz": float(gpu.max_clock_mhz),

@@ -8,10 +8,11 @@ same time share it evenly; whenever one begins or ends, all paces are set anew.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from benchmarks.grounds.foundry.hardware import INSIDE_LATENCY_S, OUTSIDE_LATENCY_S, Machines
+from benchmarks.grounds.foundry.hardware import INSIDE_LATENCY_S, Machines
 from benchmarks.grounds.foundry.programs import Talk
 
 Port = tuple[int, int, bool]
@@ -130,11 +131,4 @@ class Network:
             )
 
     def _speed(self, port: Port) -> float:
-        machines, slow = self.machines, 1.0
-        # a host with fewer ranks than a full one has the same cards; each serves its own ranks
-        for factor in self.slow.get(port[:2], {}).values():
-            slow *= factor
-        return machines.gpu.nic_bytes / slow
-
-
-__all__ = ["OUTSIDE_LATENCY_S", "Network", "Route", "route_of"]
+        return self.machines.gpu.nic_bytes / math.prod(self.slow.get(port[:2], {}).values())

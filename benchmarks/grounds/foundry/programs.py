@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ COMPUTE, BEGIN, END, TOGETHER, START, WAIT, EXCHANGE, LOAD, SYNC, HOST, STALL, C
 )
 COMPUTE_TRACK, COMMUNICATION_TRACK, HOST_TRACK, OVERLAPPED_TRACK = 1, 2, 3, 4
 BACKWARD_LAUNCH_SHARE = 0.6  # autograd launches from C++
+CROWDING = 1.04  # what collectives beside a kernel take of its multiprocessors
 PASS_HOST_S = 120e-6  # Python between two passes
 COMMUNICATION_HOST_S = 25e-6
 
@@ -70,7 +71,6 @@ class Program:
     costs: list[Cost] = field(default_factory=list)
     microbatches: list[int] = field(default_factory=list)
     layers: list[int] = field(default_factory=list)
-    is_in_pass: list[bool] = field(default_factory=list)
 
     def collection(self, generation: int) -> int:
         """Return the template of a pause of Python's collector."""
@@ -106,7 +106,7 @@ class Writer:
         self.groups = groups_of(job, rank)
         self.program = Program(rank)
         self.is_full = job.granularity == "full"
-        self.in_pass = False
+        self.crowding = 1.0
         self._sequences: dict[tuple[object, ...], int] = defaultdict(int)
         self._pending: list[int] = []
 
@@ -122,26 +122,31 @@ class Writer:
         return len(self.program.templates) - 1
 
     @contextmanager
-    def span(self, kind: str, name: str, recorded: bool, **arguments: int | str) -> Iterator[None]:
+    def span(self, kind: str, name: str, at: Arguments, *, recorded: bool = True) -> Iterator[None]:
         """Enclose operations in a span of the compute stream."""
         if recorded:
             self.add(BEGIN)
         yield
         if recorded:
-            self.add(END, self.template(kind, name, COMPUTE_TRACK, **arguments))
+            self.add(END, self.template(kind, name, COMPUTE_TRACK, **at))
 
-    def compute(
-        self, cost: Cost, microbatch: int = -1, layer: int = -1, share: float = 1.0
-    ) -> None:
-        """Append kernels."""
+    def part(self, name: str, at: Arguments) -> AbstractContextManager[None]:
+        """Enclose operations in the span of a part of the model."""
+        name = name if at["phase"] == "forward" else f"{name}-{at['phase']}"
+        return self.span("compute", name, at, recorded=self.is_full or name == "loss")
+
+    def compute(self, cost: Cost, at: Arguments) -> None:
+        """Append kernels: a backward is two forwards, and its launches are cheaper."""
         program = self.program
-        launch_s = self.job.machines.launch_us * 1e-6 * share
+        launch_s = self.job.machines.launch_us * 1e-6
+        if at.get("phase") == "backward":
+            cost = cost.times(2.0 * self.crowding, int(1.6 * cost.num_kernels))
+            launch_s *= BACKWARD_LAUNCH_SHARE
         host_s = cost.num_kernels * launch_s
-        self.add(COMPUTE, len(program.costs), launch_s, host_s, self.in_pass)
+        self.add(COMPUTE, len(program.costs), launch_s, host_s, "phase" in at)
         program.costs.append(cost)
-        program.microbatches.append(microbatch)
-        program.layers.append(layer)
-        program.is_in_pass.append(self.in_pass)
+        program.microbatches.append(int(at.get("microbatch", -1)))
+        program.layers.append(int(at.get("layer", -1)))
 
     def _talk(
         self, axis: str, op: str, num_bytes: int, arguments: Arguments, by_router: bool
@@ -218,41 +223,32 @@ class Writer:
 
     # -- parts of the model
 
-    def attention(self, microbatch: int, chunk: int, layer: int, phase: str) -> None:
+    def attention(self, at: Arguments) -> None:
         """Append a layer's attention in one phase."""
         job, cost = self.job, self.job.attention()
-        at: Arguments = {
-            "microbatch": microbatch, "chunk": chunk, "layer": layer, "phase": phase
-        }  # fmt: skip
-        with self.span("compute", _name("attention", phase), self.is_full, **at):
+        is_backward = at["phase"] == "backward"
+        with self.part("attention", at):
             self._enter_tensor_parallel(at)
-            if job.cp > 1:
-                kv_bytes = job.activation_bytes // 4
-                op = "reduce_scatter" if phase == "backward" else "all_gather"
-                self.together("cp", op, kv_bytes * (job.cp if phase == "backward" else 1), at)
-            if phase == "backward" and job.recompute == "selective":
-                with self.span("compute", "core_attention-recompute", self.is_full, **at):
-                    self.compute(Cost(attention_s=cost.attention_s), microbatch, layer)
-            self.compute(*_of_phase(cost, microbatch, layer, phase))
+            op, count = ("reduce_scatter", job.cp) if is_backward else ("all_gather", 1)
+            self.together("cp", op, job.activation_bytes // 4 * count, at)  # keys and values
+            if is_backward and job.recompute == "selective":
+                with self.part("core_attention", {**at, "phase": "recompute"}):
+                    self.compute(Cost(attention_s=cost.attention_s), {**at, "phase": "recompute"})
+            self.compute(cost, at)
             self._leave_tensor_parallel(at)
 
-    def mlp(self, microbatch: int, chunk: int, layer: int, phase: str) -> None:
+    def mlp(self, at: Arguments) -> None:
         """Append a layer's MLP, or its router and experts."""
         job, cost = self.job, self.job.mlp()
-        at: Arguments = {
-            "microbatch": microbatch, "chunk": chunk, "layer": layer, "phase": phase
-        }  # fmt: skip
-        with self.span(
-            "compute", _name("moe" if job.experts else "mlp", phase), self.is_full, **at
-        ):
+        size = 2 * job.activation_bytes  # two experts a token
+        with self.part("moe" if job.experts else "mlp", at):
             self._enter_tensor_parallel(at)
             if job.experts:
-                router = Cost(memory_s=cost.memory_s * 0.3, num_kernels=30)
-                self.compute(*_of_phase(router, microbatch, layer, phase))
-                self.together("ep", "all_to_all", 2 * job.activation_bytes, at, by_router=True)
-            self.compute(*_of_phase(cost, microbatch, layer, phase))
+                self.compute(Cost(memory_s=0.3 * cost.memory_s, num_kernels=30), at)
+                self.together("ep", "all_to_all", size, at, by_router=True)
+            self.compute(cost, at)
             if job.experts:
-                self.together("ep", "all_to_all", 2 * job.activation_bytes, at, by_router=True)
+                self.together("ep", "all_to_all", size, at, by_router=True)
             self._leave_tensor_parallel(at)
 
     def _enter_tensor_parallel(self, at: Arguments) -> None:
@@ -264,30 +260,19 @@ class Writer:
         op, factor = ("reduce_scatter", job.tp) if job.sequence_parallel else ("all_reduce", 1)
         self.together("tp", op, factor * job.activation_bytes, at)
 
-    def layer(self, microbatch: int, chunk: int, layer: int, phase: str) -> None:
+    def layer(self, at: Arguments) -> None:
         """Append a layer in one phase."""
         parts = (self.attention, self.mlp)
-        if phase == "backward" and self.job.recompute == "full":
-            self.layer(microbatch, chunk, layer, "recompute")
-        with self.span(
-            "compute",
-            _name("transformer_layer", phase),
-            self.is_full,
-            microbatch=microbatch,
-            chunk=chunk,
-            layer=layer,
-            phase=phase,
-        ):
-            for part in parts[::-1] if phase == "backward" else parts:
-                part(microbatch, chunk, layer, phase)
+        if at["phase"] == "backward" and self.job.recompute == "full":
+            self.layer({**at, "phase": "recompute"})
+        with self.part("transformer_layer", at):
+            for part in parts[::-1] if at["phase"] == "backward" else parts:
+                part(at)
 
-    def end_of_model(self, name: str, cost: Cost, microbatch: int, chunk: int, phase: str) -> None:
+    def end_of_model(self, name: str, cost: Cost, at: Arguments) -> None:
         """Append embedding, output layer or loss."""
-        recorded = self.is_full or name == "loss"
-        with self.span(
-            "compute", _name(name, phase), recorded, microbatch=microbatch, chunk=chunk, phase=phase
-        ):
-            self.compute(*_of_phase(cost, microbatch, -1, phase))
+        with self.part(name, at):
+            self.compute(cost, at)
 
     def layers_of(self, chunk: int) -> range:
         """Return the numbers of a chunk's layers, from 1."""
@@ -302,22 +287,18 @@ class Writer:
     def forward(self, microbatch: int, chunk: int) -> None:
         """Append a forward pass."""
         job, stage = self.job, self.stage_of(chunk)
-        is_first, is_last = stage == 0, stage == job.pp * job.vpp - 1
+        at: Arguments = {"microbatch": microbatch, "chunk": chunk, "phase": "forward"}
         self.add(HOST, PASS_HOST_S)
-        self.in_pass = True
-        with self.span(
-            "compute", "forward", True, microbatch=microbatch, chunk=chunk, phase="forward"
-        ):
-            if is_first or is_last:
+        with self.span("compute", "forward", at):
+            if stage in (0, job.pp * job.vpp - 1):
                 self._load(microbatch, chunk)
-            if is_first:
-                self.end_of_model("embedding", job.embedding(), microbatch, chunk, "forward")
+            if stage == 0:
+                self.end_of_model("embedding", job.embedding(), at)
             for layer in self.layers_of(chunk):
-                self.layer(microbatch, chunk, layer, "forward")
-            if is_last:
-                self.end_of_model("output_layer", job.output_layer(), microbatch, chunk, "forward")
-                self.end_of_model("loss", job.loss(), microbatch, chunk, "forward")
-        self.in_pass = False
+                self.layer({**at, "layer": layer})
+            if stage == job.pp * job.vpp - 1:
+                self.end_of_model("output_layer", job.output_layer(), at)
+                self.end_of_model("loss", job.loss(), at)
 
     def _load(self, microbatch: int, chunk: int) -> None:
         at: Arguments = {"microbatch": microbatch, "chunk": chunk}
@@ -325,26 +306,29 @@ class Writer:
             self.add(LOAD, microbatch, self.template("data", "batch-generator", HOST_TRACK, **at))
         self.together("tp", "broadcast", 8 * self.job.tokens, at)
 
-    def backward(self, microbatch: int, chunk: int, is_last_of_chunk: bool) -> None:
-        """Append a backward pass; reductions start behind each layer of a chunk's last one."""
+    def backward(self, microbatch: int, chunk: int, *, is_last: bool) -> None:
+        """Append a backward pass; reductions start behind each layer of a chunk's last one, whose
+        kernels leave some of the device to them.
+        """
         job, stage = self.job, self.stage_of(chunk)
         at: Arguments = {"microbatch": microbatch, "chunk": chunk, "phase": "backward"}
+        reduces = is_last and job.overlap_grads
+        self.crowding = CROWDING if reduces and len(self.groups["dp_cp"]) > 1 else 1.0
         self.add(HOST, PASS_HOST_S)
-        self.in_pass = True
-        with self.span("compute", "backward", True, **at):
+        with self.span("compute", "backward", at):
             if stage == job.pp * job.vpp - 1:
-                self.end_of_model("output_layer", job.output_layer(), microbatch, chunk, "backward")
-                if is_last_of_chunk and job.overlap_grads and (stage or not job.is_tied):
+                self.end_of_model("output_layer", job.output_layer(), at)
+                if reduces and (stage or not job.is_tied):
                     self._reduce_end(self.start, 1, at)
             for layer in reversed(self.layers_of(chunk)):
-                self.layer(microbatch, chunk, layer, "backward")
-                if is_last_of_chunk and job.overlap_grads:
+                self.layer({**at, "layer": layer})
+                if reduces:
                     self._reduce_layer(self.start, 1, at)
             if stage == 0:
-                self.end_of_model("embedding", job.embedding(), microbatch, chunk, "backward")
-                if is_last_of_chunk and job.overlap_grads:
+                self.end_of_model("embedding", job.embedding(), at)
+                if reduces:
                     self._reduce_end(self.start, 1, at)
-        self.in_pass = False
+        self.crowding = 1.0
 
     @property
     def _reducing(self) -> str:
@@ -375,7 +359,7 @@ class Writer:
         """Append what follows the passes: reductions, the update, logging."""
         job = self.job
         num_layers = sum(len(self.layers_of(chunk)) for chunk in range(job.vpp))
-        with self.span("optimizer", "grad-sync", True):
+        with self.span("optimizer", "grad-sync", {}):
             self.wait_for_all()
             if not job.overlap_grads:
                 self._reduce_layer(self.together, num_layers, {})
@@ -385,7 +369,7 @@ class Writer:
             self.together("tp", "all_reduce", 8 * job.hidden * num_layers)
         if self.place.pp == job.pp - 1:
             self.together("dp_cp", "all_reduce", 8)
-        with self.span("optimizer", "optimizer", True):
+        with self.span("optimizer", "optimizer", {}):
             self._update(num_layers)
         if job.logging_s and self.rank == job.num_ranks - 1:
             self.add(SYNC)
@@ -398,10 +382,10 @@ class Writer:
         matrices = self._num_ends * job.vocabulary * job.hidden // job.tp
         num_dense = num_layers * dense + matrices
         cost = job.update(num_dense + num_layers * experts)
-        self.compute(cost.times(0.15, 20))
+        self.compute(cost.times(0.15, 20), {})
         self.together("intra_dist_opt" if job.distributed_optimizer else "mp", "all_reduce", 4)
         self.add(SYNC)
-        self.compute(cost.times(0.85, 60))
+        self.compute(cost.times(0.85, 60), {})
         if job.distributed_optimizer:
             shards = len(self.groups["dp_cp"])
             self.together("dp_cp", "all_gather", 2 * num_dense // shards)
@@ -430,7 +414,7 @@ class Writer:
         last = self.job.num_microbatches - 1
         for microbatch in range(last + 1):
             self.forward(microbatch, 0)
-            self.backward(microbatch, 0, microbatch == last)
+            self.backward(microbatch, 0, is_last=microbatch == last)
 
     def _exchange(self, *messages: tuple[str, str, int]) -> None:
         """Append messages of one moment: (send or recv, direction, microbatch)."""
@@ -458,14 +442,14 @@ class Writer:
         for k in range(num - num_ahead):
             self.forward(k + num_ahead, 0)
             exchange(("send", "forward", k + num_ahead), ("recv", "backward", k))
-            self.backward(k, 0, k == num - 1)
+            self.backward(k, 0, is_last=k == num - 1)
             if k == num - num_ahead - 1:
                 exchange(("send", "backward", k))
             else:
                 exchange(("send", "backward", k), ("recv", "forward", k + num_ahead + 1))
         for k in range(num - num_ahead, num):
             exchange(("recv", "backward", k))
-            self.backward(k, 0, k == num - 1)
+            self.backward(k, 0, is_last=k == num - 1)
             exchange(("send", "backward", k))
 
     def _steps(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int]:
@@ -504,7 +488,7 @@ class Writer:
                 self.forward(microbatch, chunk)
             else:
                 is_last = all(each != chunk for _, each in backwards[number + 1 :])
-                self.backward(microbatch, chunk, is_last)
+                self.backward(microbatch, chunk, is_last=is_last)
             self._send(direction, microbatch, chunk)
             done[direction] += 1
 
@@ -532,17 +516,6 @@ class Writer:
             number, template = self.message("send", peer, direction, what, chunk)
             self.add(START, number, template)
             self._pending.append(number)
-
-
-def _name(name: str, phase: str) -> str:
-    return name if phase == "forward" else f"{name}-{phase}"
-
-
-def _of_phase(cost: Cost, microbatch: int, layer: int, phase: str) -> tuple[Cost, int, int, float]:
-    """Return the arguments of `compute`: a backward is two forwards, its launches are cheaper."""
-    if phase != "backward":
-        return cost, microbatch, layer, 1.0
-    return cost.times(2.0, int(cost.num_kernels * 1.6)), microbatch, layer, BACKWARD_LAUNCH_SHARE
 
 
 def programs_of(job: Job) -> tuple[list[Program], Talks]:

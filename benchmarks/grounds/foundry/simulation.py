@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.grounds.foundry.draws import Draws, Floats, Pause
-from benchmarks.grounds.foundry.hardware import PCIE_BYTES
+from benchmarks.grounds.foundry.hardware import OUTSIDE_LATENCY_S, PCIE_BYTES
 from benchmarks.grounds.foundry.jobs import Job
-from benchmarks.grounds.foundry.network import OUTSIDE_LATENCY_S, Network, route_of
+from benchmarks.grounds.foundry.network import Network, route_of
 from benchmarks.grounds.foundry.programs import (
     BEGIN,
     CHECKPOINT,
@@ -50,7 +50,7 @@ QUEUE_DEPTH = 60  # operations a thread is ahead at most: some 1,000 launches
 LOADER_HOST_S = 0.0004
 _LEAVING_S = 1.5e-6  # members do not leave a collective in the same microsecond
 _NO_LAUNCH = float("nan")
-_MEET, _CHANGE, _FLOW = range(3)
+_MEET, _CHANGE, _FLOW, _FREE = range(4)
 
 
 @dataclass
@@ -159,10 +159,14 @@ class Simulation:
             card, why, slow = details
             self.network.change(card, why, slow, now_s)
             self._watch_flows()
+        elif what == _FREE:
+            self._free_lane(details, now_s)
         elif details == self.network.version:
             for key in self.network.take_finished(now_s):
-                self._finish(key, now_s + OUTSIDE_LATENCY_S)
-                self._next_of_lane(key, now_s + OUTSIDE_LATENCY_S)
+                end_s = now_s + OUTSIDE_LATENCY_S
+                self._finish(key, end_s)
+                if key in self.beside:
+                    self._schedule(end_s, _FREE, self.talks.all[key % len(self.needed)].lane)
             self._watch_flows()
 
     def _changes_of_cards(self) -> list[tuple[float, tuple[int, int], str, float]]:
@@ -225,13 +229,12 @@ class Simulation:
         self.network.begin(key, route, load, self._slow_nvlink(key), now_s)
         self._watch_flows()
 
-    def _next_of_lane(self, key: int, now_s: float) -> None:
-        """Begin what came to the lane of a finished talk meanwhile."""
-        if key not in self.beside:
-            return
-        lane = self.talks.all[key % len(self.needed)].lane
-        for later in self.lane_queue.pop(lane):
-            self._schedule(now_s, _MEET, later)  # the first begins, the others come here again
+    def _free_lane(self, lane: str, now_s: float) -> None:
+        """Begin what came to a lane first while it was busy."""
+        if self.lane_queue[lane]:
+            self._begin_flow(self.lane_queue[lane].popleft(), now_s)
+        else:
+            del self.lane_queue[lane]
 
     def _watch_flows(self) -> None:
         end = self.network.next_end_s()
@@ -301,7 +304,7 @@ class Simulation:
         threads = (draws.threads[rank] * effects.threads[rank]).tolist()
         batches = _Batches(draws.loading[rank] * effects.loading[rank][:, None], job.prefetch)
         leaving = (_LEAVING_S * draws.stream(16).exponential(size=64)).tolist()
-        saving_s = job.checkpoint_s * np.exp(0.1 * draws.stream(12, rank).standard_normal())
+        saving_s = float(job.checkpoint_s * np.exp(0.1 * draws.stream(12, rank).standard_normal()))
         records = self.run.recorded[rank]
         stack: list[tuple[float, float]] = []
         posted: dict[int, tuple[int, float, float]] = {}
