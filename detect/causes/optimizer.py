@@ -163,6 +163,8 @@ def _is_worth_saying(inquiry: Inquiry, slow: _SlowStep) -> bool:
     seen, course = inquiry.seen, slow.suspect.course
     is_device = slow.passes >= OPTIMIZER.most_passes_share * course.effect
     is_known = slow.is_confirmed or slow.lookups_ns > 0
+    # one of a pair that is slow throughout is judged as a device
+    is_known &= not (is_device and slow.num_peers == 1)
     is_judged = is_device and (inquiry.slow[slow.row] or not is_known)
     if is_judged or stands_still(seen, slow.row, course.active):
         return False
