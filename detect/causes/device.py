@@ -222,7 +222,7 @@ def _shares_with_slow_stage(
     return effect < np.log(ORDINARY.little_ratio) and any(
         passes.effects[one] >= PAIRS.agrees_share * effect
         and not optimizer_shows(optimizer, passes, one)
-        for one in others
+        for one in others.tolist()
     )
 
 

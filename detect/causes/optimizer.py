@@ -163,6 +163,8 @@ def _is_worth_saying(inquiry: Inquiry, slow: _SlowStep) -> bool:
     seen, course = inquiry.seen, slow.suspect.course
     is_device = slow.passes >= OPTIMIZER.most_passes_share * course.effect
     is_known = slow.is_confirmed or slow.lookups_ns > 0
+    # one of a pair that is slow throughout is judged as a device
+    is_known &= not (is_device and slow.num_peers == 1)
     is_judged = is_device and (inquiry.slow[slow.row] or not is_known)
     if is_judged or stands_still(seen, slow.row, course.active):
         return False
@@ -190,7 +192,7 @@ def _excess_of_lookups(
         nobody = np.zeros(len(time_ns), dtype=bool)
         over = robust.centre(over_others(time_ns, groups, nobody))
         slower, peers = float(over[row]), np.delete(over, row)
-        is_known = np.isfinite(peers).any()
+        is_known = bool(np.isfinite(peers).any())
         if len(over) == 2 and slower >= PAIRS.min_effect_log:
             is_known = False  # the peer mirrors it
         spread = float(np.sqrt(np.nanmean(peers**2))) if is_known else 0.0
@@ -218,7 +220,7 @@ def _is_slowest_in_passes(members: Members, row: int, level: Floats) -> bool:
     is_slow = bool(level[row] >= OPTIMIZER.least_passes_log)
     if len(of_stage) != 2:
         peers = of_stage[of_stage != row]
-        return is_slow and len(peers) > 1 and level[row] > np.nan_to_num(level[peers]).max()
+        return is_slow and len(peers) > 1 and bool(level[row] > np.nan_to_num(level[peers]).max())
     others = np.delete(level, of_stage)
     others = np.abs(others[np.isfinite(others)])
     is_told = len(others) >= ORDINARY.min_peers

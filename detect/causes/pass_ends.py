@@ -245,7 +245,7 @@ def _saved(seen: Observations, rows: list[int], excess_ns: Floats) -> Floats:
     busy_ns = np.nan_to_num(seen.busy_ns)
     better_ns = busy_ns.copy()
     better_ns[rows] -= excess_ns
-    return np.maximum(busy_ns.max(axis=0) - better_ns.max(axis=0), 0.0)
+    return np.asarray(np.maximum(busy_ns.max(axis=0) - better_ns.max(axis=0), 0.0))
 
 
 def _finding(
