@@ -29,6 +29,8 @@ nine in ten on other hosts. A host all of whose loaders have long loads, in half
 slow loaders, or slow storage of its own, if that costs a twentieth of the step. Not where loading
 takes others as long now and then: storage that all share is slow for all. Example: 8 loaders of one
 host take 100 to 1,300 ms an iteration, 8 of the other one 1 ms; the slowest costs 17 % of the step.
+Where no other host has these places, the loaders of the other end of the pipeline count, which load
+the same from the same storage.
 
 Limits: pauses inside passes of ranks with experts may be tokens that a router sends them: the host
 is undecided then. The first stage alone loads, the last one computes the loss. A host that holds
