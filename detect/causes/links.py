@@ -240,12 +240,12 @@ def _is_inside(
     Example: the TP pairs of a job of two take 178 us for an all-reduce, and 703.
     """
     is_pair = len(ranks) == 2 and set(seen.members.recorded).issuperset(ranks)
-    if not is_pair or not seen.members.are_inside_a_host(ranks):
-        return False
+    if not is_pair or seen.hidden_axes or not seen.members.are_inside_a_host(ranks):
+        return False  # of what else either end sends its mates nobody knows
     kind = units.transfers.kind
     num_equal = int(fine[np.unique(units.unit[kind == kind[row_of(units, worst)]])].sum())
-    least = 0.0 if num_equal > 1 else float(np.log(LINKS.named_beside_one))
-    return num_equal > 0 and worst.course.effect >= least
+    least = LINKS.named_in_few if num_equal > 1 else LINKS.named_beside_one
+    return num_equal > 0 and worst.course.effect >= float(np.log(least))
 
 
 def _exceeds_clock_errors(seen: Observations, units: Units, suspect: Suspect) -> bool:

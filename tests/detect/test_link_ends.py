@@ -130,7 +130,7 @@ def test_passes_that_wait_unseen_tell_which_member_of_a_ring(job, slow, told):
 )
 def test_a_pair_inside_a_host_names_that_host(job, exchanging, num_pairs, slow_ms, owner):
     """Beside several equal pairs, or far slower than the only one."""
-    timeline = job(layout=Layout(tp=2, dp=num_pairs), hosts=8).timeline()
+    timeline = job(layout=Layout(dp=2 * num_pairs), hosts=8).timeline()
     pairs = [
         ((rank, rank + 1), 10**8, slow_ms if rank == 2 else 1.0)
         for rank in range(0, 2 * num_pairs, 2)

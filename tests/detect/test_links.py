@@ -303,7 +303,7 @@ def test_what_carries_less_than_a_slow_link_clears_nobody(job, rate, is_shown):
 @pytest.mark.parametrize("is_fine", [False, True])
 def test_a_host_all_of_whose_connections_are_slow_is_one_finding(job, exchanging, is_fine):
     """Both pairs of the second of four hosts: it may be built without NVLink."""
-    timeline = job(layout=Layout(tp=2, dp=8), hosts=4).timeline()
+    timeline = job(layout=Layout(dp=16), hosts=4).timeline()
     slow = {4} if is_fine else {4, 6}
     pairs = [((rank, rank + 1), 10**8, 16.0 if rank in slow else 2.0) for rank in range(0, 16, 2)]
     (finding,) = judge(exchanging(timeline, pairs), DetectorSettings()).findings
