@@ -10,8 +10,8 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.connections import Units
-from detect.causes.link_ends import guilty_end
 from detect.causes.hits import FEW
+from detect.causes.link_ends import guilty_end
 from detect.causes.links import (
     IN_DOUBT_BETWEEN,
     IN_DOUBT_INSIDE,
