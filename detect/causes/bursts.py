@@ -310,6 +310,7 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> str:
     is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
     if cause == Cause.HOST:
         return _doubt_of_host(seen, burst, is_uneven)
+    is_uneven = is_uneven or _varies(seen, burst)
     may_be_data = is_uneven and not burst.cuts_passes and not _spares_lookups(seen, burst)
     launches = may_wait_for_launches(seen)
     if not _waits_no_more(seen, burst):
@@ -485,6 +486,11 @@ def _stalls_by_its_data(seen: Observations, burst: Burst, share: float) -> bool:
     stalled = stalled_ns / float(np.median(seen.iteration_ns))
     if share >= BURSTS.least_uneven_share or stalled < BURSTS.most_of_host_share * share:
         return False
+    return _varies(seen, burst)
+
+
+def _varies(seen: Observations, burst: Burst) -> bool:
+    """Return whether the same microbatch slot differs between the other rows as uneven data do."""
     spread = robust.spread(deviations(seen.work, stage_groups(seen.members), ~burst.others))
     return float(spread) >= IMBALANCE.min_sequence_spread_log
 
@@ -593,17 +599,20 @@ def _undecided(seen: Observations, found: Sequence[Finding]) -> Flags:
     """Flag the rows that searches found slow or standing still and could not name, (row,).
 
     Being slow now and then raises a level a little, too little for one that lasts; and whoever is a
-    little slower for good, as chips are, shows all the same when others are slow now and then.
+    little slower for good, as chips are, shows all the same when others are slow now and then. One
+    of a pair is not: its only peer, which mirrors it, would seem slow whenever it is not.
 
     Example: 1.22 times as long in eight stretches of three passes, 1.03 times on the mean.
     """
+    is_paired = np.bincount(seen.members.stage)[seen.members.stage] == 2
     causes = (Cause.COMPUTE, Cause.UNKNOWN, Cause.HOST)
     is_open = [one.owner is Owner.UNDECIDED and one.cause in causes for one in found]
     told, left = (
         [one for one, flag in zip(found, is_open, strict=True) if flag == which]
         for which in (False, True)
     )
-    return rows_of_findings(seen.members, left) & ~rows_of_findings(seen.members, told)
+    open_rows = rows_of_findings(seen.members, left) & ~is_paired
+    return open_rows & ~rows_of_findings(seen.members, told)
 
 
 def _wait_for_one_of(seen: Observations, found: list[Burst]) -> Flags:

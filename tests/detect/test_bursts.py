@@ -9,7 +9,7 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner, detect
 from detect.causes import bursts as of_bursts
-from detect.causes.bursts import _others_pause
+from detect.causes.bursts import _others_pause, _undecided
 from detect.causes.hits import Burst, bursts, pair_pause
 from detect.causes.launching import WANDERS
 from detect.causes.paused_hosts import ROUTED, _pausing_host, in_turn
@@ -740,3 +740,14 @@ def test_loaders_of_several_hosts_that_pause_are_rather_their_storage(job, ranks
     report = job(layout=Layout(dp=16), hosts=8, loading_ms=loading).report()
     blamed = {rank for one in report.findings if one.owner is Owner.NODE for rank in one.ranks}
     assert blamed & set(ranks) == named
+
+
+@pytest.mark.parametrize(("dp", "is_judged"), [(2, False), (3, True)])
+def test_one_of_a_pair_that_was_left_undecided_is_nobodys_peer_now_and_then(job, dp, is_judged):
+    """Its only peer would seem slow in the iterations in which it is not."""
+    made = job(layout=Layout(pp=2, dp=dp), work=lambda slot: 1.2 if slot.rank == 0 else 1.0)
+    (finding,) = made.report().findings
+    open_one = replace(finding, owner=Owner.UNDECIDED)
+    assert _undecided(observe(made.timeline()), [open_one]).tolist() == [
+        is_judged, *[False] * (2 * dp - 1)
+    ]  # fmt: skip

@@ -134,3 +134,26 @@ def test_launches_that_come_no_later_in_bursts_are_no_reason(job, late, owner):
     assert {one.ranks: one.owner for one in report.findings}.get((5,)) in (owner, None)
     if owner is Owner.NODE:
         assert [(one.ranks, one.cause) for one in report.findings] == [((5,), Cause.COMPUTE)]
+
+
+@pytest.mark.parametrize(
+    ("spread", "cuts", "owner"),
+    [(0.005, False, Owner.NODE), (0.08, False, Owner.UNDECIDED), (0.08, True, Owner.NODE)],
+    ids=["even data", "uneven data", "uneven data, from the middle of a pass"],
+)
+def test_whole_passes_that_are_slow_may_be_longer_documents_where_these_vary(
+    job, spread, cuts, owner
+):
+    length = np.random.default_rng(5).lognormal(0.0, spread, (40, 8, 8))
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return 1.0
+        slow = 1.24 if slot.rank == 5 and slot.iteration in (5, 9) else 1.0
+        return slow * length[slot.iteration, slot.microbatch, slot.rank]
+
+    made = job(layout=Layout(dp=8), iterations=10, work=work)
+    runs = replace(made_of([(5, 5, 4), (5, 9, 4)]), cuts=np.full(2, cuts))
+    seen = replace(observe(made.timeline()), slow_runs=runs)
+    found = judge(seen, DetectorSettings()).findings
+    assert {one.ranks: one.owner for one in found if one.ranks}.get((5,)) is owner
