@@ -604,15 +604,16 @@ def _undecided(seen: Observations, found: Sequence[Finding]) -> Flags:
 
     Example: 1.22 times as long in eight stretches of three passes, 1.03 times on the mean.
     """
-    is_paired = np.bincount(seen.members.stage)[seen.members.stage] == 2
+    stage = seen.members.stage
+    is_paired: Flags = np.asarray(np.bincount(stage)[stage] == 2)
     causes = (Cause.COMPUTE, Cause.UNKNOWN, Cause.HOST)
     is_open = [one.owner is Owner.UNDECIDED and one.cause in causes for one in found]
     told, left = (
         [one for one, flag in zip(found, is_open, strict=True) if flag == which]
         for which in (False, True)
     )
-    open_rows = rows_of_findings(seen.members, left) & ~is_paired
-    return open_rows & ~rows_of_findings(seen.members, told)
+    is_left = rows_of_findings(seen.members, left) & ~is_paired
+    return is_left & ~rows_of_findings(seen.members, told)
 
 
 def _wait_for_one_of(seen: Observations, found: list[Burst]) -> Flags:
