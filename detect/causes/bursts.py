@@ -590,20 +590,24 @@ def _with_modules(found: list[Burst], of_modules: list[Burst]) -> list[Burst]:
 
 
 def _undecided(seen: Observations, found: Sequence[Finding]) -> Flags:
-    """Flag the rows that searches found slow or standing still and could not name, (row,).
+    """Flag the rows that searches found slow and could not name, (row,), where it is the only one
+    of its stage: what several show is rather exchanged between them where nobody records it.
 
     Being slow now and then raises a level a little, too little for one that lasts; and whoever is a
     little slower for good, as chips are, shows all the same when others are slow now and then.
 
     Example: 1.22 times as long in eight stretches of three passes, 1.03 times on the mean.
     """
-    causes = (Cause.COMPUTE, Cause.UNKNOWN, Cause.HOST)
+    causes = (Cause.COMPUTE, Cause.UNKNOWN)
     is_open = [one.owner is Owner.UNDECIDED and one.cause in causes for one in found]
     told, left = (
         [one for one, flag in zip(found, is_open, strict=True) if flag == which]
         for which in (False, True)
     )
-    return rows_of_findings(seen.members, left) & ~rows_of_findings(seen.members, told)
+    rows = rows_of_findings(seen.members, left)
+    stage = seen.members.stage
+    num_left = np.bincount(stage, weights=rows, minlength=int(stage.max()) + 1)[stage]
+    return rows & (num_left < 2) & ~rows_of_findings(seen.members, told)
 
 
 def _wait_for_one_of(seen: Observations, found: list[Burst]) -> Flags:
