@@ -596,7 +596,7 @@ def _with_modules(found: list[Burst], of_modules: list[Burst]) -> list[Burst]:
 
 
 def _undecided(seen: Observations, found: Sequence[Finding]) -> Flags:
-    """Flag the rows that searches found slow or standing still and could not name, (row,).
+    """Flag the rows that searches found slow and could not name, (row,).
 
     Being slow now and then raises a level a little, too little for one that lasts; and whoever is a
     little slower for good, as chips are, shows all the same when others are slow now and then. One
@@ -606,7 +606,7 @@ def _undecided(seen: Observations, found: Sequence[Finding]) -> Flags:
     """
     stage = seen.members.stage
     is_paired: Flags = np.asarray(np.bincount(stage)[stage] == 2)
-    causes = (Cause.COMPUTE, Cause.UNKNOWN, Cause.HOST)
+    causes = (Cause.COMPUTE, Cause.UNKNOWN)
     is_open = [one.owner is Owner.UNDECIDED and one.cause in causes for one in found]
     told, left = (
         [one for one, flag in zip(found, is_open, strict=True) if flag == which]
@@ -614,6 +614,16 @@ def _undecided(seen: Observations, found: Sequence[Finding]) -> Flags:
     )
     is_left = rows_of_findings(seen.members, left) & ~is_paired
     return is_left & ~rows_of_findings(seen.members, told)
+
+
+def _without_turns(seen: Observations, found: Sequence[Burst], open_rows: Flags) -> list[Burst]:
+    """Return the bursts without those of `open_rows` of which a stage has several: what ranks show
+    by turns is rather exchanged between them where nobody records it.
+    """
+    stage = seen.members.stage
+    turns = np.array([stage[one.row] for one in found if open_rows[one.row]], dtype=np.int64)
+    several = np.flatnonzero(np.bincount(turns) > 1)
+    return [one for one in found if not (open_rows[one.row] and np.isin(stage[one.row], several))]
 
 
 def _wait_for_one_of(seen: Observations, found: list[Burst]) -> Flags:
@@ -702,7 +712,8 @@ def _search(inquiry: Inquiry) -> Answer:
     of_pauses = [_of_pause(inquiry, one) for one in paused]
     known = inquiry.slow | inquiry.named
     known |= mask_of([one.row for one in paused], len(known))
-    throttled = _throttled(inquiry, known & ~_undecided(seen, (*inquiry.found, *of_pauses)))
+    open_rows = known & _undecided(seen, (*inquiry.found, *of_pauses))
+    throttled = _without_turns(seen, _throttled(inquiry, known & ~open_rows), open_rows)
     if not known.any() and not throttled and len(seen.iterations) <= BURSTS.short_window:
         doubtful = _too_few(inquiry)
         return Answer(findings=(doubtful,) if doubtful else ())

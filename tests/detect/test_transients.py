@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detect import Verdict
+from detect import Cause, Owner, Verdict
 from detect.stats.residuals import Usual, estimate_noise
 from detect.stats.search import best_stretches, follow
 from megascan.topology import Layout
@@ -43,9 +43,11 @@ def test_a_single_bad_iteration_is_nothing(job, slow):
     assert report.verdict == Verdict.HEALTHY
 
 
-def test_two_bad_iterations_are_nothing(job, slow):
-    report = job(layout=Layout(dp=4), work=slow(1, 3.0, 10, 11)).report()
-    assert report.verdict == Verdict.HEALTHY
+def test_a_stretch_at_one_speed_is_a_burst_and_one_bad_iteration_is_none(job, slow):
+    stretch = job(layout=Layout(dp=4), work=slow(1, 3.0, 10, 11)).report()
+    (finding,) = stretch.findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.COMPUTE, Owner.NODE)
+    assert job(layout=Layout(dp=4), work=slow(1, 3.0, 10, 10)).report().verdict == Verdict.HEALTHY
 
 
 def test_warm_up_of_the_run_is_left_out(job):
