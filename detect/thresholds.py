@@ -948,6 +948,11 @@ class _Networks:
         "within which a stage's rings are slower by as much as its host's messages: 0.03 where "
         "that host was slow; rings of unknown size of sound stages differ by a tenth or a third",
     )  # fmt: skip
+    culprit_share: float = limit(
+        0.5, "share of the slow connections", Origin.CONVENTION,
+        "that a rank must be in to be blamed for them, not one of two hosts that cannot be told "
+        "apart: of a host with two ranks it is in half",
+    )  # fmt: skip
     same_wire_share: float = limit(
         0.5, "share of the groups", Origin.CONVENTION,
         "that join the same hosts and are so quick, beyond which the others of them should be",

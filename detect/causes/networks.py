@@ -507,13 +507,24 @@ def _search(inquiry: Inquiry) -> Answer:
 
     def explains(finding: Finding) -> bool:
         named = set(finding.ranks)
-        if own.owner is not Owner.NODE and finding.owner is Owner.NODE and len(named) == 1:
+        is_alone = finding.owner is Owner.NODE and len(named) == 1
+        if own.owner is not Owner.NODE and is_alone and _is_in_most(named, units):
             return False
         is_part = named <= ranks or (named & ranks and any(named <= unit for unit in units))
         is_end = any(named & unit for unit in units) and not named & beside
         return finding.cause == Cause.LINK and bool(is_part or is_end)
 
     return Answer(findings=(own,), explains=explains, caveat=unsplit.caveat)
+
+
+def _is_in_most(named: set[int], units: list[set[int]]) -> bool:
+    """Return whether a rank is in half of the slow `units` at least: then it may be what makes them
+    slow, beside hosts that nobody can tell apart.
+
+    Example: messages between hosts of eight ranks are all slow; rank 28 is in one of the eight.
+    """
+    num_with = sum(named <= unit for unit in units)
+    return num_with >= NETWORKS.culprit_share * len(units)
 
 
 def _slow_beside(inquiry: Inquiry, crossings: Crossings, slow: SlowNetwork) -> set[int]:

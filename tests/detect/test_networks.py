@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict, render_text
+from detect.causes.networks import _is_in_most
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, one_row_a_worker, steady
@@ -137,6 +138,12 @@ def test_two_hosts_that_only_talk_to_each_other_stay_undecided(job):
     (finding,) = report.findings
     assert (finding.owner, finding.ranks) == (Owner.UNDECIDED, (0, 1, 2, 3, 8, 9, 10, 11))
     assert "which of them is slow" in " ".join(finding.evidence)
+
+
+@pytest.mark.parametrize(("num_ranks", "is_in_most"), [(8, False), (2, True), (1, True)])
+def test_one_rank_of_many_is_no_reason_why_all_messages_of_its_host_are_slow(num_ranks, is_in_most):
+    units = [{rank, rank + 8} for rank in range(num_ranks)]
+    assert _is_in_most({8}, units) == is_in_most
 
 
 def test_slow_pair_of_hosts_accuses_neither(job):
