@@ -205,7 +205,7 @@ def _judge(inquiry: Inquiry, sides: Sides, num_hosts: int) -> SlowHost | None:
     num_tests = num_hosts * max(len(tests), 1)
     rate = inquiry.settings.false_discovery_rate
     sure = {name: one for name, one in tests.items() if one.p_value * num_tests <= rate}
-    reason = _by_launching(sides, tests, sure)
+    reason = _by_launching(inquiry, sides, tests, sure)
     if reason is None or reason.doubt:
         reason = _by_level(inquiry, sides, tests, sure) or reason
     is_sure = reason is not None and not reason.doubt
@@ -229,9 +229,12 @@ def _waits_for_a_named_mate(inquiry: Inquiry, sides: Sides) -> bool:
 
 
 def _by_launching(
-    sides: Sides, tests: Mapping[str, HostTest], sure: Mapping[str, HostTest]
+    inquiry: Inquiry, sides: Sides, tests: Mapping[str, HostTest], sure: Mapping[str, HostTest]
 ) -> _Reason | None:
-    late = launches_slowly(sides, sure)
+    alone = inquiry.named_for(Cause.COMPUTE) & sides.own
+    if float(np.mean(alone[sides.own])) > HOSTS.least_named_share:  # then it is their host
+        alone = np.zeros_like(alone)
+    late = launches_slowly(sides, sure, alone)
     if late is None:
         return None
     return _Reason(

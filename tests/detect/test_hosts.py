@@ -11,7 +11,7 @@ import pytest
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.finding import OTHERS_WAIT
 from detect.causes.hosts import _doubt_of_level, _may_be_its_experts, _share_their_data
-from detect.causes.paused_hosts import LONGER, _doubts, _paused_host, _pausing_host
+from detect.causes.paused_hosts import ALONE, LONGER, _doubts, _paused_host, _pausing_host
 from detect.causes.together import gathered
 from detect.detector import judge
 from detect.observe.extract import observe
@@ -546,6 +546,40 @@ def test_a_host_that_launches_slowly_is_named_for_what_others_wait(job, pace, lo
     assert [one.ranks for one in found if one.owner is Owner.NODE] == [tuple(range(8))] * named
 
 
+@pytest.mark.parametrize(("slower", "named"), [(1.0, True), (1.3, False)])
+def test_ranks_that_wait_for_a_slow_one_do_not_wait_for_its_host(job, slower, named):
+    """Its host launches slowly, too, which harms nobody."""
+
+    def work(slot):
+        return slower if slot.rank == 3 else 1.0
+
+    seen = observe(job(layout=Layout(dp=16), hosts=8, work=work).timeline())
+    own, noise = np.arange(16)[:, None] < 8, np.random.default_rng(5)
+    spread = 0.02 * noise.standard_normal((16, len(seen.iterations)))
+    waits_least = own if named else np.arange(16)[:, None] == 3
+    waiting = np.where(waits_least, 0.02, 0.2) * seen.iteration_ns
+    slow = replace(
+        seen, launch_pace=np.where(own, np.log(1.7), 0.0) + spread, waiting_ns=waiting,
+        split_wait_ns=None, costs=None,
+    )  # fmt: skip
+    found = judge(slow, DetectorSettings()).findings
+    ranks = tuple(range(8)) if named else (3,)
+    assert [one.ranks for one in found if one.owner is Owner.NODE] == [ranks]
+
+
+@pytest.mark.parametrize(("pace", "is_of_stage"), [(1.0, False), (1.6, True)])
+def test_a_stage_that_launches_more_has_gaps_of_its_own(job, pace, is_of_stage):
+    def pauses(slot):
+        return 60.0 if slot.iteration % 4 == slot.rank % 4 and slot.rank < 8 else 0.0
+
+    seen = observe(job(layout=Layout(dp=8, pp=2), hosts=8, gap_ms=pauses).timeline())
+    own = np.arange(16)[:, None] < 8
+    launch_pace = np.where(own, np.log(pace), 0.0) + np.zeros(seen.busy_ns.shape)
+    seen = replace(seen, launch_pace=launch_pace)
+    paused = _paused_host(seen, np.zeros(16, dtype=bool), 0.01)
+    assert paused is not None and (ALONE in _doubts(seen, paused)) == is_of_stage
+
+
 @pytest.mark.parametrize(
     ("elsewhere", "named"), [(0.025, True), (0.2, False)], ids=["short ones", "as long"]
 )
@@ -612,15 +646,22 @@ def test_what_makes_a_hosts_passes_longer_may_vary(job, longer, layout, owner):
 
 
 @pytest.mark.parametrize(
-    ("last_ms", "owner"), [(0.2, Owner.NODE), (8.0, Owner.UNDECIDED)],
-    ids=["the other end is quick", "both ends are slow"],
-)  # fmt: skip
-def test_a_host_loads_slowly_if_the_other_end_of_the_pipeline_does_not(job, last_ms, owner):
-    """Both ends load the same from the same storage."""
+    ("first_ms", "last_ms", "owner"),
+    [
+        (24.0, 0.2, Owner.NODE),
+        (24.0, 8.0, Owner.UNDECIDED),
+        (2.5, 0.2, Owner.UNDECIDED),
+    ],
+    ids=["the other end is quick", "both ends are slow", "inputs of the first stage"],
+)
+def test_a_host_loads_slowly_if_the_other_end_of_the_pipeline_does_not(
+    job, first_ms, last_ms, owner
+):
+    """Both ends load the same from the same storage; the first may have inputs of its own."""
 
     def loading(slot):
         wobble = LOADING[slot.iteration, slot.rank] ** 0.2
-        return wobble * {0: 12.0, 3: last_ms}.get(slot.stage, 0.0)
+        return wobble * {0: first_ms, 3: last_ms}.get(slot.stage, 0.0)
 
     made = job(layout=Layout(pp=4, dp=4), hosts=4, loading_ms=loading)
     found = [one for one in made.report().findings if one.ranks == (0, 1, 2, 3)]
@@ -635,6 +676,9 @@ def test_one_pause_of_each_rank_is_no_slow_host():
     assert _is_one_pause_each(apart, 0.03) and not _is_one_pause_each(at_once, 0.03)
     apart[:, 5:] = 0.03
     assert not _is_one_pause_each(apart, 0.04)
+    one_pauses_again = np.zeros((2, 6))
+    one_pauses_again[0, :4], one_pauses_again[1] = (9.0, 0, 0, 0.5), (0, 0.8, 0.1, 0.7, 2.1, 1.2)
+    assert not _is_one_pause_each(one_pauses_again, 1.2)
 
 
 def test_ranks_that_hold_shards_of_one_model_wait_for_one_of_them(job, exchanging):
