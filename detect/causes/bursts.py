@@ -82,7 +82,6 @@ from detect.causes.searches import (
     mates_that_load,
     others_load_as_long,
 )
-from detect.causes.slow_modules import bursts_of_modules
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -561,7 +560,10 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[Burst]:
     more = known | mask_of([one.row for one in found], len(known))
     group = seen.members.tensor_group
     found += bursts(over, more, rate, least_hit=floor, group=group)
-    found = _with_modules(found, bursts_of_modules(seen, known, rate, floor))
+    if seen.slow_runs is not None:
+        from detect.causes.slow_modules import bursts_of_modules  # needed only by traces in full
+
+        found = _with_modules(found, bursts_of_modules(seen, known, rate, floor))
     stage, rows = seen.members.stage, [one.row for one in found]
     hits = hits_of(over, known)
     waiting = _wait_for_one_of(seen, found)

@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from detect.observe import stalls, work
-from detect.observe.modules import SlowRuns, slow_runs_of
 from detect.observe.spans import (
     WORK_NAMES,
     Frame,
@@ -48,9 +47,12 @@ from megascan.vocabulary import (
     backward_of,
 )
 
+if TYPE_CHECKING:
+    from detect.observe.modules import SlowRuns
+
 Record = TypeVar("Record")
-LOOKUPS = (EMBEDDING, LOSS)
 MODULES = (MLP, ATTENTION, OUTPUT_LAYER)
+LOOKUPS = (EMBEDDING, LOSS)
 """Parts of a model that move memory for each token and hardly compute. The backward of the
 embedding is none: most of it fills the gradient of the whole vocabulary
 (benchmarks/results/lookups_h100.md).
@@ -120,7 +122,7 @@ class Facts:
     collecting: Collections
     cells: Cells
     launches: Launches | None
-    slow_runs: SlowRuns
+    slow_runs: SlowRuns | None
     is_split: bool
     """Some communication could be split into waiting and transfer."""
     longest_ns: Floats
@@ -176,7 +178,7 @@ def facts_of(index: SpanIndex) -> Facts:
             starved_share=stalls.starved_share(index, stalls.launched_in_turn(index)),
         ),
         launches=stalls.launches_of(index),
-        slow_runs=slow_runs_of(index),
+        slow_runs=_slow_runs(index),
         is_split=bool(split.any()),
         longest_ns=longest_ns,
         begin_ns=begin_ns,
@@ -220,6 +222,18 @@ def _mean_span(index: SpanIndex, rows: Flags) -> Floats:
     number = index.sums(rows, np.ones(int(rows.sum())))
     np.divide(index.sums(rows, index.self_time(rows)), number, out=mean, where=number > 0)
     return mean
+
+
+def _slow_runs(index: SpanIndex) -> SlowRuns | None:
+    """Return the runs of slow modules; None on CPUs, where no modules were recorded, and where
+    layers are recorded by turns. Import the search only here, for most traces hold no modules.
+    """
+    has_modules = index.frame.has_modules or bool(work.layer_spans(index).any())
+    if index.is_cpu or index.is_sampled or not has_modules:
+        return None
+    from detect.observe.modules import slow_runs_of
+
+    return slow_runs_of(index)
 
 
 def _passes(
@@ -367,8 +381,9 @@ def _joined_layers(parts: Sequence[Layers]) -> Layers:
     return order.record(parts, entangled=_joined_entangled(entangled, order) if entangled else None)
 
 
-def _joined_runs(parts: Sequence[SlowRuns]) -> SlowRuns:
-    return _Order([part.row for part in parts]).record(parts)
+def _joined_runs(parts: Sequence[SlowRuns | None]) -> SlowRuns | None:
+    known = [part for part in parts if part is not None]
+    return _Order([part.row for part in known]).record(known) if known else None
 
 
 def _joined_entangled(parts: Sequence[Entangled], outer: _Order) -> Entangled:

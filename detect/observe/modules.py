@@ -27,7 +27,16 @@ from detect.observe.spans import SpanIndex
 from detect.observe.stalls import launched_just_in_time
 from detect.observe.work import HEADS, layer_modules
 from detect.thresholds import BURSTS, RUNS
-from megascan.arrays import Flags, Floats, Integers, numbered
+from megascan.arrays import (
+    Flags,
+    Floats,
+    Integers,
+    combine,
+    group_lengths,
+    group_numbers,
+    group_starts,
+    order_within,
+)
 from megascan.timeline import codes, numbers
 
 
@@ -43,8 +52,6 @@ class SlowRuns:
     """Microbatches that it reaches over."""
     size_log: Floats
     """How much slower its modules are, typically, log."""
-    spread_log: Floats
-    """The range in which half of its modules lie."""
     lost_ns: Floats
     cuts: Flags
     """Whether it begins or ends inside a pass, or between a forward pass and the backward pass that
@@ -77,20 +84,22 @@ class _Modules:
         rows &= numbers(index.table, "self_ns") > 0
         name, _ = codes(index.table, "name")
         row, iteration = index.row[rows], numbers(index.table, "iteration")[rows]
-        kind, start = name[rows].astype(np.int64), index.start[rows]
+        kind = name[rows].astype(np.int64)
         layer, chunk, microbatch = (
             numbers(index.table, one)[rows] for one in ("layer", "chunk", "microbatch")
         )
         time_ns = index.self_time(rows)
-        over = _over_quiet(np.log(time_ns), numbered(row, kind, layer, chunk))
-        margin = _margins(over, numbered(row, kind))
-        order = np.lexsort((start, iteration, row))
+        log_ns = np.log(time_ns)
+        (quiet,) = _quantiles(log_ns, combine(row, kind, layer, chunk), BURSTS.quiet_share)
+        over = log_ns - quiet
+        margin = _margins(over, combine(row, kind))
+        order = np.argsort(index.axis[0][rows], kind="stable")
         order = order[np.isfinite(margin[order])]
         return cls(
             row=row[order],
             iteration=iteration[order],
             kind=kind[order],
-            a_pass=numbered(row, iteration, chunk, microbatch)[order],
+            a_pass=combine(row, iteration, chunk, microbatch)[order],
             time_ns=time_ns[order],
             over=over[order],
             margin=margin[order],
@@ -98,113 +107,102 @@ class _Modules:
         )
 
 
-def _quantiles(value: Floats, group: Integers, share: float) -> Floats:
-    """Return what a `share` of the values of each value's group keep below, (value,)."""
-    order = np.lexsort((value, group))
-    _, first, slot, num = np.unique(
-        group[order], return_index=True, return_inverse=True, return_counts=True
-    )
-    quantile = value[order][first + (share * (num - 1)).astype(np.int64)]
-    result = np.empty_like(value)
-    result[order] = quantile[slot]
-    return result
-
-
-def _over_quiet(log_ns: Floats, like: Integers) -> Floats:
-    """Return log times over what a quarter of those `like` them keep below, (module,)."""
-    return log_ns - _quantiles(log_ns, like, BURSTS.quiet_share)
+def _quantiles(value: Floats, group: Integers, *shares: float) -> list[Floats]:
+    """Return what each of the shares of all values of a value's group keep below, (value,) each;
+    groups are numbers from 0.
+    """
+    order = order_within(group, value)
+    ordered, starts = value[order], group_starts(group[order])
+    slot = np.empty(len(value), dtype=np.int64)
+    slot[order] = group_numbers(starts, len(value))
+    last = group_lengths(starts, len(value)) - 1
+    quantiles = []
+    for share in shares:
+        low = starts + (share * last).astype(np.int64)
+        high = np.minimum(low + 1, starts + last)
+        part = share * last - (low - starts)
+        quantiles.append((ordered[low] + part * (ordered[high] - ordered[low]))[slot])
+    return quantiles
 
 
 def _margins(over: Floats, kind: Integers) -> Floats:
     """Return by how much modules of a `kind` (of a rank) may vary, from the half that is quickest,
     which a device that is slow now and then does not reach, (module,).
     """
-    quarter, half = (_quantiles(over, kind, share) for share in (0.25, 0.5))
+    quarter, half = _quantiles(over, kind, 0.25, 0.5)
     sigma = (half - quarter) / BURSTS.half_sigmas
     margin = half + np.maximum(RUNS.margin_log, RUNS.margin_sigmas * sigma)
     return np.where(sigma <= RUNS.most_sigma_log, margin, np.inf)
 
 
 def slow_runs_of(index: SpanIndex) -> SlowRuns:
-    """Return the runs of slow modules of some ranks; none on CPUs, and where layers are recorded by
-    turns.
-    """
-    if index.is_cpu or index.is_sampled:
-        return _none()
+    """Return the runs of slow modules of some ranks, all of whose layers are recorded."""
     modules = _Modules.of(index)
-    stretch = numbered(modules.row, modules.iteration)
-    runs = _runs(modules.over > modules.margin, stretch)
-    kept = [run for low, high in runs if _is_run(modules, run := np.arange(low, high))]
-    return _described(modules, kept) if kept else _none()
+    first, end = _stretches(modules.over > modules.margin, combine(modules.row, modules.iteration))
+    kept = _are_runs(modules, first, end)
+    return _described(modules, first[kept], end[kept])
 
 
-def _runs(slow: Flags, stretch: Integers) -> list[tuple[int, int]]:
-    """Return from where to where slow places follow each other within a stretch, a single other
-    one between them left in.
+def _stretches(slow: Flags, iteration: Integers) -> tuple[Integers, Integers]:
+    """Return where stretches of slow places begin and end, (stretch,) each: slow places that follow
+    each other within an iteration of a rank, a single other one between them left in.
     """
     places = np.flatnonzero(slow)
     if not len(places):
-        return []
-    apart = (np.diff(places) > RUNS.most_gap + 1) | (np.diff(stretch[places]) != 0)
+        return places, places
+    apart = (np.diff(places) > RUNS.most_gap + 1) | (np.diff(iteration[places]) != 0)
     firsts = np.r_[0, np.flatnonzero(apart) + 1]
     lasts = np.r_[firsts[1:] - 1, len(places) - 1]
-    return [
-        (int(places[first]), int(places[last]) + 1)
-        for first, last in zip(firsts, lasts, strict=True)
-        if last - first + 1 >= RUNS.least_modules
-    ]
+    enough = lasts - firsts + 1 >= RUNS.least_modules
+    return places[firsts[enough]], places[lasts[enough]] + 1
 
 
-def _is_run(modules: _Modules, run: Integers) -> bool:
-    """Return whether nearly all modules of a run are slow, of several kinds where the rank has
-    several, by one factor.
+def _laid_out(first: Integers, end: Integers) -> tuple[Integers, Integers]:
+    """Return the modules of all stretches, one stretch after the other, and whose each of them is,
+    (module of a stretch,) both.
     """
-    over = modules.over[run]
-    slow = over > modules.margin[run]
-    size = float(np.median(over[slow]))
-    is_one_factor = float(np.subtract(*np.quantile(over[slow], (0.75, 0.25)))) <= (
-        RUNS.one_factor_share * size
-    )
-    same = modules.row == modules.row[run[0]]
-    num_kinds = len(np.unique(modules.kind[same]))
-    is_several = len(np.unique(modules.kind[run][slow])) >= min(RUNS.least_kinds, num_kinds)
-    return is_one_factor and is_several and float(slow.mean()) >= RUNS.least_slow_share
+    length = end - first
+    run = np.repeat(np.arange(len(first)), length)
+    return np.arange(len(run)) + (first - np.cumsum(length) + length)[run], run
 
 
-def _described(modules: _Modules, runs: list[Integers]) -> SlowRuns:
-    """Return what is known of each run."""
-    first, last = (np.array([run[place] for run in runs]) for place in (0, -1))
+def _are_runs(modules: _Modules, first: Integers, end: Integers) -> Flags:
+    """Flag the stretches, (stretch,), nearly all of whose modules are slow, of several kinds where
+    the rank has several, by one factor.
+    """
+    place, run = _laid_out(first, end)
+    place, run = (one[(modules.over > modules.margin)[place]] for one in (place, run))
+    begins = group_starts(run)
+    low, size, high = (one[begins] for one in _quantiles(modules.over[place], run, 0.25, 0.5, 0.75))
+    is_one_factor = high - low <= RUNS.one_factor_share * size
+    of_rank = _num_kinds(modules.kind, modules.row)[modules.row[first]]
+    is_several = _num_kinds(modules.kind[place], run) >= np.minimum(RUNS.least_kinds, of_rank)
+    share = np.bincount(run, minlength=len(first)) / (end - first)
+    return np.asarray(is_one_factor & is_several & (share >= RUNS.least_slow_share))
+
+
+def _num_kinds(kind: Integers, group: Integers) -> Integers:
+    """Return of how many kinds the modules of each group, numbered from 0, are, (group,)."""
+    found = np.zeros((int(group.max(initial=-1)) + 1, int(kind.max(initial=-1)) + 1), dtype=bool)
+    found[group, kind] = True
+    return np.asarray(found.sum(axis=1))
+
+
+def _described(modules: _Modules, first: Integers, end: Integers) -> SlowRuns:
+    """Return what is known of the runs from `first` to before `end`, (run,) each."""
+    place, run = _laid_out(first, end)
+    over, num_runs, num_modules = modules.over[place], len(first), end - first
+    lost_ns = modules.time_ns[place] * -np.expm1(-np.maximum(over, 0.0))
+    _, one_a_pass = np.unique(combine(run, modules.a_pass[place]), return_index=True)
     begins = np.r_[True, np.diff(modules.a_pass) != 0]
     ends = np.r_[begins[1:], True]
-    over = [modules.over[run] for run in runs]
-    quartiles = np.array([np.quantile(one, (0.25, 0.5, 0.75)) for one in over])
-    lost = [
-        float((modules.time_ns[run] * -np.expm1(-np.maximum(one, 0.0))).sum())
-        for run, one in zip(runs, over, strict=True)
-    ]
     return SlowRuns(
         row=modules.row[first],
         iteration=modules.iteration[first],
-        num_modules=np.array([len(run) for run in runs], dtype=np.int64),
-        num_passes=np.array([len(np.unique(modules.a_pass[run])) for run in runs], dtype=np.int64),
-        size_log=quartiles[:, 1],
-        spread_log=quartiles[:, 2] - quartiles[:, 0],
-        lost_ns=np.array(lost),
-        cuts=~(begins[first] & ends[last]),
-        starved_share=np.array([modules.just_in_time[run].mean() for run in runs]),
-    )
-
-
-def _none() -> SlowRuns:
-    whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
-    return SlowRuns(
-        row=whole,
-        iteration=whole,
-        num_modules=whole,
-        num_passes=whole,
-        size_log=real,
-        spread_log=real,
-        lost_ns=real,
-        cuts=np.zeros(0, dtype=bool),
-        starved_share=real,
+        num_modules=num_modules,
+        num_passes=np.bincount(run[one_a_pass], minlength=num_runs),
+        size_log=_quantiles(over, run, 0.5)[0][group_starts(run)],
+        lost_ns=np.bincount(run, lost_ns, num_runs).astype(np.float64),
+        cuts=~(begins[first] & ends[end - 1]),
+        starved_share=np.bincount(run, modules.just_in_time[place], num_runs) / num_modules,
     )

@@ -70,7 +70,6 @@ def made_of(runs):
         num_modules=8 * number,
         num_passes=number,
         size_log=np.full(len(runs), 0.26),
-        spread_log=np.full(len(runs), 0.01),
         lost_ns=20.0 * MS * number,
         cuts=np.ones(len(runs), dtype=bool),
         starved_share=np.zeros(len(runs)),
