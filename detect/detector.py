@@ -8,9 +8,9 @@ traces needs the values of every rank in both: page and comparison take an `Exam
 
 `CAUSES` are in the order of search and of the report's power line. The first search finds who
 computes slowly and hands that to the others, because a rank that waits for a slow rank is not at
-fault. What only some traces show (profiles, probes, groups whose communication nobody recorded) is
-declared here; the file that searches it is loaded where there are any. docs/architecture.md says
-how to add a cause, step by step.
+fault. What only some traces show (profiles, probes, several hosts, groups whose communication
+nobody recorded) is declared here; the file that searches it is loaded where there are any.
+docs/architecture.md says how to add a cause, step by step.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from detect.causes import (
     bursts,
     compute,
     everywhere,
-    hosts,
     imbalance,
     links,
     losses,
     networks,
     nvlinks,
     optimizer,
-    paused_hosts,
     shares,
     unexplained,
 )
@@ -99,6 +97,37 @@ def _search_spells(inquiry: Inquiry) -> Answer:
     return search_spells(inquiry, history)
 
 
+def _are_several_hosts(seen: Observations) -> bool:
+    return len(set(seen.members.hosts)) > 1
+
+
+def _search_hosts(inquiry: Inquiry) -> Answer:
+    """Search hosts that are slow as a whole, beside others."""
+    if not _are_several_hosts(inquiry.seen):
+        return Answer()
+    from detect.causes.hosts import search_hosts
+
+    return search_hosts(inquiry)
+
+
+def _search_pauses(inquiry: Inquiry) -> Answer:
+    """Search hosts that stall now one of their ranks and now another, beside others."""
+    if not _are_several_hosts(inquiry.seen):
+        return Answer()
+    from detect.causes.paused_hosts import search_pauses
+
+    return search_pauses(inquiry)
+
+
+def _search_loading(inquiry: Inquiry) -> Answer:
+    """Search hosts all of whose ranks load for long, beside others."""
+    if not _are_several_hosts(inquiry.seen):
+        return Answer()
+    from detect.causes.paused_hosts import search_loading
+
+    return search_loading(inquiry)
+
+
 def _search_corruption(inquiry: Inquiry) -> Answer:
     """Judge the probes that were stored with the trace, if there are any."""
     if inquiry.seen.probes is None:
@@ -121,6 +150,9 @@ SPELLS_OF_DEVICES = CauseSpec(
     search=_search_spells,
     tests_rows=lambda seen: seen.history is not None,
 )
+WHOLE_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_hosts)
+PAUSED_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_pauses)
+LOADING_HOSTS = CauseSpec(cause=Cause.LOADER, search=_search_loading)
 CORRUPTION = CauseSpec(cause=Cause.CORRUPTION, search=_search_corruption)
 
 CAUSES: tuple[CauseSpec, ...] = (
@@ -136,9 +168,9 @@ CAUSES: tuple[CauseSpec, ...] = (
     links.LINK,
     networks.NETWORK,
     everywhere.CHANGED_LINKS,
-    hosts.WHOLE_HOSTS,
-    paused_hosts.PAUSED_HOSTS,
-    paused_hosts.LOADING_HOSTS,
+    WHOLE_HOSTS,
+    PAUSED_HOSTS,
+    LOADING_HOSTS,
     SPELLS_OF_DEVICES,
     bursts.BURST,
     compute.SLOW_ON_THE_MEAN,

@@ -53,7 +53,6 @@ from detect.causes.device import (
 from detect.causes.finding import (
     OTHERS_WAIT,
     Answer,
-    CauseSpec,
     Claim,
     Inquiry,
     build_finding,
@@ -729,7 +728,8 @@ def _in_words(channel: str, effect: float) -> str:
     return f"{what} {times(float(np.exp(effect)))}"
 
 
-def _search(inquiry: Inquiry) -> Answer:
+def search_hosts(inquiry: Inquiry) -> Answer:
+    """Search hosts that are slow as a whole."""
     found = slow_hosts(inquiry)
     workers = inquiry.seen.members.workers
 
@@ -751,6 +751,3 @@ def _search(inquiry: Inquiry) -> Answer:
         slow=mask_of(slow, len(inquiry.seen.members)),
         explains=explains,
     )
-
-
-WHOLE_HOSTS = CauseSpec(cause=Cause.HOST, search=_search)

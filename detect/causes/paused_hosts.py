@@ -45,7 +45,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
+from detect.causes.finding import Answer, Claim, Inquiry, build_finding
 from detect.causes.hits import (
     FEW,
     Burst,
@@ -610,7 +610,8 @@ def _finding_of_loading(seen: Observations, slow: _LoadingHost) -> Finding:
     )
 
 
-def _search_loading(inquiry: Inquiry) -> Answer:
+def search_loading(inquiry: Inquiry) -> Answer:
+    """Search hosts all of whose ranks load for far longer than those of other hosts."""
     seen = inquiry.seen
     is_known = Cause.LOADER in seen.lost_ns and len(seen.iterations) > 0
     if seen.members.device_kind == "cpu" or not is_known:
@@ -629,8 +630,8 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     )
 
 
-def _search(inquiry: Inquiry) -> Answer:
-    """Count on GPUs only, as for single ranks."""
+def search_pauses(inquiry: Inquiry) -> Answer:
+    """Search hosts that stall their ranks; on GPUs only, as for single ranks."""
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     if seen.members.device_kind == "cpu" or len(seen.iterations) < BURSTS.min_hits:
         return Answer()
@@ -643,7 +644,3 @@ def _search(inquiry: Inquiry) -> Answer:
         findings=(finding,),
         explains=lambda other: other.owner != Owner.NODE and set(other.ranks) <= ranks,
     )
-
-
-PAUSED_HOSTS = CauseSpec(cause=Cause.HOST, search=_search)
-LOADING_HOSTS = CauseSpec(cause=Cause.LOADER, search=_search_loading)

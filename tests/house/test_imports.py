@@ -91,8 +91,10 @@ def test_rooms_of_the_core_import_downwards_only():
 MEASURING = ("detect/observe", "detect/stats")
 SHARED_BY_CAUSES = {
     "finding", "searches", "hits", "device", "launching", "ordinary", "power", "longer_steps",
+    "connections", "crossings", "link_ends", "slow_modules",
 }  # fmt: skip
-"""Of causes: what several of them use, what else explains slow computing, and power."""
+"""Of causes: what several of them use, parts of one that are a subject of their own, what else
+explains slow computing, and power."""
 
 
 def test_what_measures_and_compares_knows_neither_causes_nor_what_renders():
