@@ -426,8 +426,8 @@ def launches_slowly(sides: Sides, sure: Mapping[str, HostTest], alone: Flags) ->
     effect = float(np.nanmean(lost[sides.own])) - float(np.nanmedian(lost[sides.control]))
     is_beside = bool(alone[sides.own].any())
     least = HOSTS.least_doubtful_share if is_beside else SLOW_PACE.least_share
-    for other in (_lost_inside, partial(_waited_for, alone=alone)):
-        effect = effect if effect >= least else other(sides)
+    effect = effect if effect >= least else _lost_inside(sides)
+    effect = effect if effect >= least else _waited_for(sides, alone)
     if not effect >= least:
         return None
     return HostTest(effect, effect * pace.error / pace.effect, pace.p_value)
