@@ -30,7 +30,6 @@ from detect.causes import (
     imbalance,
     links,
     losses,
-    networks,
     nvlinks,
     optimizer,
     shares,
@@ -101,6 +100,15 @@ def _are_several_hosts(seen: Observations) -> bool:
     return len(set(seen.members.hosts)) > 1
 
 
+def _search_networks(inquiry: Inquiry) -> Answer:
+    """Search hosts and rails whose network is slow, and hosts whose GPUs are, beside others."""
+    if not _are_several_hosts(inquiry.seen):
+        return Answer()
+    from detect.causes.networks import search_networks
+
+    return search_networks(inquiry)
+
+
 def _search_hosts(inquiry: Inquiry) -> Answer:
     """Search hosts that are slow as a whole, beside others."""
     if not _are_several_hosts(inquiry.seen):
@@ -150,6 +158,7 @@ SPELLS_OF_DEVICES = CauseSpec(
     search=_search_spells,
     tests_rows=lambda seen: seen.history is not None,
 )
+NETWORK = CauseSpec(cause=Cause.LINK, search=_search_networks)
 WHOLE_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_hosts)
 PAUSED_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_pauses)
 LOADING_HOSTS = CauseSpec(cause=Cause.LOADER, search=_search_loading)
@@ -166,7 +175,8 @@ CAUSES: tuple[CauseSpec, ...] = (
     losses.HOST,
     losses.LATE_EXITS,
     links.LINK,
-    networks.NETWORK,
+    NETWORK,
+    everywhere.UNSPLIT,
     everywhere.CHANGED_LINKS,
     WHOLE_HOSTS,
     PAUSED_HOSTS,

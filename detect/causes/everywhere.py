@@ -63,6 +63,7 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
     connection_advice,
+    is_costly,
     ratio_without,
 )
 from detect.observe.observations import Members, Observations, Transfers
@@ -567,4 +568,27 @@ LATE_DATA = CauseSpec(cause=Cause.LOADER, search=_search_data)
 PAUSES = CauseSpec(cause=Cause.GC, search=_search_pauses)
 STOPS = CauseSpec(cause=Cause.HOST, search=_search_stops)
 UNEVEN = CauseSpec(cause=Cause.UNKNOWN, search=_search_uneven)
+
+
+def _search_unsplit(inquiry: Inquiry) -> Answer:
+    """Say that the trace cannot tell waiting from transfer in much of the communication; nothing
+    where the iteration would be hardly shorter without what goes on alone.
+
+    Not of rank files of CPUs: their asynchronous communication has no end that can be timed.
+    """
+    seen = inquiry.seen
+    is_untimed = seen.tells_passes and seen.members.device_kind == "cpu"
+    if seen.unsplit_ns is None or is_untimed or len(seen.members) < 2:
+        return Answer()
+    share = float(np.median(seen.unsplit_ns / np.maximum(seen.iteration_ns, 1.0)))
+    if ratio_without(share) < POWER.caveat_ratio:
+        return Answer()
+    text = (
+        f"communication in which waiting cannot be told from transfer takes {share:.0%} of the "
+        "iteration: a slow link, or somebody for whom others wait in it, would not be seen"
+    )
+    return Answer(hides=text) if is_costly(share) else Answer(caveat=text)
+
+
+UNSPLIT = CauseSpec(cause=Cause.LINK, search=_search_unsplit)
 CHANGED_LINKS = CauseSpec(cause=Cause.LINK, search=_search_links)

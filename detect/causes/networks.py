@@ -48,14 +48,11 @@ from detect.causes.crossings import (
 )
 from detect.causes.finding import (
     Answer,
-    CauseSpec,
     Claim,
     Inquiry,
     build_finding,
     connection_advice,
-    is_costly,
     ratio_of_half_speed,
-    ratio_without,
     replayed_half_speed,
     undecided_if_little,
 )
@@ -488,8 +485,9 @@ def _evidence(split: _Split, others: str, slow_ns: float, quick_ns: float) -> st
     )
 
 
-def _search(inquiry: Inquiry) -> Answer:
-    seen, unsplit = inquiry.seen, _unsplit(inquiry.seen)
+def search_networks(inquiry: Inquiry) -> Answer:
+    """Search hosts and rails whose network is slow, and hosts whose GPUs are among themselves."""
+    seen = inquiry.seen
     crossings = None if seen.transfers is None else crossings_of(seen, seen.transfers)
     slow = None if crossings is None else _slow_network(inquiry, crossings)
     if crossings is None or slow is None:
@@ -497,8 +495,8 @@ def _search(inquiry: Inquiry) -> Answer:
         unseen = _unseen_network(seen, crossings, hidden)
         return Answer(
             notes=_notes(seen, crossings, hidden),
-            hides=unseen.hides or unsplit.hides,
-            caveat=unseen.caveat or unsplit.caveat,
+            hides=unseen.hides,
+            caveat=unseen.caveat,
         )
     transfers, ranks = crossings.transfers, set(slow.ranks)
     units = [set(transfers.members[unit]) for unit in slow.split.all_slow.tolist()]
@@ -514,7 +512,7 @@ def _search(inquiry: Inquiry) -> Answer:
         is_end = any(named & unit for unit in units) and not named & beside
         return finding.cause == Cause.LINK and bool(is_part or is_end)
 
-    return Answer(findings=(own,), explains=explains, caveat=unsplit.caveat)
+    return Answer(findings=(own,), explains=explains)
 
 
 def _is_in_most(named: set[int], units: list[set[int]]) -> bool:
@@ -650,25 +648,6 @@ def _unseen_network(seen: Observations, crossings: Crossings | None, hidden: lis
     return _Unseen()
 
 
-def _unsplit(seen: Observations) -> _Unseen:
-    """Say that the trace cannot tell waiting from transfer in much of the communication; nothing
-    where the iteration would be hardly shorter without what goes on alone.
-
-    Not of rank files of CPUs: their asynchronous communication has no end that can be timed.
-    """
-    is_untimed = seen.tells_passes and seen.members.device_kind == "cpu"
-    if seen.unsplit_ns is None or is_untimed or len(seen.members) < 2:
-        return _Unseen()
-    share = float(np.median(seen.unsplit_ns / np.maximum(seen.iteration_ns, 1.0)))
-    if ratio_without(share) < POWER.caveat_ratio:
-        return _Unseen()
-    text = (
-        f"communication in which waiting cannot be told from transfer takes {share:.0%} of the "
-        "iteration: a slow link, or somebody for whom others wait in it, would not be seen"
-    )
-    return _Unseen(hides=text) if is_costly(share) else _Unseen(caveat=text)
-
-
 def _typical_ns(
     transfers: Transfers, split: _Split, active: Flags | slice = slice(None)
 ) -> tuple[float, float]:
@@ -680,6 +659,3 @@ def _typical_ns(
     if len(np.unique(size[np.concatenate([split.slow, split.quick])])) > 1:  # by the byte
         typical = typical / size * SHOWN_BYTES
     return float(np.median(typical[split.slow])), float(np.median(typical[split.quick]))
-
-
-NETWORK = CauseSpec(cause=Cause.LINK, search=_search)
