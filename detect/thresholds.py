@@ -1016,6 +1016,10 @@ class _Runs:
         2000, "passes", Origin.BENCHMARK,
         "of sound ranks of any job that have no run: what is known before this job's are counted",
     )  # fmt: skip
+    least_left_share: float = limit(
+        0.1, "share of the busy time", Origin.CONVENTION,
+        "that is not lost, however long runs are",
+    )  # fmt: skip
     mates_share: float = limit(
         0.75, "share of the size", Origin.CONVENTION,
         "that runs of a TP mate may have that waits inside its own modules",

@@ -17,7 +17,9 @@ rank 6 4 ms, of which 3.5 ms arose in messages with rank 2: only rank 2 is named
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from scipy import special
@@ -89,22 +91,6 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     elif is_lone:
         return _awaited_loading(seen, int(groups[0][0]))
 
-    def doubt(suspect: Suspect) -> str:
-        if stands_still(seen, suspect.row, suspect.course.active):
-            return OF_ITS_HOST
-        rows = next(rows for rows in groups if suspect.row in rows)
-        shared = _shared_loading(seen, suspect, rows[rows != suspect.row])
-        if shared:
-            return shared
-        lasting = bool(suspect.course.active.all())
-        if mates is not None and lasting and members.place["tp"][suspect.row] == 0:
-            return OF_FIRST
-        is_of_stage = on_gpu and across and lasting
-        quicker = is_of_stage and _quicker_at_the_other_end(
-            seen, suspect.row, suspect.course.active
-        )
-        return OF_STAGE if is_of_stage and not quicker else ""
-
     return lost_time(
         inquiry,
         Loss(
@@ -116,12 +102,37 @@ def _search_loading(inquiry: Inquiry) -> Answer:
                 LOSSES.host_bound_share if is_host_bound(seen) else 0.0,
             ),
             stands_out=True,
-            doubt=doubt,
+            doubt=partial(_doubt_of_loading, seen, groups, mates, on_gpu and across),
             base_ns=lambda row, own, excess: own - excess,
             predicate="waits {time} an iteration for its data loader, {over} over its peers",
             advice=lambda suspect, owner: ADVICE[Cause.LOADER],
         ),
     )
+
+
+def _doubt_of_loading(
+    seen: Observations,
+    groups: Sequence[Integers],
+    mates: Integers | None,
+    is_of_stages: bool,
+    suspect: Suspect,
+) -> str:
+    """Return why a suspect's loader need not be slow; empty where nothing else is likely.
+
+    It is compared with the rows of its group among `groups`: with its TP `mates` where these load
+    for themselves, or with other stages.
+    """
+    row, active = suspect.row, suspect.course.active
+    if stands_still(seen, row, active):
+        return OF_ITS_HOST
+    rows = next(rows for rows in groups if row in rows)
+    if shared := _shared_loading(seen, suspect, rows[rows != row]):
+        return shared
+    lasting = bool(active.all())
+    if mates is not None and lasting and seen.members.place["tp"][row] == 0:
+        return OF_FIRST
+    is_told = is_of_stages and lasting and _quicker_at_the_other_end(seen, row, active)
+    return OF_STAGE if is_of_stages and lasting and not is_told else ""
 
 
 def _shared_loading(seen: Observations, suspect: Suspect, others: Integers) -> str:

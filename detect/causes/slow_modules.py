@@ -45,7 +45,7 @@ def bursts_of_modules(seen: Observations, known: Flags, rate: float, floor: floa
     np.add.at(lost, (row[kept], slot[kept]), runs.lost_ns[kept])
     np.add.at(passes, (row[kept], slot[kept]), runs.num_passes[kept])
     busy_ns = np.maximum(np.nan_to_num(seen.busy_ns), 1.0)
-    excess = lost / np.maximum(busy_ns - lost, 0.1 * busy_ns)
+    excess = lost / np.maximum(busy_ns - lost, RUNS.least_left_share * busy_ns)
     share, num_passes = excess.mean(axis=1), seen.work.log_ns.shape[2]
     counts, hits = np.minimum(passes, num_passes).sum(axis=1).astype(np.int64), passes > 0
     left, found = ~known, list[Burst]()

@@ -39,6 +39,9 @@ from megascan.arrays import (
 )
 from megascan.timeline import codes, numbers
 
+QUARTERS = (BURSTS.quiet_share, 0.5, 1.0 - BURSTS.quiet_share)
+"""Shares of what is below the quartiles and the median."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SlowRuns:
@@ -129,7 +132,7 @@ def _margins(over: Floats, kind: Integers) -> Floats:
     """Return by how much modules of a `kind` (of a rank) may vary, from the half that is quickest,
     which a device that is slow now and then does not reach, (module,).
     """
-    quarter, half = _quantiles(over, kind, 0.25, 0.5)
+    quarter, half = _quantiles(over, kind, BURSTS.quiet_share, 0.5)
     sigma = (half - quarter) / BURSTS.half_sigmas
     margin = half + np.maximum(RUNS.margin_log, RUNS.margin_sigmas * sigma)
     return np.where(sigma <= RUNS.most_sigma_log, margin, np.inf)
@@ -173,7 +176,7 @@ def _are_runs(modules: _Modules, first: Integers, end: Integers) -> Flags:
     place, run = _laid_out(first, end)
     place, run = (one[(modules.over > modules.margin)[place]] for one in (place, run))
     begins = group_starts(run)
-    low, size, high = (one[begins] for one in _quantiles(modules.over[place], run, 0.25, 0.5, 0.75))
+    low, size, high = (one[begins] for one in _quantiles(modules.over[place], run, *QUARTERS))
     is_one_factor = high - low <= RUNS.one_factor_share * size
     of_rank = _num_kinds(modules.kind, modules.row)[modules.row[first]]
     is_several = _num_kinds(modules.kind[place], run) >= np.minimum(RUNS.least_kinds, of_rank)
