@@ -270,8 +270,8 @@ def ordinary_difference(case: Case) -> str:
 def _as_one_of_few(case: Case, small: float) -> str:
     """Say that a row is slow by no more than sound devices may be, `small` (log) or a little more,
     and is one of so few ranks that nothing shows by how much these devices differ. Empty where
-    there are more, or its clock confirms more than a `small` slowdown, or its optimizer, if that of
-    no other slow rank is as slow.
+    there are more, or its clock confirms more than a `small` slowdown, or its optimizer (of a rank
+    that is little slower, only if that of no other slow rank is as slow).
 
     Examples: three replicas at 0, 0.2 and 8 %, since of chips that differ by 5 % two may be alike.
     Four at 0, 1, 6.5 and 7.5 %: the third is no peer of the fourth, since it is slow itself, and
@@ -286,8 +286,10 @@ def _as_one_of_few(case: Case, small: float) -> str:
     if case.effect < small or is_short:
         return few_peers
     others = [one.optimizer for one in case.found.slow if one.suspect.row != case.row]
-    # chips that differ do so in steps as well
-    differ_alike = any(one >= PAIRS.agrees_share * case.slow.optimizer for one in others)
+    # chips that differ do so in steps as well, up to some size
+    differ_alike = case.effect < np.log(ORDINARY.steps_alike_ratio) and any(
+        one >= PAIRS.agrees_share * case.slow.optimizer for one in others
+    )
     if case.clock is not None or (case.is_confirmed and not differ_alike):
         return ""
     if others:
