@@ -321,13 +321,19 @@ class _Passes:
         return is_single and float(np.median(self.over[row][hits])) >= np.log(BURSTS.stop_ratio)
 
     def is_of_others(self, row: int, hits: Flags, others: Flags) -> bool:
-        """Return whether some other row has `hits` about as large, and a good part of as many: then
-        any row may have them. A few single ones are what every job has.
+        """Return whether some other row has `hits` about as large, and a good part of as many, in
+        all or in one iteration: then any row may have them. A few single ones every job has.
 
-        Example: 56 hits of one speed, and a single pass of another rank that takes as long.
+        Examples: 56 hits of one speed, and a single pass of another rank that takes as long: not of
+        others. All passes of two iterations, and all of one on another rank: of others.
         """
-        counts = as_large(hits, self.over, row)[others].sum(axis=(1, 2))
-        return int(counts.max(initial=0)) > BURSTS.others_share * int(hits[row].sum())
+        alike = as_large(hits, self.over, row)[others].sum(axis=2)
+        own = hits[row].sum(axis=1)
+        if not own.any():
+            return False
+        is_often = alike.sum(axis=1).max(initial=0) > BURSTS.others_share * own.sum()
+        at_once = alike.max(initial=0) > BURSTS.others_share * np.median(own[own > 0])
+        return bool(is_often or at_once)
 
     def is_noise(self, row: int, hits: Flags, others: Flags, peers: Flags) -> bool:
         """Return whether the others, or those of them that are peers, have `hits` in nearly as many
