@@ -384,7 +384,7 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
 
     `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
     hits must be slower by `floor` on the mean. Where all hits have one speed, a single stretch of
-    them is enough if it reaches over two iterations.
+    them is enough if it reaches over two iterations and is over before the last one.
     """
     passes = _Passes.of(seen, known) if int((~known).sum()) >= BURSTS.min_rows else None
     if passes is None:
@@ -398,7 +398,9 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
         hits = as_large(passes.counted(row, mates_of(seen.members, row)), passes.over, row)
         by_iteration: Flags = np.asarray(hits.any(axis=2))
         is_one_speed = passes.is_one_speed(row) and not passes.is_of_others(row, hits, others)
-        num_events = int(by_iteration[row].sum()) if is_one_speed else num_runs(hits[row])
+        # what goes on at the end is a level's to tell, from its fourth iteration on
+        is_over = is_one_speed and not by_iteration[row, -1]
+        num_events = int(by_iteration[row].sum()) if is_over else num_runs(hits[row])
         if min(num_events, int(by_iteration[row].sum())) < BURSTS.min_hits:
             continue
         tally = passes.tally(hits, row, others, by_pass=is_one_speed)

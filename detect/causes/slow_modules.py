@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from detect.causes.device import mates_of
-from detect.causes.hits import Burst, Tally, heaviest_first
+from detect.causes.hits import Burst, Tally, heaviest_first, num_runs
 from detect.observe.modules import SlowRuns
 from detect.observe.observations import Observations
 from detect.thresholds import BURSTS, RUNS
@@ -59,7 +59,8 @@ def bursts_of_modules(seen: Observations, known: Flags, rate: float, floor: floa
         )
         q_value = tally.by_chance * len(known) / (len(found) + 1)
         is_alone = tally.is_alone and Tally.of(hits, one, others).is_alone
-        if q_value > rate or not is_alone or int(hits[one].sum()) < BURSTS.min_hits:
+        goes_on = hits[one, -1] and num_runs(hits[one]) == 1  # a level's to tell
+        if q_value > rate or not is_alone or goes_on or int(hits[one].sum()) < BURSTS.min_hits:
             continue
         left = others
         own = kept & (row == one)
