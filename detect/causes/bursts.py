@@ -609,11 +609,8 @@ def _undecided(seen: Observations, found: Sequence[Finding]) -> Flags:
     stage = seen.members.stage
     is_paired: Flags = np.asarray(np.bincount(stage)[stage] == 2)
     causes = (Cause.COMPUTE, Cause.UNKNOWN)
-    is_open = [one.owner is Owner.UNDECIDED and one.cause in causes for one in found]
-    told, left = (
-        [one for one, flag in zip(found, is_open, strict=True) if flag == which]
-        for which in (False, True)
-    )
+    left = [one for one in found if one.owner is Owner.UNDECIDED and one.cause in causes]
+    told = [one for one in found if one not in left]
     is_left = rows_of_findings(seen.members, left) & ~is_paired
     return is_left & ~rows_of_findings(seen.members, told)
 
