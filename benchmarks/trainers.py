@@ -383,6 +383,14 @@ class Campaign:
             self._free += places
             self._changed.notify_all()
 
+    @property
+    def _alone(self) -> dict[str, str]:
+        """Return variables that give each rank one thread, and on the CPU no GPU: FSDP2 would take
+        one, wherever its model is.
+        """
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if self._given.device == "cpu" else {}
+        return {"OMP_NUM_THREADS": "1", **hidden}
+
     def _run_ranks(
         self, waiting: list[Case], places: list[list[int]], folder: Path, pool: ProcessPoolExecutor
     ) -> str:
@@ -397,7 +405,7 @@ class Campaign:
             process = subprocess.Popen(
                 [sys.executable, *words, str(folder / "plan.json")],
                 cwd=ROOT,
-                env={**_connections(waiting[0].loop), **os.environ, "OMP_NUM_THREADS": "1"},
+                env={**_connections(waiting[0].loop), **os.environ, **self._alone},
                 stdout=stream,
                 stderr=subprocess.STDOUT,
             )
