@@ -528,11 +528,14 @@ class _Ordinary:
     small_floors: float = limit(
         1.5, "times the floor", Origin.BENCHMARK, "more is no ordinary difference between chips"
     )
-    steps_alike_ratio: float = limit(
-        1.08, "ratio", Origin.BENCHMARK,
-        "by which one of few devices is slower from where on its step confirms it although that of "
-        "another slow one is as slow: sound chips of few ranks were seen up to 1.07",
+    usual_log: float = limit(
+        0.01, "log", Origin.PHYSICS,
+        "sigma of sound devices of one model under load (published: 1 to 3 %), before their own "
+        "spread is measured",
     )  # fmt: skip
+    usual_weight: float = limit(
+        2.0, "ranks", Origin.BENCHMARK, "that this counts for beside measured ones"
+    )
     little_ratio: float = limit(
         1.1, "ratio", Origin.PHYSICS,
         "that a device may be slower by and be sound, where nothing is gained by mending it, or "

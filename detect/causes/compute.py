@@ -665,9 +665,9 @@ def _notes_on(power: Power, unseen: tuple[int, ...]) -> Iterator[str]:
         )
     elif power.named > power.found:
         yield (
-            f"a rank that computes {least} slower is found, but its node is named only from "
-            f"{times(float(np.exp(power.named)))} on: ranks of this trace that were slowed by less "
-            "stayed undecided"
+            f"a rank that computes {least} slower is found, but its node is sure to be named only "
+            f"from {times(float(np.exp(power.named)))} on: of the ranks of this trace that were "
+            "slowed by less, some stayed undecided"
         )
     if unseen:
         yield (

@@ -655,6 +655,15 @@ def _own_and_theirs(
     return seen.counters.get(int(members.ranks[row]), {}), [one for one in peers if one]
 
 
+def brakes(seen: Observations, row: int) -> list[str]:
+    """Return what holds down the clock of a rank's device and of none of its stage peers' (NVML),
+    such as heat; nothing where that was not read.
+    """
+    own, peers = _own_and_theirs(seen, row)
+    theirs = [int(readings.get(REASONS_NAME, 0)) for readings in peers]
+    return peculiar_reasons(int(own.get(REASONS_NAME, 0)), theirs)
+
+
 def reading_evidence(seen: Observations, row: int) -> list[str]:
     """Return sentences about a rank's device readings next to its stage peers' medians."""
     own, peers = _own_and_theirs(seen, row)

@@ -10,11 +10,13 @@ Ordinary. Two sound chips differ by a per cent or two, and the first rank of a T
 of its own. A rank may then be slower than its peers beyond doubt, and its node be as good as any.
 What the other ranks show among themselves tells how much is ordinary:
 
+* few ranks may happen to be alike: beside two or three peers what is known of chips of one model
+  counts for as much as they do, and a rank must be slower than one more sound chip may be
+  (`reach_of_sound`: 15 % of two, 4.7 % of four, 2.1 % of eight that are alike). Neither a low clock
+  nor a slow optimizer step says otherwise: chips that differ differ in these;
 * a small slowdown counts where it exceeds 4.5 times the root mean square of the other ranks'
   distances from their peers, or 3 times the largest, less what noise in time explains; ranks that
   are slow by as little are among the others;
-* a pair does not show what is ordinary: a small slowdown of one of two stays undecided, and so
-  does one of up to 10 % where few ranks are compared and another of them is slow as well;
 * if all ranks of a (TP, CP, EP) position are slow alike by a few per cent, or the first rank of the
   job's only TP group is, then that is what the position does.
 
@@ -35,6 +37,7 @@ Otherwise the pair stays undecided, and the reason says what would decide it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -46,6 +49,7 @@ from detect.causes.device import (
     Slowness,
     Suspicion,
     attention_residuals,
+    brakes,
     mates_of,
     optimizer_shows,
     shares_its_memory,
@@ -60,7 +64,7 @@ from detect.stats import robust
 from detect.stats.residuals import deviations, stage_groups
 from detect.text import counted, times
 from detect.thresholds import DEVICE, KERNELS, ORDINARY, PAIRS, SPELLS
-from megascan.arrays import Floats, mask_of
+from megascan.arrays import Floats, Integers, mask_of
 
 if TYPE_CHECKING:
     from detect.causes.longer_steps import LongerStep
@@ -108,6 +112,16 @@ class Case(Suspicion):
     def levels(self) -> Floats:
         """Return by how much each rank is slower than its peers all over the window, (row,) log."""
         return robust.median(self.found.residuals.value, axis=1)
+
+    @cached_property
+    def pool_levels(self) -> Floats:
+        """Return by how much each rank's layers are slower than those of all stages while the row
+        is slow, (row,) log; NaN where these were not compared.
+        """
+        pool = self.found.pool
+        if pool is None:
+            return np.full(len(self.levels), np.nan)
+        return robust.median(pool.value[:, self.active], axis=1)
 
     @property
     def optimizer(self) -> Floats:
@@ -255,9 +269,9 @@ def ordinary_difference(case: Case) -> str:
         return "two sound devices may differ by as much, and it has one peer only"
     if not lasts:
         return ""
-    if few := _as_one_of_few(case, small):
-        return few
-    if effect < small or (is_pair and effect < PAIRS.min_effect_log):
+    if as_sound := _as_sound_devices(case, small):
+        return as_sound
+    if effect < small:
         largest = distances_explain(case, small)
         if largest is not None:
             return (
@@ -267,42 +281,95 @@ def ordinary_difference(case: Case) -> str:
     return "" if is_pair else _within_spread(case)
 
 
-def _as_one_of_few(case: Case, small: float) -> str:
-    """Say that a row is slow by no more than sound devices may be, `small` (log) or a little more,
-    and is one of so few ranks that nothing shows by how much these devices differ. Empty where
-    there are more, or its clock confirms more than a `small` slowdown, or its optimizer (of a rank
-    that is little slower, only if that of no other slow rank is as slow).
+def _as_sound_devices(case: Case, small: float) -> str:
+    """Say that a row is slow all over the window by no more than one more sound device may be
+    beside so many others; empty where it is slower than that, became slow itself, or is held down.
 
-    Examples: three replicas at 0, 0.2 and 8 %, since of chips that differ by 5 % two may be alike.
-    Four at 0, 1, 6.5 and 7.5 %: the third is no peer of the fourth, since it is slow itself, and
-    the other two happen to be alike.
+    A low clock or a slow optimizer step shows that it is the device, not that the device is faulty:
+    chips that differ differ in these.
     """
-    num_peers = case.slow.num_peers
-    most = max(small, float(np.log(ORDINARY.little_ratio)))
-    if num_peers >= ORDINARY.min_peers or case.effect >= most:
+    places, num_beside = _beside(case, small)
+    level = case.effect
+    if _compares_with_pool(case):
+        level = min(level, float(_levels(case)[case.row]))
+    reach = reach_of_sound(places, num_beside)
+    if level >= reach or _is_held_down(case) or _by_history(case, case.slow.peers):
         return ""
-    few_peers = f"sound devices may differ by as much, and it has {num_peers} peers only"
-    is_short = len(case.seen.iterations) < case.inquiry.settings.min_iterations
-    if case.effect < small or is_short:
-        return few_peers
-    others = [one.optimizer for one in case.found.slow if one.suspect.row != case.row]
-    # chips that differ do so in steps as well, up to some size
-    differ_alike = case.effect < np.log(ORDINARY.steps_alike_ratio) and any(
-        one >= PAIRS.agrees_share * case.slow.optimizer for one in others
+    slower, others = times(float(np.exp(reach))), counted(sum(map(len, places)), "rank")
+    shown = (
+        f"beside {others} that show how they differ here one more may be {slower} slower"
+        if max(map(len, places)) > 1
+        else f"one of two may be {slower} slower, and no other ranks show how they differ here"
     )
-    if case.clock is not None or (case.is_confirmed and not differ_alike):
-        return ""
-    if others:
-        gaps = np.concatenate(_gaps_by_stage(case))
-        if np.isfinite(gaps).sum() >= ORDINARY.min_pairs:
-            return ""
-        return (
-            f"it has {counted(num_peers, 'peer')} only, and another of so few ranks is slow "
-            "as well: these devices may differ by as much and be sound"
-        )
-    num_known = int(np.isfinite(case.levels).sum())
-    is_pair = num_peers < ORDINARY.min_peers - 1  # the rules for pairs decide
-    return few_peers if num_known < ORDINARY.min_ranks and not is_pair else ""
+    return f"sound devices may differ by as much: {shown}, its clock and optimizer step with it"
+
+
+def _is_held_down(case: Case) -> bool:
+    """Return whether heat, a brake or a setting holds down the clock that explains the slowness,
+    and no other: a slower chip has a lower clock without these.
+    """
+    return case.clock is not None and bool(brakes(case.seen, case.row))
+
+
+def reach_of_sound(places: Sequence[Floats], num_beside: int) -> float:
+    """Return by how much one more sound device may be slower than `num_beside` others, log, where
+    ranks of each of some places are known to lie so far off their peers.
+
+    Sound GPUs of one model differ by a sigma of 1 to 3 % under load. Before anything was measured
+    sigma is 1 % with the weight of two ranks; each rank beside another says more, and Student's t
+    with as many degrees how far one more may stray. Of two ranks that nobody else is compared with,
+    nothing is known but what two devices differ by at most.
+
+        one of two                      15 %        one of eight, seven of which are alike   2.1 %
+        one of three, two alike        7.7 %        of sixteen                               1.2 %
+        one of four, three alike       4.7 %        of four, the others of a sigma of 3 %     16 %
+    """
+    degrees, squares = ORDINARY.usual_weight, ORDINARY.usual_weight * ORDINARY.usual_log**2
+    for levels in places:
+        degrees += max(len(levels) - 1, 0)
+        squares += float(((levels - levels.mean()) ** 2).sum()) if len(levels) else 0.0
+    sigma = np.sqrt(squares / degrees * (1.0 + 1.0 / max(num_beside, 1)))
+    reach = float(special.stdtrit(degrees, ORDINARY.sound_share) * sigma)
+    is_known = degrees > ORDINARY.usual_weight
+    return min(reach, ORDINARY.most_log) if is_known else PAIRS.min_effect_log
+
+
+def _compares_with_pool(case: Case) -> bool:
+    """Return whether layers of all stages tell more of a row than its few peers do."""
+    return bool(np.isfinite(case.pool_levels[case.row])) and not case.slow.across_stages
+
+
+def _levels(case: Case) -> Floats:
+    """Return by how much each rank is slower than those that it is compared with, (row,) log."""
+    return case.pool_levels if _compares_with_pool(case) else case.levels
+
+
+def _beside(case: Case, small: float) -> tuple[list[Floats], int]:
+    """Return how far the ranks of each stage (of all stages, where their layers are compared) lie
+    off their peers, log, without the row and without other faults; and how many of them the row is
+    compared with.
+
+    Other slow rows are faults where they are slower than sound devices are. Of few ranks they are
+    believed to be only if no two sound devices differ so: taken out, the slowest of uneven chips
+    leave those that happen to be alike.
+    """
+    levels = _levels(case)
+    together = case.slow.across_stages or _compares_with_pool(case)
+    groups = [np.arange(len(levels))] if together else stage_groups(case.seen.members)
+    is_few = int(np.isfinite(levels).sum()) < ORDINARY.min_ranks
+    least = max(small, PAIRS.min_effect_log) if is_few else small
+    sound = np.isfinite(levels) & ~(case.excluded & (levels >= least))
+    sound[case.row] = False
+    places, num_beside = [], 0
+    for rows in groups:
+        kept = rows[sound[rows]]
+        num_peers = int((~case.excluded[rows]).sum())
+        # a rank beside its peers is further off than it is off the centre of all of them
+        to_centre = np.where(case.excluded[kept], 1.0, 1.0 - 1.0 / max(num_peers, 1))
+        places.append(levels[kept] * to_centre)
+        if case.row in rows:
+            num_beside = len(kept)
+    return places, num_beside
 
 
 def distances_explain(case: Case, small: float) -> float | None:
@@ -337,11 +404,11 @@ def few_factor(number: int) -> float:
 
 def _within_spread(case: Case) -> str:
     """Say that devices of this job differ by so much that a sound one may be as slow; empty where
-    the row stands out from them, or its clock was read to be low.
+    the row stands out from them, or something holds down its clock.
     """
     spread = _spread_of_devices(case)
     stands_out = case.effect >= min(ORDINARY.rms_factor * spread, ORDINARY.most_log)
-    if stands_out or case.clock is not None:
+    if stands_out or _is_held_down(case):
         return ""
     return (
         f"ranks of one stage differ by {np.expm1(spread):.1%} (sigma) all over the job: this one "
@@ -445,7 +512,7 @@ def decide_pair(case: Case) -> Decision:
     if by_pool is not None:
         return by_pool
     why = (
-        _by_history(case, peer)
+        _by_history(case, np.array([peer]))
         or _by_same_data(members, row, peer)
         or _by_other_stages(case)
         or _by_optimizer(case)
@@ -457,10 +524,10 @@ def decide_pair(case: Case) -> Decision:
 
 def _by_pool(case: Case, peer: int) -> Decision | None:
     """Judge by the layers of all stages; None where they do not tell."""
-    pool, row, effect = case.found.pool, case.row, case.effect
-    if pool is None:
+    row, effect = case.row, case.effect
+    if case.found.pool is None:
         return None
-    level = robust.median(pool.value[:, case.active], axis=1)
+    level = case.pool_levels
     own, other = float(level[row]), float(level[peer])
     if not np.isfinite(own + other):
         return None
@@ -494,13 +561,13 @@ def _other_stages_differ_alike(
     return bool(over) and float(robust.median(np.array(over))) >= PAIRS.agrees_share * effect
 
 
-def _by_history(case: Case, peer: int) -> str:
-    if (~case.active).sum() < PAIRS.min_normal_iterations:
+def _by_history(case: Case, peers: Integers) -> str:
+    if (~case.active).sum() < PAIRS.min_normal_iterations or not len(peers):
         return ""
     level = robust.median(case.seen.work.log_ns, axis=2)
     rise = robust.median(level[:, case.active], axis=1)
     rise = rise - robust.median(level[:, ~case.active], axis=1)
-    own, other = float(rise[case.row]), float(rise[peer])
+    own, other = float(rise[case.row]), float(robust.median(rise[peers]))
     if not own > PAIRS.agrees_share * case.effect > abs(other):
         return ""
     return (

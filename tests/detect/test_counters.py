@@ -69,6 +69,20 @@ def test_a_clock_as_low_as_the_passes_are_slow_is_the_devices(job, reading, owne
 
 
 @pytest.mark.parametrize(
+    ("reasons", "owner"), [(0.0, Owner.UNDECIDED), (32.0, Owner.NODE)], ids=["chips", "heat"]
+)
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_a_lower_clock_alone_does_not_tell_a_fault_from_a_slower_chip(
+    job, slow, num_replicas, reasons, owner
+):
+    """One of two or three chips may be 7 % slower, by a clock that is 7 % lower."""
+    counters = {rank: NORMAL | {"clock_event_reasons": 0.0} for rank in range(num_replicas)}
+    counters[1] |= {"sm_clock_mhz": 1850.0, "clock_event_reasons": reasons}
+    made = job(layout=Layout(dp=num_replicas), work=slow(1, 1.07), counters=counters)
+    assert [(one.ranks, one.owner) for one in made.report().findings] == [((1,), owner)]
+
+
+@pytest.mark.parametrize(
     ("typical", "own", "owner"),
     [
         ({"sm_clock_max_mhz": 2100.0}, {"sm_clock_mhz": 1480.0}, Owner.NODE),

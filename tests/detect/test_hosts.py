@@ -22,6 +22,7 @@ from detect.stats.host_tests import (
     HostTest,
     Place,
     Sides,
+    _holds_in_each_of_few,
     _is_one_pause_each,
     channel_tests,
 )
@@ -511,6 +512,40 @@ def test_passes_of_devices_that_wait_for_their_hosts_show_no_hot_host(
     )
     named = [one for one in report.findings if one.owner is Owner.NODE and len(one.ranks) == 4]
     assert [one.owner for one in named] == owners
+
+
+@pytest.mark.parametrize(
+    ("starved", "pace", "owners"),
+    [(0.7, 0.2, []), (0.7, 0.02, [Owner.NODE]), (0.2, 0.2, [Owner.NODE])],
+    ids=["launched as late", "launched as quickly", "fed"],
+)
+def test_steps_that_come_as_late_as_the_passes_show_no_slow_devices(job, starved, pace, owners):
+    """Passes and optimizer steps 1.1 times as long, from a host that launches 1.2 times slower."""
+
+    def work(slot):
+        return 1.1 if slot.rank in range(8, 12) else 1.0
+
+    run = job(layout=Layout(dp=16), hosts=4, work=work, tokens=lambda rank: (512, 512))
+    seen = observe(run.timeline())
+    launching = np.zeros_like(seen.busy_ns)
+    launching[8:12] = pace
+    seen = replace(seen, starved_share=np.full_like(seen.busy_ns, starved), launch_pace=launching)
+    found = judge(seen, DetectorSettings()).findings
+    of_devices = [one for one in found if one.cause is Cause.COMPUTE and len(one.ranks) == 4]
+    assert [one.owner for one in of_devices if one.owner is Owner.NODE] == owners
+
+
+@pytest.mark.parametrize(
+    ("by_iteration", "holds"),
+    [((0.41, 0.38), True), ((0.04, 0.78), False), ((0.0, 0.0, 0.9, 0.9, 0.9), True)],
+    ids=["both of two", "one of two", "the median of more tells"],
+)
+def test_of_two_iterations_a_slow_host_is_slow_in_both(by_iteration, holds):
+    """What lengthens one of them on all ranks of a host is a pause, a document, or warming up."""
+    own = np.arange(6) < 2
+    value = np.where(own[:, None], by_iteration, 0.01)
+    sides = SimpleNamespace(own=own, control=~own)
+    assert _holds_in_each_of_few(sides, value, effect=0.4) is holds
 
 
 @pytest.mark.parametrize("is_other_named", [False, True])
