@@ -1647,8 +1647,9 @@ class _Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class _Trust:
-    """What the confidence of a finding says: chance, and how often names like it were right. What
-    falls short of a word's q-value or share takes a step down, and steps add up.
+    """What the confidence of a finding says: chance, how often names like it were right, and how
+    many peers show what is ordinary. What falls short of a word's q-value or share takes a step
+    down, as few peers do, and steps add up.
 
     Shares are of names that unseen draws of twelve grounds gave, made by people who had not read
     the detector; *costly* names those that cost the step `costly_ratio` and more.
@@ -1666,8 +1667,18 @@ class _Trust:
         1.05, "ratio", Origin.BENCHMARK,
         "iteration time over that without the finding: what costs less is more often wrong",
     )  # fmt: skip
+    min_peers: int = limit(
+        3, "ranks", Origin.BENCHMARK,
+        "that do the same work as a device, below which its name is a step less sure: of 38 costly "
+        "ones beside one or two 34 were right",
+    )  # fmt: skip
     compute: float = limit(0.96, "share", Origin.BENCHMARK, "of names for computing right")
     compute_costly: float = limit(0.997, "share", Origin.BENCHMARK, "of costly ones right")
+    compute_at_times: float = limit(
+        0.97, "share", Origin.BENCHMARK,
+        "of names for computing slowly now and then right: documents may be longer at times, too",
+    )  # fmt: skip
+    compute_at_times_costly: float = limit(0.966, "share", Origin.BENCHMARK, "of costly ones right")
     host: float = limit(
         0.929, "share", Origin.BENCHMARK, "of names for delays of several ranks by their host right"
     )

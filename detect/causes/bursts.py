@@ -63,6 +63,7 @@ from detect.causes.hits import (
     slow_passes,
 )
 from detect.causes.launching import (
+    is_host_bound,
     launches_as_quickly,
     may_wait_for_launches,
     may_wait_unseen,
@@ -109,6 +110,7 @@ IDLE = (
     "in these iterations the device had nothing to do for most of that time: its host, which "
     "launched too late, may be the reason as well as the device"
 )
+ALL_LATE = "all devices wait for their hosts here, and some host is late by more now and then"
 HARDLY_SURE = (
     "mending it would gain next to nothing, and chance is hardly excluded: trace more iterations"
 )
@@ -285,8 +287,8 @@ def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owne
         return cause, Owner.UNDECIDED, (doubt,)
     # its device or its host: the node in either case, unless it collects garbage unseen
     is_idle = cause == Cause.COMPUTE and _stands_idle(seen, burst)
-    if is_idle and Cause.GC not in seen.lost_ns:
-        return cause, Owner.UNDECIDED, (IDLE, COLLECTS)
+    if is_idle and (Cause.GC not in seen.lost_ns or is_host_bound(seen)):
+        return cause, Owner.UNDECIDED, (IDLE, ALL_LATE if is_host_bound(seen) else COLLECTS)
     return cause, Owner.JOB if cause == Cause.GC else Owner.NODE, (IDLE,) if is_idle else ()
 
 
