@@ -293,7 +293,7 @@ def _as_sound_devices(case: Case, small: float) -> str:
     if _compares_with_pool(case):
         level = min(level, float(_levels(case)[case.row]))
     reach = reach_of_sound(places, num_beside)
-    if level >= reach or _is_held_down(case) or _by_history(case, case.slow.peers):
+    if level >= reach or _is_held_down(case) or _became_slow(case):
         return ""
     slower, others = times(float(np.exp(reach))), counted(sum(map(len, places)), "rank")
     shown = (
@@ -302,6 +302,15 @@ def _as_sound_devices(case: Case, small: float) -> str:
         else f"one of two may be {slower} slower, and no other ranks show how they differ here"
     )
     return f"sound devices may differ by as much: {shown}, its clock and optimizer step with it"
+
+
+def _became_slow(case: Case) -> bool:
+    """Return whether a row itself became slow inside the window, or quick, and is slow in each
+    iteration since: a few quiet ones among many are what noise and data leave by chance.
+    """
+    course = case.slow.suspect.course
+    is_stretch = len(course.episodes) == 1 and course.share == 1.0
+    return is_stretch and bool(_by_history(case, case.slow.peers))
 
 
 def _is_held_down(case: Case) -> bool:
