@@ -46,6 +46,7 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import (
+    CLOCK_NAME,
     Slowness,
     Suspicion,
     attention_residuals,
@@ -314,10 +315,28 @@ def _became_slow(case: Case) -> bool:
 
 
 def _is_held_down(case: Case) -> bool:
-    """Return whether heat, a brake or a setting holds down the clock that explains the slowness,
-    and no other: a slower chip has a lower clock without these.
+    """Return whether the clock that explains the slowness is no slower chip's: heat, a brake or a
+    setting holds it down and no other, or it stands out from enough others.
     """
-    return case.clock is not None and bool(brakes(case.seen, case.row))
+    if case.clock is None:
+        return False
+    return bool(brakes(case.seen, case.row)) or _clock_stands_out(case, case.clock[0])
+
+
+def _clock_stands_out(case: Case, rank: int) -> bool:
+    """Return whether a rank's clock is lower than one more sound device's may be beside those of
+    seven others and more.
+
+    Ranks that wait for others inside their passes blur how much devices differ; clocks do not.
+    Example: 1575 MHz beside seven of 1725 to 1755, in a job whose experts wait for each other.
+    """
+    ranks = [one for of_row in case.seen.members.workers for one in of_row]
+    clocks = {one: case.seen.counters.get(one, {}).get(CLOCK_NAME, 0.0) for one in ranks}
+    own = clocks.pop(rank)
+    below = np.log(np.array([one for one in clocks.values() if one > 0]) / own)
+    if len(below) < ORDINARY.min_ranks - 1:
+        return False
+    return bool(np.median(below) >= reach_of_sound([below], len(below)))
 
 
 def reach_of_sound(places: Sequence[Floats], num_beside: int) -> float:
@@ -413,7 +432,7 @@ def few_factor(number: int) -> float:
 
 def _within_spread(case: Case) -> str:
     """Say that devices of this job differ by so much that a sound one may be as slow; empty where
-    the row stands out from them, or something holds down its clock.
+    the row, or its clock, stands out from them, or something holds down its clock.
     """
     spread = _spread_of_devices(case)
     stands_out = case.effect >= min(ORDINARY.rms_factor * spread, ORDINARY.most_log)
