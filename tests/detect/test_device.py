@@ -82,7 +82,7 @@ def test_another_slow_ranks_optimizer_shows_how_far_they_may_be_off(job, quicker
     def longer(slot):
         if slot.name == "optimizer":
             return {2: quicker, 3: 1.015}.get(slot.rank, 1.0)
-        return 1.07 if slot.rank in (2, 3) else 1.0
+        return 1.17 if slot.rank in (2, 3) else 1.0
 
     report = job(layout=Layout(tp=2, dp=2), work=longer, noise=0.002).report()
     assert {one.ranks for one in report.findings if one.owner == Owner.NODE} == named
