@@ -1175,6 +1175,11 @@ class _Bursts:
         0.8, "share of the slow passes", Origin.CONVENTION,
         "that have no slow one beside them where these are stops",
     )  # fmt: skip
+    split_share: float = limit(
+        0.2, "share of the slow passes", Origin.BENCHMARK,
+        "whose microbatch is as quick as ever in its other passes, from which on no data are the "
+        "reason; of throttled devices 0.28 and more were seen, of longer data none",
+    )  # fmt: skip
     prior_hits: float = limit(
         0.5,
         "hits",

@@ -14,6 +14,8 @@ Causes:                                             What they share, and what fo
     pass_ends.py     whose passes end late, of a TP
                      group that waits unseen
     slow_modules.py  slow for parts of passes
+    burst_data.py    slow now and then, or on data
+                     that are longer then
     mates.py         which of a group is slow, whose    longer_steps.py  whose optimizer step is
                      waiting nobody recorded                         longer than its mates'
     optimizer.py     an optimizer step alone is slow    hits.py      slow iterations and passes,

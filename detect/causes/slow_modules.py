@@ -14,6 +14,8 @@ are left out that say nothing of a device:
 Example: 16 ranks, 6 iterations of one forward and one backward pass. In five of them all 17 modules
 of rank 4 from some moment on take 1.38 times as long; no other rank has a run.
 
+A rank is compared with itself, so one of two, or one that is alone on its stage, is searched, too.
+
 Limits: where communication inside TP or CP groups was not recorded, mates wait in each other's
 modules; such ranks are not searched.
 """
@@ -38,7 +40,7 @@ def bursts_of_modules(seen: Observations, known: Flags, rate: float, floor: floa
     """
     runs, members = seen.slow_runs, seen.members
     waits_inside = {"tp", "cp"} & {*seen.hidden_axes} or not seen.splits_tensor_groups
-    if runs is None or waits_inside or int((~known).sum()) < BURSTS.min_rows:
+    if runs is None or waits_inside:
         return []
     row, slot, kept = _placed(seen, runs, floor)
     lost, passes = np.zeros((2, *seen.busy_ns.shape))
@@ -74,6 +76,7 @@ def bursts_of_modules(seen: Observations, known: Flags, rate: float, floor: floa
                 other_hits=int(hits[others].sum()),
                 is_one_speed=_is_one_speed(runs, own),
                 stands_out=not (hits[mates_of(members, one)] & hits[one]).any(),
+                in_modules=True,
                 cuts_passes=bool(runs.cuts[own].mean() >= RUNS.mostly_cut),
                 size=float(np.exp(np.median(runs.size_log[own]))),
             )
