@@ -1021,6 +1021,18 @@ class _Runs:
         2000, "passes", Origin.BENCHMARK,
         "of sound ranks of any job that have no run: what is known before this job's are counted",
     )  # fmt: skip
+    least_share: float = limit(
+        0.005, "share of the passes", Origin.CONVENTION,
+        "that runs cost on the mean: they miss about as much again, in runs that are too short",
+    )  # fmt: skip
+    long_modules: int = limit(
+        8, "modules", Origin.BENCHMARK,
+        "of a run that begins or ends inside a pass, from which on it is no accident by itself",
+    )  # fmt: skip
+    sound_passes_of_long: int = limit(
+        100_000, "passes", Origin.BENCHMARK,
+        "of sound ranks of any job that have no such run; 465,000 were seen without one",
+    )  # fmt: skip
     least_left_share: float = limit(
         0.1, "share of the busy time", Origin.CONVENTION,
         "that is not lost, however long runs are",

@@ -322,7 +322,8 @@ def _waits_no_more(seen: Observations, burst: Burst) -> bool:
     its passes take 1.0 or 1.3 times as long.
     """
     starved, stage = seen.starved_share, seen.members.stage
-    others = burst.others & (stage == stage[burst.row])
+    peers = burst.others & (stage == stage[burst.row])
+    others = peers if peers.any() else burst.others
     if starved is None or burst.hits.all() or not others.any():
         return False
     own, usual = (float(robust.median(starved[burst.row][at])) for at in (burst.hits, ~burst.hits))

@@ -60,6 +60,7 @@ from detect.causes.ordinary import (
     distances_explain,
     even_data,
     longer_data,
+    more_tokens_for_experts,
     ordinary_difference,
 )
 from detect.causes.power import Power, limits, planted_power, slowest
@@ -361,6 +362,7 @@ def _doubt(case: Case) -> str:
     seen, row, active, effect = case.seen, case.row, case.active, case.effect
     return (
         _shared_core(case)
+        or more_tokens_for_experts(case)
         or ordinary_difference(case)
         or half_starved(seen, row, active)
         or mate_starves(seen, row, active)

@@ -54,8 +54,10 @@ import numpy as np
 from detect.causes.finding import Answer, rows_of_findings
 from detect.observe.observations import (
     ATTENTION_OF_MODULES,
+    BACKWARD,
     MLP_OF_MODULES,
     REASONS_NAME,
+    Boundness,
     Members,
     Observations,
     is_at_rest,
@@ -405,9 +407,10 @@ def shares_its_memory(of: Suspicion) -> str:
     """Say that kernels of a profile that only move memory are slow in some parts of a pass and as
     quick as the peers' in others; empty where they are not, or were not recorded.
 
-    Longer data lengthen all layers of a pass alike. Another process on the device takes it for some
-    time and leaves it for some, in each iteration for others. A busy expert is slow in the same
-    parts of all iterations.
+    Longer data lengthen all layers of a pass alike, if not what lies between passes: nothing is
+    said where operators, which tell passes, were not recorded. Another process on the device takes
+    it for some time and leaves it for some, in each iteration for others. A busy expert is slow in
+    the same parts of all iterations.
 
     Example: parts of three forward passes beside those of seven peers, log. The device is shared:
 
@@ -416,7 +419,7 @@ def shares_its_memory(of: Suspicion) -> str:
         0.41  0.00 -0.01  0.30  0.00 -0.01  0.00        0.14  0.16  0.15  0.14  0.14  0.16
     """
     kinds, members = of.seen.boundness, of.seen.members
-    if kinds is None or members.layout.ep > 1:
+    if kinds is None or members.layout.ep > 1 or not _tells_backward(kinds):
         return ""
     over = deviations(kinds.memory, stage_groups(members), of.excluded)[:, of.active]
     own, sound = over[of.row], np.abs(over[~of.excluded])
@@ -435,6 +438,11 @@ def shares_its_memory(of: Suspicion) -> str:
     if not is_clear or np.mean(is_divided) < PAIRS.agrees_share:
         return ""
     return SHARES_MEMORY.format(times=times(float(np.exp(high))))
+
+
+def _tells_backward(kinds: Boundness) -> bool:
+    """Return whether kernels of backward passes were told from others."""
+    return bool(np.isfinite(kinds.memory.log_ns[:, :, kinds.memory.phase == BACKWARD]).any())
 
 
 def is_isolated(members: Members, passes: Slowness, row: int) -> bool:

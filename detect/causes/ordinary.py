@@ -4,6 +4,7 @@
     ordinary_difference    slow by so little, or in such a place, that no node need be at fault
     decide_pair            with one peer: which of the two
     even_data              why longer data are not the reason
+    more_tokens_for_experts    whether a router sends more of them to one rank
     longer_data            whether they are, where tokens were counted
 
 Ordinary. Two sound chips differ by a per cent or two, and the first rank of a TP group has duties
@@ -48,6 +49,7 @@ from detect.causes.device import (
     attention_residuals,
     mates_of,
     optimizer_shows,
+    over_others,
     shares_its_memory,
     slow_clock,
     spares_lookups,
@@ -69,6 +71,10 @@ EVEN = "its passes got as many tokens as those of its peers, so longer data are 
 SPARES_MEMORY = (
     "its products of matrices are slow, and its kernels that only move memory hardly or not: more "
     "data would lengthen both, a lower clock the first"
+)
+MORE_FOR_EXPERTS = (
+    "its all-to-alls carry {times} the bytes of its peers', so a router sends its experts more "
+    "tokens, which may be the reason as well as the device"
 )
 DATA_OF_REPLICA = (
     "; all other stages of its replica are as slow, and longer data would show the same"
@@ -224,9 +230,35 @@ def longer_data(case: Case) -> tuple[Owner, str] | None:
     return Owner.JOB, f"{words}, which explains it: no device need be slow"
 
 
+def more_tokens_for_experts(case: Case) -> str:
+    """Say that a router sends the experts of a slow rank more tokens than those of its peers, as
+    its all-to-alls tell, whatever the layout says; empty where they carry no more, where sizes are
+    those of buffers, the same for all, and where attention, optimizer or clock tell of the device.
+
+    Example: a rank's all-to-alls carry 1.62 times the bytes of its peers', and its passes take 1.25
+    times as long. Beside a clock that is 1.25 times lower they carry 0.97 to 1.03 times as many.
+    """
+    seen, row = case.seen, case.row
+    if seen.exchanged_bytes is None or case.clock is not None:
+        return ""
+    over = over_others(seen.exchanged_bytes, stage_groups(seen.members), case.excluded)
+    level = robust.centre(over[:, case.active])
+    usual = level[~case.excluded & np.isfinite(level)]
+    spread = float(np.sqrt(np.mean(usual**2))) if len(usual) else 0.0
+    if not level[row] >= max(PAIRS.agrees_share * case.effect, DEVICE.sure_sigmas * spread):
+        return ""
+    share = DEVICE.optimizer_share_of_experts
+    if case.passes.is_beyond_experts(row) or optimizer_shows(
+        case.optimizer, case.passes, row, share
+    ):
+        return ""
+    return MORE_FOR_EXPERTS.format(times=times(float(np.exp(level[row]))))
+
+
 def _spares_memory(case: Case) -> bool:
     """Return whether nearly all products of matrices are slow in both passes, and what is bound by
-    memory is not. Slow attention alone is not enough: its documents may be longer.
+    memory is not, in nearly any part. Slow attention alone is not enough: its documents may be
+    longer, which leave alone what lies outside passes, where these are not told.
     """
     seen, kinds = case.seen, case.seen.boundness
     least = PAIRS.min_effect_log if case.slow.num_peers == 1 else KERNELS.least_log
@@ -240,7 +272,11 @@ def _spares_memory(case: Case) -> bool:
     is_slow = matrix >= PAIRS.agrees_share * case.effect
     parts = [np.isfinite(matrix) & (kinds.matrix.phase == phase) for phase in (FORWARD, BACKWARD)]
     all_parts = all(is_slow[one].mean() >= SPELLS.parts_share for one in parts if one.any())
-    return all_parts and bool(robust.median(memory) < PAIRS.agrees_share * robust.median(matrix))
+    known = memory[np.isfinite(memory)]
+    if not all_parts or not len(known):
+        return False
+    most = float(np.quantile(known, DEVICE.slow_parts_quantile))
+    return most < PAIRS.agrees_share * float(robust.median(matrix))
 
 
 def ordinary_difference(case: Case) -> str:
@@ -458,8 +494,8 @@ def decide_pair(case: Case) -> Decision:
 def _by_pool(case: Case, peer: int) -> Decision | None:
     """Judge by the layers of all stages; None where they do not tell."""
     pool, row, effect = case.found.pool, case.row, case.effect
-    if pool is None:
-        return None
+    if pool is None or (case.seen.members.layout.ep > 1 and not case.passes.is_beyond_experts(row)):
+        return None  # each stage's experts get other tokens
     level = robust.median(pool.value[:, case.active], axis=1)
     own, other = float(level[row]), float(level[peer])
     if not np.isfinite(own + other):

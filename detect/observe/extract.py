@@ -129,6 +129,7 @@ def _observations(
         busy_ns=samples.sums(passes.busy_ns, frame.shape) + np.nan_to_num(cells.optimizer_ns),
         optimizer_ns=cells.optimizer_ns,
         attention_ns=cells.attention_ns,
+        exchanged_bytes=known_or_none(cells.exchanged_bytes),
         lost_ns=_lost_by_cause(cells, passes.collecting_ns, host_ns, timeline, transfers),
         host_gap_ns=gap_ns,
         stalled_ns=stalled,

@@ -440,6 +440,9 @@ class Observations:
     attention_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Attention in forward passes, which no routing of tokens to experts lengthens; NaN where no
     attention was traced."""
+    exchanged_bytes: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """What the rank's all-to-alls carry, by which a router sends tokens to experts; NaN for a rank
+    without them, None where nobody has some."""
     tokenwise: Tokenwise | None = None
     """None on CPUs."""
     modules_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))

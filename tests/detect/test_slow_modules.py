@@ -88,9 +88,19 @@ def test_runs_of_one_rank_in_two_iterations_are_a_burst(job):
     assert np.flatnonzero(burst.hits).tolist() == [1, 6]
 
 
-def test_one_iteration_may_be_chance_and_what_others_have_is_no_fault(job):
-    assert found_in(job, [(5, 4, 4)]) == []
+@pytest.mark.parametrize(
+    ("num_modules", "cuts", "is_found"), [(24, True, True), (6, True, False), (24, False, False)]
+)
+def test_one_iteration_may_be_chance_unless_a_long_run_cuts_a_pass(
+    job, num_modules, cuts, is_found
+):
+    changes = {"num_modules": np.array([num_modules]), "cuts": np.array([cuts])}
+    assert [one.row for one in found_in(job, [(5, 4, 4)], **changes)] == [5] * is_found
+
+
+def test_what_others_have_is_no_fault(job):
     assert found_in(job, [(rank, 3 + rank, 1) for rank in range(8)] + [(5, 4, 2)]) == []
+    assert found_in(job, [(rank, 4, 2) for rank in range(8)]) == []
 
 
 def test_modules_that_began_when_launched_are_the_hosts(job):
