@@ -16,7 +16,8 @@ others of the pass. Runs are left out that say nothing of a device:
 Example: 16 ranks, 6 iterations of one forward and one backward pass. In five of them all 17 modules
 of rank 4 from some moment on take 1.38 times as long; no other rank has a run.
 
-A rank is compared with itself, so one of two, or one that is alone on its stage, is searched, too.
+A rank is compared with itself, so one of two, or one that is alone on its stage, is searched, too;
+somebody else has to be there who shows no runs.
 
 Limits: where communication inside TP or CP groups was not recorded, mates wait in each other's
 modules; such ranks are not searched.
@@ -42,7 +43,7 @@ def bursts_of_modules(seen: Observations, known: Flags, rate: float, floor: floa
     """
     runs, members = seen.slow_runs, seen.members
     waits_inside = {"tp", "cp"} & {*seen.hidden_axes} or not seen.splits_tensor_groups
-    if runs is None or waits_inside:
+    if runs is None or waits_inside or int((~known).sum()) < 2:
         return []
     row, slot, kept = _placed(seen, runs, floor)
     lost, passes = np.zeros((2, *seen.busy_ns.shape))
@@ -57,13 +58,7 @@ def bursts_of_modules(seen: Observations, known: Flags, rate: float, floor: floa
     for one in heaviest_first(share, ~known & (share >= RUNS.least_share)):
         others = left & (np.arange(len(known)) != one)
         own, is_single = kept & (row == one), int(hits[one].sum()) < BURSTS.min_hits
-        usual = RUNS.sound_passes_of_long if is_single else RUNS.sound_passes
-        tally = Tally(
-            num_hits=int(counts[one]),
-            num_iterations=hits.shape[1] * num_passes,
-            other_hits=int(counts[others].sum()),
-            num_others=max(int(others.sum()) * hits.shape[1] * num_passes, usual),
-        )
+        tally = _tally(counts, one, others, hits.shape[1] * num_passes, is_single)
         q_value = tally.by_chance * len(known) / (len(found) + 1)
         is_alone = tally.is_alone and Tally.of(hits, one, others).is_alone
         goes_on = hits[one, -1] and num_runs(hits[one]) == 1  # a level's to tell
@@ -87,6 +82,19 @@ def bursts_of_modules(seen: Observations, known: Flags, rate: float, floor: floa
             )
         )
     return found
+
+
+def _tally(counts: Integers, one: int, others: Flags, length: int, is_single: bool) -> Tally:
+    """Return how many passes of a row and of the `others` have runs, `counts` (row,), of `length`
+    passes each; of jobs at large it is known how seldom sound ones have some.
+    """
+    usual = RUNS.sound_passes_of_long if is_single else RUNS.sound_passes
+    return Tally(
+        num_hits=int(counts[one]),
+        num_iterations=length,
+        other_hits=int(counts[others].sum()),
+        num_others=max(int(others.sum()) * length, usual),
+    )
 
 
 def _placed(seen: Observations, runs: SlowRuns, floor: float) -> tuple[Integers, Integers, Flags]:

@@ -129,7 +129,6 @@ def _observations(
         busy_ns=samples.sums(passes.busy_ns, frame.shape) + np.nan_to_num(cells.optimizer_ns),
         optimizer_ns=cells.optimizer_ns,
         attention_ns=cells.attention_ns,
-        exchanged_bytes=known_or_none(cells.exchanged_bytes),
         lost_ns=_lost_by_cause(cells, passes.collecting_ns, host_ns, timeline, transfers),
         host_gap_ns=gap_ns,
         stalled_ns=stalled,
@@ -172,6 +171,7 @@ def _with_what_some_tell(seen: Observations, frame: Frame, facts: Facts) -> Obse
             tokenwise=Tokenwise(dense_ns=cells.dense_ns, lookups_ns=cells.lookups_ns),
             modules_ns=cells.modules_ns,
             slow_runs=facts.slow_runs,
+            exchanged_bytes=known_or_none(cells.exchanged_bytes),
             ending_ns=cells.ending_ns,
             starved_share=known_or_none(cells.starved_share),
         )

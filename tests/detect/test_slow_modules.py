@@ -98,6 +98,13 @@ def test_one_iteration_may_be_chance_unless_a_long_run_cuts_a_pass(
     assert [one.row for one in found_in(job, [(5, 4, 4)], **changes)] == [5] * is_found
 
 
+def test_somebody_else_has_to_show_no_runs(job):
+    seen = observe(job(layout=Layout(dp=2), iterations=10, noise=0.005).timeline())
+    seen = replace(seen, slow_runs=made_of([(1, 4, 2), (1, 9, 1)]))
+    assert len(bursts_of_modules(seen, np.zeros(2, dtype=bool), RATE, FLOOR)) == 1
+    assert bursts_of_modules(seen, np.array([True, False]), RATE, FLOOR) == []
+
+
 def test_what_others_have_is_no_fault(job):
     assert found_in(job, [(rank, 3 + rank, 1) for rank in range(8)] + [(5, 4, 2)]) == []
     assert found_in(job, [(rank, 4, 2) for rank in range(8)]) == []
