@@ -65,7 +65,12 @@ def may_be_longer_data(seen: Observations, burst: Burst) -> bool:
         return False
     if spares_lookups(of) or _others_spare_the_data(seen, burst):
         return False
-    return not burst.is_one_speed or lookups_follow(of) or are_uneven(seen) or varies(seen, burst)
+    if are_uneven(seen) or varies(seen, burst):
+        return True
+    shares_data = int((seen.members.replica == seen.members.replica[burst.row]).sum()) > 1
+    if burst.in_modules and shares_data:
+        return False  # modules of all that share them would be slow, and those of others are not
+    return not burst.is_one_speed or lookups_follow(of)
 
 
 def may_be_its_experts(seen: Observations, burst: Burst) -> bool:
@@ -100,9 +105,6 @@ def _others_spare_the_data(seen: Observations, burst: Burst) -> bool:
     mates may be slow because they wait.
     """
     members = seen.members
-    has_mates = int((members.replica == members.replica[burst.row]).sum()) > 1
-    if burst.in_modules and has_mates:
-        return True  # modules of all would be slow, and those of others are not
     over = np.nan_to_num(compute_excess(seen, ~burst.others), nan=np.inf)[:, burst.hits]
     most = PAIRS.elsewhere_share * float(burst.excess[burst.hits].mean())
     same = (mates_of(members, burst.row), np.flatnonzero(members.other_stages(burst.row)))

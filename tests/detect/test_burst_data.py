@@ -124,3 +124,33 @@ def test_of_a_pair_whole_passes_of_any_speed_may_be_longer_data(job):
     runs = replace(runs, size_log=np.log(np.array(list(EFFECTS.values()))))
     seen = replace(observe(made.timeline()), slow_runs=runs)
     assert owner_of(judge(seen, DetectorSettings()), (1,)) is Owner.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("spread", "owner"), [(0.004, Owner.NODE), (0.08, Owner.UNDECIDED)], ids=["even", "uneven"]
+)
+def test_where_data_vary_whole_passes_of_one_speed_may_be_longer_data(job, spread, owner):
+    """Modules of most ranks vary by too much there to show that they were as quick as ever."""
+    length = np.random.default_rng(5).lognormal(0.0, spread, (40, 8, 4))
+
+    def work(slot):
+        longer = 1.3 if slot.rank in (1, 5) and slot.iteration in LONGER else 1.0
+        is_optimizer = slot.name == "optimizer"
+        return (
+            1.0 if is_optimizer else longer * length[slot.iteration, slot.microbatch, slot.replica]
+        )
+
+    def of_one(slot):
+        return 1.0 if slot.rank == 5 and slot.iteration in LONGER else work(slot)
+
+    made = job(
+        layout=Layout(dp=4, pp=2),
+        iterations=14,
+        noise=0.002,
+        work=work if owner is Owner.UNDECIDED else of_one,
+    )
+    seen = replace(observe(made.timeline()), slow_runs=made_of(1, LONGER, cuts=False))
+    named = {
+        one.ranks for one in judge(seen, DetectorSettings()).findings if one.owner is Owner.NODE
+    }
+    assert ((1,) in named) == (owner is Owner.NODE)
