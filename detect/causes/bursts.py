@@ -505,7 +505,7 @@ def _throttled(inquiry: Inquiry, known: Flags, told: Flags) -> list[Burst]:
             one,
             is_shared=_has_most_of(stage == at, rows, waiting)
             or (
-                not one.in_modules
+                not (one.in_modules and one.cuts_passes)
                 and _is_usual_there(_alike(seen, *hits, one), ~known & (stage == at), one.row)
             ),
             is_mates=(not one.in_modules or bool(seen.entangled_phases))

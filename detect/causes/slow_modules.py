@@ -74,7 +74,7 @@ def bursts_of_modules(seen: Observations, known: Flags, rate: float, floor: floa
                 q_value=min(1.0, q_value),
                 others=others,
                 other_hits=int(hits[others].sum()),
-                is_one_speed=_is_one_speed(runs, own),
+                is_one_speed=_is_one_speed(runs, own) and not hits[others].any(),
                 stands_out=not (hits[mates_of(members, one)] & hits[one]).any(),
                 in_modules=True,
                 cuts_passes=bool(runs.cuts[own].mean() >= RUNS.mostly_cut),
