@@ -905,6 +905,10 @@ class _Networks:
     sure_sigmas: float = limit(
         4.0, "sigma", Origin.CONVENTION, "by which the connections of a slow network stand out"
     )
+    least_quick_hosts: int = limit(
+        2, "hosts", Origin.CONVENTION,
+        "that are quick inside before another one is not just built otherwise",
+    )  # fmt: skip
     outer_share: float = limit(
         0.25, "share of the connections", Origin.CONVENTION,
         "on either side that may lie beyond the gap between slow and quick ones",
@@ -1345,18 +1349,6 @@ class _Links:
         1.7, "ratio", Origin.BENCHMARK,
         "the same in a window of few iterations: of 44 links named there 40 were slow, by 1.75 and "
         "more, and four sound ones had met others, or late launches, by up to 1.9",
-    )  # fmt: skip
-    least_wait_log: float = limit(
-        0.05, "log", Origin.CONVENTION,
-        "by which passes are longer of those who wait inside them for a mate's slow connection",
-    )  # fmt: skip
-    wait_spreads: float = limit(
-        2.0, "times the widest spread", Origin.CONVENTION,
-        "of the quick passes, or of the slow ones, that lie between both",
-    )  # fmt: skip
-    least_quick_rows: int = limit(
-        3, "ranks or groups", Origin.CONVENTION,
-        "with quick passes: of fewer nobody knows what data make them differ by",
     )  # fmt: skip
     named_beside_one: float = limit(
         2.0, "ratio", Origin.PHYSICS,

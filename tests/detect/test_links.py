@@ -493,6 +493,21 @@ def test_group_that_loses_what_another_stages_loses_waits_for_it(job, exchanging
     assert [one.ranks for one in found] == [(3, 7)]
 
 
+def test_rings_one_of_which_waits_for_the_other_tell_no_end_of_a_pair(job, exchanging):
+    """Messages (1, 5) take three times as long. The odd ring of either stage, of unknown size,
+    lasts 90 ms longer, and one of them waits for the other: nobody knows which.
+    """
+    timeline = job(layout=Layout(tp=2, dp=2, pp=2), hosts=1).timeline()
+    messages = [((one, one + 4), 10**8, 6.0 if one == 1 else 2.0) for one in range(4)]
+    rings = [((0, 2), -1, 150.0), ((1, 3), -1, 240.0), ((4, 6), -1, 190.0), ((5, 7), -1, 280.0)]
+    seen = exchanging(timeline, messages + rings)
+    kinds = ("p2p message of 100 MB", *["dp all_reduce of unknown size"] * 2)
+    by_stage = replace(seen.transfers, kind=np.repeat([0, 1, 2], [4, 2, 2]), kinds=kinds)
+    found = judge(replace(seen, transfers=by_stage), DetectorSettings()).findings
+    assert (1, 5) in [one.ranks for one in found]
+    assert not any(one.owner is Owner.NODE for one in found)
+
+
 def _slow_from_1_to_5(job):
     """Four stages of four replicas, and the finding that the link between ranks 1 and 5 is slow."""
 

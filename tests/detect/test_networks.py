@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict, render_text
-from detect.causes.networks import _is_in_most
+from detect.causes.networks import OF_TWO_HOSTS, _is_in_most
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, one_row_a_worker, steady
@@ -94,6 +94,16 @@ def test_all_that_stays_inside_a_host_is_slow_together(job, factor):
     assert "communication inside host n01" in finding.headline
     assert "inside other hosts" in finding.evidence[0]
     assert finding.slowdown == pytest.approx(factor, rel=0.05)
+
+
+def test_of_two_hosts_one_may_be_built_otherwise_inside(job):
+    """Messages inside host 1 take 13 times as long as inside the job's only other host."""
+    report = job(
+        layout=Layout(pp=4, dp=4), hosts=8, message_bytes=MEGABYTE, transfer=inside([1], 13.0)
+    ).report()
+    found = [one for one in report.findings if one.cause is Cause.LINK]
+    assert [(one.ranks, one.owner) for one in found] == [(tuple(range(8, 16)), Owner.UNDECIDED)]
+    assert OF_TWO_HOSTS in found[0].evidence
 
 
 def test_a_rank_whose_connections_inside_its_host_are_slow_is_not_the_host(job):
