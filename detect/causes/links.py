@@ -223,17 +223,14 @@ def _is_isolated(
     """Return whether the connection of these ranks alone is to blame; `fine` units are not slow.
 
     A single rank's connection is. A pair's is if each end has another connection of the same way as
-    the `worst` unit that is fine and carries more, or if the pair joins the same device of two
-    hosts. A larger group's never is, inside a host as on a rail: nobody can tell which member is
-    slow.
+    the `worst` unit that is fine and carries more. What alone joins the same device of two hosts is
+    none: either NIC slows it as much as the switch between them. A larger group's never is, inside
+    a host as on a rail: nobody can tell which member is slow.
     """
     if len(ranks) == 1:
         return True
     if len(ranks) > 2 or not set(seen.members.recorded).issuperset(ranks):
         return False
-    hosts, devices = zip(*(seen.members.device_of(rank) for rank in ranks), strict=True)
-    if all(hosts) and hosts[0] != hosts[1] and devices[0] == devices[1] >= 0:
-        return True
     clear = fine & (units.rates >= units.least_of_witness(worst))
     return all(clear[units.witnesses(rank, worst)].any() for rank in ranks)
 
