@@ -109,6 +109,15 @@ def _search_networks(inquiry: Inquiry) -> Answer:
     return search_networks(inquiry)
 
 
+def _search_flaps(inquiry: Inquiry) -> Answer:
+    """Search ranks and hosts whose network is slow now and then."""
+    if not _are_several_hosts(inquiry.seen):
+        return Answer()
+    from detect.causes.flaps import search_flaps
+
+    return search_flaps(inquiry)
+
+
 def _search_hosts(inquiry: Inquiry) -> Answer:
     """Search hosts that are slow as a whole, beside others."""
     if not _are_several_hosts(inquiry.seen):
@@ -159,6 +168,7 @@ SPELLS_OF_DEVICES = CauseSpec(
     tests_rows=lambda seen: seen.history is not None,
 )
 NETWORK = CauseSpec(cause=Cause.LINK, search=_search_networks)
+FLAPPING_NETWORK = CauseSpec(cause=Cause.LINK, search=_search_flaps)
 WHOLE_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_hosts)
 PAUSED_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_pauses)
 LOADING_HOSTS = CauseSpec(cause=Cause.LOADER, search=_search_loading)
@@ -176,6 +186,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     losses.LATE_EXITS,
     links.LINK,
     NETWORK,
+    FLAPPING_NETWORK,
     everywhere.UNSPLIT,
     everywhere.CHANGED_LINKS,
     WHOLE_HOSTS,

@@ -974,6 +974,30 @@ class _Networks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Flaps:
+    """Connections between hosts that are slow now and then."""
+
+    slow_ratio: float = limit(
+        2.0, "ratio", Origin.PHYSICS,
+        "of an iteration's transfers to those of quick ones: a port that fell to half its rate",
+    )  # fmt: skip
+    least_connections: int = limit(
+        3, "connections", Origin.CONVENTION, "that are slow before what they share is at fault"
+    )
+    most_left_share: float = limit(
+        0.05, "share of what is lost", Origin.CONVENTION,
+        "that connections lose without whoever is named",
+    )  # fmt: skip
+    least_left_share: float = limit(
+        0.1, "share of what is lost", Origin.CONVENTION,
+        "that they lose without anybody else, who would be named as well as not",
+    )  # fmt: skip
+    least_share: float = limit(
+        0.02, "share of all time", Origin.CONVENTION, "lost to it before it is spoken of"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class _NvLinks:
     """Groups inside a host that communicate at the pace of PCIe."""
 
@@ -1971,6 +1995,7 @@ ENDS = _Ends()
 HOSTS = _Hosts()
 CHANGES = _Changes()
 NETWORKS = _Networks()
+FLAPS = _Flaps()
 NVLINKS = _NvLinks()
 RUNS = _Runs()
 BURSTS = _Bursts()

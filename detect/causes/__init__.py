@@ -25,7 +25,8 @@ Causes:                                             What they share, and what fo
     links.py         slow connections                   ordinary.py  what else explains slow
     networks.py      NICs of a host, rails, switches                 computing: chips, place, pair
                      inside a host                      power.py     what would be found, and what
-    nvlinks.py       groups at the pace of PCIe                      never could be
+    flaps.py         NICs that are slow now and then                 never could be
+    nvlinks.py       groups at the pace of PCIe
     imbalance.py     heavy stages, uneven sequences     connections.py  pairs and groups, and what
     shares.py        busy experts, longer data: ranks                   each of them carries
                      that always have more to do        crossings.py  what crosses hosts, by kind

@@ -317,7 +317,9 @@ def _judge(case: Case) -> tuple[Cause, Owner, tuple[str, ...]]:
         owner, because = starved
         return Cause.HOST, owner, (because,)
     has_low_clock = case.clock is not None
-    is_shown = has_low_clock or case.longer_step is not None
+    # whoever waits for a late mate in forward passes may wait in its step as well
+    has_longer_step = case.longer_step is not None and not _in_one_pass(slow)
+    is_shown = has_low_clock or has_longer_step
     if not is_shown and (_one_sided(slow) or _is_estimated_in_one(seen, slow)):
         return Cause.UNKNOWN, Owner.UNDECIDED, (NOT_ALIKE,)
     data = None if has_low_clock else longer_data(case)

@@ -204,6 +204,19 @@ def test_the_optimizer_tells_which_rank_of_an_unsplit_group_is_slow(job, factor,
         assert "rank 3 alone has a slower optimizer step" in " ".join(finding.evidence)
 
 
+def test_an_optimizer_tells_nothing_of_a_group_that_is_slow_in_forward_passes_alone(job):
+    """Ranks 2 and 3 wait in forward passes for what comes late, and rank 3 in its step as well."""
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return 1.2 if slot.rank == 3 else 1.0
+        return 1.5 if slot.rank in (2, 3) and slot.name == "forward" else 1.0
+
+    seen = observe(job(layout=Layout(tp=2, dp=4), work=work).timeline())
+    report = judge(replace(seen, splits_tensor_groups=False), DetectorSettings())
+    assert Owner.NODE not in {one.owner for one in report.findings}
+
+
 def test_one_slow_optimizer_does_not_outweigh_a_replica_that_is_slow_on_all_stages(job):
     """Its data explain the passes of all four; a step that is slow by chance, one optimizer."""
 

@@ -14,7 +14,7 @@ from detect.causes.networks import OF_TWO_HOSTS, _is_in_most
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, one_row_a_worker, steady
-from detect.observe.transfers import bus_factor
+from detect.observe.transfers import _by_wire, _Labels, bus_factor
 from megascan.topology import Layout
 
 MEGABYTE = 1 << 20
@@ -139,6 +139,23 @@ def test_what_is_quicker_than_any_nic_is_no_measure_of_one(job, size, factor, is
     assert found == ([(8, 9, 10, 11)] if is_slow else [])
     kinds = {one.partition(" of ")[0] for one in observe(timeline).transfers.kinds}
     assert "p2p message over NVLink" in kinds
+
+
+@pytest.mark.parametrize(
+    ("size", "last_ns", "moved"),
+    [(12_600_000, 30e3, 1), (12_600_000, 1.2e6, 0), (4, 0.0, 0)],
+    ids=["420 GB/s", "10 GB/s", "few bytes"],
+)
+def test_large_transfers_by_one_clock_show_a_wire(size, last_ns, moved):
+    """Clock errors may leave nothing of a transfer; then it is as quick as nothing is."""
+    labels = _Labels(
+        unit=np.arange(3), members=[(0, 8), (1, 9), (2, 10)], kind=np.zeros(3, dtype=np.int64),
+        kinds=("p2p message of some bytes",), crosses=np.ones(3, bool), between=np.zeros(3, int),
+    )  # fmt: skip
+    shortest_ns = np.array([1.2e6, 1.2e6, last_ns])
+    kind, kinds = _by_wire(np.arange(3), np.full(3, size), shortest_ns, labels)
+    assert kind.tolist() == [0, 0, moved]
+    assert kinds[1] == "p2p message over NVLink of some bytes"
 
 
 def test_two_hosts_that_only_talk_to_each_other_stay_undecided(job):
