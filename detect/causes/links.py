@@ -333,9 +333,10 @@ def _is_told_twice(link: _SlowLink) -> bool:
     """Return whether several connections show that one rank is slow: what one of them meets at a
     port or a switch, or in a few iterations by chance, the others do not.
 
-    Example: rank 1 in its TP pair and in its DP pair, which share no other member.
+    Example: rank 1 in its TP pair and in its DP pair, which share no other member; or in a pair,
+    and in a ring without transfer times.
     """
-    return len(link.ranks) == 1 and len(link.units) > 1
+    return len(link.ranks) == 1 and (len(link.units) > 1 or link.rings_ns > 0)
 
 
 def _is_launched_late(seen: Observations, link: _SlowLink) -> bool:

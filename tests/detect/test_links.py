@@ -19,6 +19,7 @@ from detect.causes.links import (
     IN_DOUBT_PLACE,
     _is_at_its_end,
     _is_isolated,
+    _is_told_twice,
     _subject,
     _undecided_beside_heavier,
     _waits_behind,
@@ -614,6 +615,20 @@ def test_a_pair_that_is_not_slow_in_each_of_few_iterations_may_have_met_others(
     (link,) = [one for one in found if one.cause is Cause.LINK]
     assert link.ranks == (0, 1)
     assert (FEW in link.evidence, link.owner is Owner.UNDECIDED) == (is_few, is_few)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "units", "rings_ns", "is_told"),
+    [
+        ((2,), ((2, 10),), 0.0, False),
+        ((2,), ((2, 10), (2, 3)), 0.0, True),
+        ((2,), ((2, 10),), 18e6, True),  # and a ring without transfer times
+        ((2, 10), ((2, 10), (2, 10)), 0.0, False),
+    ],
+)
+def test_two_connections_that_share_one_rank_tell_it_twice(ranks, units, rings_ns, is_told):
+    link = SimpleNamespace(ranks=ranks, units=units, rings_ns=rings_ns)
+    assert _is_told_twice(link) is is_told
 
 
 def test_transfers_of_the_warm_up_are_no_part_of_what_transfers_take(job):
