@@ -10,7 +10,7 @@ iterations. Whoever is in all that is slow then, and is the only one, is at faul
     slow     sum of its transfers >= slow_ratio · that of its quick iterations
     common   the rank in all slow connections; if several are, the host
     alone    without each other one a good part of what is lost stays unexplained
-    shown    nearly all its connections of these kinds are slow in these iterations
+    shown    nearly all connections of these ranks, of these kinds, are slow in these iterations
 
 A rank goes before its host: where a NIC is one GPU's, its neighbours' connections stay quick.
 
@@ -68,14 +68,6 @@ class _Slow:
         """
         return float(self.lost_ns[~touches].sum() / self.lost_ns.sum())
 
-    def is_shown(self, touches: Flags) -> bool:
-        """Return whether nearly all connections with a candidate of the kinds that are slow are
-        slow, `touches` (unit,).
-        """
-        kind = self.crossings.transfers.kind
-        alike = touches & np.isin(kind, kind[self.units]) & self.crossings.crosses
-        return bool(np.mean(self.units[alike]) >= LINKS.all_of_a_rank_share)
-
 
 def search_flaps(inquiry: Inquiry) -> Answer:
     """Report the rank or host that all connections between hosts have in common that are slow now
@@ -121,31 +113,38 @@ def _common_rank(slow: _Slow) -> tuple[int, ...]:
     """Return the only rank that is in all that is slow, (rank,); () where none or several are."""
     ranks = _ranks_in(slow)
     only = _only(slow, [slow.crossings.touches_ranks((rank,)) for rank in ranks])
-    return () if only is None else (ranks[only],)
+    return () if only is None else _shown(slow, (ranks[only],))
 
 
 def _common_host(slow: _Slow) -> tuple[int, ...]:
     """Return the ranks, with slow connections, of the only host that is in all that is slow; ()
-    where none or several are, or one rank only has slow connections.
+    where none or several are. A NIC may be that of some of a host's GPUs.
     """
-    hosts = sorted({host for host, _ in slow.crossings.device_of.values()})
+    place = slow.crossings.device_of
+    hosts = sorted({host for host, _ in place.values()})
     only = _only(slow, [slow.crossings.touches(host) for host in hosts])
     if only is None or not hosts[only]:
         return ()
-    place = slow.crossings.device_of
-    return tuple(one for one in _ranks_in(slow) if one in place and place[one][0] == hosts[only])
+    own = [one for one in _ranks_in(slow) if one in place and place[one][0] == hosts[only]]
+    return _shown(slow, tuple(own))
 
 
 def _only(slow: _Slow, candidates: list[Flags]) -> int | None:
-    """Return the number of the only candidate that is in nearly all that is slow, and that nearly
-    all its connections show; None where another one is in nearly as much. A candidate is the units
-    with it, (unit,).
+    """Return the number of the only candidate that is in nearly all that is slow; None where
+    another one is in nearly as much. A candidate is the units with it, (unit,).
     """
     left = np.array([slow.left_by(touches) for touches in candidates])
     first = int(np.argmin(left))
     is_alone = np.delete(left, first).min(initial=1.0) >= FLAPS.least_left_share
-    is_all = left[first] <= FLAPS.most_left_share
-    return first if is_all and is_alone and slow.is_shown(candidates[first]) else None
+    return first if is_alone and left[first] <= FLAPS.most_left_share else None
+
+
+def _shown(slow: _Slow, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the ranks if nearly all their connections of the kinds that are slow are slow."""
+    kind = slow.crossings.transfers.kind
+    alike = np.isin(kind, kind[slow.units]) & slow.crossings.crosses
+    alike &= slow.crossings.touches_ranks(ranks)
+    return ranks if np.mean(slow.units[alike]) >= LINKS.all_of_a_rank_share else ()
 
 
 def _ranks_in(slow: _Slow) -> list[int]:

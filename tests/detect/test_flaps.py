@@ -50,6 +50,11 @@ def test_the_host_that_all_slow_connections_share_is_named(job, exchanging):
     assert "it alone is in all 8 connections between hosts that are slow" in finding.evidence[0]
 
 
+def test_a_nic_may_be_that_of_two_of_a_hosts_gpus(job, exchanging):
+    (finding,) = flapping(job, exchanging, lambda unit: set(unit) & {8, 9})
+    assert finding.ranks == (8, 9)
+
+
 @pytest.mark.parametrize(
     "is_slow",
     [
