@@ -113,7 +113,9 @@ def _common_rank(slow: _Slow) -> tuple[int, ...]:
     """Return the only rank that is in all that is slow, (rank,); () where none or several are."""
     ranks = _ranks_in(slow)
     only = _only(slow, [slow.crossings.touches_ranks((rank,)) for rank in ranks])
-    return () if only is None else _shown(slow, (ranks[only],))
+    if only is None or ranks[only] not in slow.crossings.device_of:
+        return ()
+    return _shown(slow, (ranks[only],))
 
 
 def _common_host(slow: _Slow) -> tuple[int, ...]:
@@ -183,9 +185,9 @@ def _finding(seen: Observations, slow: _Slow, ranks: tuple[int, ...], lost_ns: F
     effect, error = float(np.median(over[over > 0])), float(np.std(over[over > 0]))
     rows = seen.members.rows_with(ranks)
     others = int((slow.crossings.crosses & ~units).sum())
-    host = seen.members.hosts[rows[0]]
-    subject = f"host {host}'s network" if len(ranks) > 1 else f"the network of rank {ranks[0]}"
-    where = "" if len(ranks) > 1 else f", {place(seen.members, rows[0])}"
+    subject = f"the network of rank {ranks[0]} ({place(seen.members, rows[0])})"
+    if len(ranks) > 1:
+        subject = f"host {seen.members.hosts[rows[0]]}'s network (ranks {listed(ranks)})"
     kinds = sorted({transfers.kinds[int(one)] for one in transfers.kind[units]})
     return build_finding(
         seen,
@@ -200,7 +202,7 @@ def _finding(seen: Observations, slow: _Slow, ranks: tuple[int, ...], lost_ns: F
             q_value=0.0,
             num_peers=others,
             saved_ns=lost_ns,
-            subject=f"{subject} (ranks {listed(ranks)}{where})",
+            subject=subject,
             predicate=f"transfers {times(float(np.exp(effect)))} slower than in other iterations",
             evidence=(
                 f"in iterations {listed(seen.iterations[active].tolist())} it alone is in all "

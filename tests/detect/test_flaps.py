@@ -76,5 +76,23 @@ def test_a_few_slow_ones_of_many_are_not_their_hosts(job, exchanging):
     assert flapping(job, exchanging, lambda unit: unit in few) == []
 
 
+def test_the_rank_that_several_groups_share_is_named(job, exchanging):
+    """Three of its connections, of two kinds; its neighbours' are as quick as ever."""
+    timeline = job(layout=Layout(dp=16), hosts=4).timeline()
+    groups = [(0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15)]
+    pairs = [(0, 5), (1, 6), (2, 7), (3, 4), (8, 13), (9, 14), (10, 15), (11, 12), (5, 10)]
+    at = np.isin(np.arange(20), [7])
+    units = [
+        (unit, 10**9 if len(unit) > 2 else 10**8, 20.0 * np.where(at & (5 in unit), 12.0, 1.0))
+        for unit in groups + pairs
+    ]
+    seen = exchanging(timeline, units)
+    longer_ns = np.where(at[: len(seen.iterations)], 400e6, 0.0)
+    longer = replace(seen, iteration_ns=seen.iteration_ns + longer_ns)
+    found = judge(longer, DetectorSettings()).findings
+    (finding,) = [one for one in found if one.cause is Cause.LINK and one.owner is Owner.NODE]
+    assert finding.ranks == (5,) and finding.headline.startswith("the network of rank 5 (")
+
+
 def test_what_costs_next_to_nothing_is_not_spoken_of(job, exchanging):
     assert flapping(job, exchanging, lambda unit: set(unit) & HOST_C, factor=1.9) == []
