@@ -325,6 +325,11 @@ class _Pace:
         "the same of a host all of whose ranks do, and which loses time or is waited for: of sound "
         "hosts none exceeded the others by more than 1.12",
     )  # fmt: skip
+    sound_log: float = limit(
+        math.log(1.12), "log", Origin.BENCHMARK,
+        "by which it exceeded them before it became slow, at most: quiet hosts differ by no more, "
+        "and load that comes and goes was there before",
+    )  # fmt: skip
     other_stage_log: float = limit(
         math.log(1.7), "log", Origin.BENCHMARK,
         "the same where other hosts hold other stages, which have other operations to launch: "

@@ -500,17 +500,18 @@ def _follows_launching(sides: Sides) -> bool:
 
 def keeps_its_pace(sides: Sides) -> bool:
     """Return whether the host launches slowly by about the same lead in all iterations, or since an
-    iteration before which it had next to no lead. Load from other processes comes and goes.
+    iteration before which it had no lead to speak of. Load from other processes comes and goes.
 
     Example: 0.8, 1.1, 0.9, 1.0 varies by an eighth of its median; 0.7, 0.3, 0.1, 1.0, 0.9, 0.0 by
-    two thirds.
+    two thirds. 0.4, 0.1, 0.3, 0.4, 1.0 and 0.9 are no onset: it was slower than others before.
     """
     lead = _pace_lead(sides)
     if _is_steady(lead):
         return True
     for first in range(1, len(lead) - PERSISTENCE.min_normal + 1):
         before, since = lead[:first], lead[first:]
-        if _is_steady(since) and before.mean() <= SLOW_PACE.wander_share * np.median(since):
+        least = min(SLOW_PACE.wander_share * float(np.median(since)), SLOW_PACE.sound_log)
+        if _is_steady(since) and before.mean() <= least:
             return True
     return False
 
