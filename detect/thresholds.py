@@ -1254,6 +1254,11 @@ class _Losses:
         0.9, "share of the pairs", Origin.BENCHMARK,
         "of iterations, one of either rank, in which the slower of two loses more",
     )  # fmt: skip
+    beyond_all_chance: float = limit(
+        0.01, "probability", Origin.CONVENTION,
+        "that so many loads of one rank or host are the longest of all, if storage that all share "
+        "were the reason",
+    )  # fmt: skip
     refill_share: float = limit(
         0.5, "share of what it loads longer than its peers", Origin.BENCHMARK,
         "of an iteration, that the device of a late loader finds no work beside that: its queue "

@@ -59,6 +59,16 @@ def hosts_are_all_late(seen: Observations, row: int, active: Flags) -> bool:
     return own >= STARVATION.starved_share and _are_starved(others)
 
 
+def is_nearly_bound(seen: Observations, rows: Integers) -> bool:
+    """Return whether launching takes the hosts of these rows most of an iteration, so that their
+    devices' queues are hardly ever full. Example: 31 of 39 ms.
+    """
+    if seen.launching_ns is None:
+        return False
+    launching_ns = float(np.median(seen.launching_ns[rows]))
+    return launching_ns >= PACE.busy_share * float(np.median(seen.iteration_ns))
+
+
 def launches_slowly(seen: Observations, row: int) -> bool:
     """Return whether the row's host takes longer from launch to launch than those of all others."""
     if seen.launch_pace is None or len(seen.launch_pace) < 2:
@@ -126,10 +136,13 @@ def starvation(
             "whatever the node"
         )
     words += _idle_beyond_launching(seen, row, active)
+    least = STARVATION.slower_share * effect
+    if theirs > STARVATION.fed_share:  # somebody's host is always the last, by what hosts differ by
+        least = max(least, PACE.slow_log)
     doubt = (
         _doubt(seen, row, num_others=len(others))
         or _prepares_its_passes(seen, row, active)
-        or _hardly_slower_host(seen, row, active, STARVATION.slower_share * effect)
+        or _hardly_slower_host(seen, row, active, least)
         or (WANDERS if num_runs(active) > 1 else "")
     )
     if not len(others) and theirs > STARVATION.fed_share:

@@ -525,6 +525,24 @@ def load_as_long(own_ns: float, others_ns: Floats) -> bool:
     return bool(waits.size) and float(waits.mean()) >= BURSTS.shared_storage_share
 
 
+def is_beyond_all(own_ns: Floats, others_ns: Floats) -> bool:
+    """Return whether nearly all loads `own_ns`, (load,), are longer than any of `others_ns`, (row,
+    iteration), ever, and not by chance: if all loaded alike, the k of n own loads that are longer
+    would be the k longest of all N with probability C(n, k) / C(N, k).
+
+    A storage that all share is slow for one now and for another then. Example: 720 ms in 6
+    iterations, 495 ms at most on the other rank, whose loading lasts while it waits for this one.
+    """
+    others_ns = others_ns[np.isfinite(others_ns)]
+    if not len(own_ns) or not len(others_ns):
+        return False
+    num_longer, num_own = int((own_ns > others_ns.max()).sum()), len(own_ns)
+    num_all = num_own + len(others_ns)
+    chance = special.comb(num_own, num_longer) / special.comb(num_all, num_longer)
+    is_nearly_all = num_longer >= LOSSES.separated_share * num_own
+    return is_nearly_all and bool(chance <= LOSSES.beyond_all_chance)
+
+
 def on_other_hosts(members: Members, row: int, others: Integers) -> Integers:
     """Return those of the `others` that run on other hosts than the row; all where none does.
 
@@ -539,17 +557,22 @@ def others_load_as_long(seen: Observations, row: int, others: Integers, active: 
     """Return whether loading takes the `others` about as long as the `row`, though their devices
     wait less for it: then what all of them load from is slow.
 
-    The others as a whole must take as long in the `active` iterations, or now and then; or one rank
-    must do so more often. Where some are on other hosts, these are asked. Example: a row loads for
-    950 ms in the iterations in which its device waits, and of 16 other loaders, none of which holds
-    up its device, some take 500 to 1,200 ms in half of their iterations.
+    The others as a whole must take as long in the `active` iterations, or now and then, or twice as
+    long then as in the rest (who waits for a late batch has more time to load the next one); or one
+    rank must take as long more often. Where some are on other hosts, these are asked. Example: a
+    row loads for 950 ms in the iterations in which its device waits, and of 16 other loaders, none
+    of which holds up its device, some take 500 to 1,200 ms in half of their iterations.
     """
     if seen.loading_ns is None or not len(others):
         return False
     others = on_other_hosts(seen.members, row, others)
     own, theirs = float(robust.median(seen.loading_ns[row][active])), seen.loading_ns[others]
+    if is_beyond_all(seen.loading_ns[row][active], theirs):
+        return False
     then = float(robust.median(theirs[:, active]))
     if then * LOSSES.loader_ratio > own or load_as_long(own, theirs):
+        return True
+    if not active.all() and then > LOSSES.loader_ratio * float(robust.median(theirs[:, ~active])):
         return True
     of_one = (np.nan_to_num(theirs) >= own / LOSSES.loader_ratio).mean(axis=1).max()
     return bool(of_one >= BURSTS.one_loader_share)

@@ -525,6 +525,25 @@ def _is_steady(lead: Floats) -> bool:
     return bool(np.std(lead) <= SLOW_PACE.wander_share * np.median(lead))
 
 
+def waits_for_launches(sides: Sides, compute: HostTest) -> bool:
+    """Return whether most of what a host's devices do is launched just in time, and either its
+    launches take longer as well, by a good part of what passes do, or other hosts' devices wait for
+    far fewer. A slow device lets its host get ahead, and its optimizer step is launched as well.
+
+    Examples: of the operations 75 % come just in time, on other hosts 69 %, passes take 1.09 times
+    as long, and 1.14 times from launch to launch; or 81 % and 44 %, and passes take 1.39 times.
+    """
+    if sides.seen.starved_share is None:
+        return False
+    level = robust.median(sides.seen.starved_share, axis=1)
+    mine, others = (float(robust.median(level[rows])) for rows in (sides.own, sides.control))
+    if not mine >= STARVATION.fed_share:
+        return False
+    pace = float(np.median(_pace_lead(sides))) if PACE in sides.over else 0.0
+    is_late = pace >= STARVATION.slower_share * compute.effect
+    return is_late or mine - others >= STARVATION.more_share
+
+
 def is_starved(sides: Sides) -> bool:
     """Return whether all devices of the host wait for their launches, and no other host's does.
 

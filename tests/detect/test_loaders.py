@@ -9,7 +9,14 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.losses import OF_TWO
-from detect.causes.searches import Loss, _Lost, _without_overlap, load_as_long
+from detect.causes.searches import (
+    Loss,
+    _Lost,
+    _without_overlap,
+    is_beyond_all,
+    load_as_long,
+    others_load_as_long,
+)
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.stats.residuals import Usual
@@ -143,6 +150,33 @@ def test_where_others_load_as_long_storage_is_slow(job):
     now_and_then[2, ::4] = 8e7
     often = replace(seen, loading_ns=now_and_then)
     assert judge(often, DetectorSettings()).findings[0].owner == Owner.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "others_ms", "is_beyond"),
+    [
+        ([720.0] * 6, [495.0] * 6, True),  # the other one's loading lasts while it waits
+        ([720.0] * 6, [495.0] * 5 + [730.0], False),  # storage is slow for both
+        ([720.0] * 4 + [490.0] * 2, [495.0] * 6, False),  # and for one and then the other
+        ([720.0] * 2, [495.0] * 2, False),  # chance
+    ],
+)
+def test_storage_that_all_share_is_not_slow_for_one_rank_always(own_ms, others_ms, is_beyond):
+    assert is_beyond_all(np.array(own_ms), np.array([others_ms])) == is_beyond
+
+
+@pytest.mark.parametrize(("then_ms", "is_shared"), [(40.0, True), (20.0, False)])
+def test_others_that_load_longer_in_just_these_iterations_share_the_storage(
+    job, then_ms, is_shared
+):
+    """Rank 1 loads for 88 ms in three iterations, the others for 16 ms and then for 40 ms."""
+    seen = observe(job(layout=Layout(tp=4)).timeline())
+    active = np.arange(len(seen.iterations)) < 3
+    loading = np.full_like(seen.busy_ns, 16e6)
+    loading[:, active] = then_ms * 1e6
+    loading[1, active], loading[2, 0] = 88e6, 89e6
+    told = replace(seen, loading_ns=loading)
+    assert others_load_as_long(told, 1, np.array([0, 2, 3]), active) == is_shared
 
 
 @pytest.mark.parametrize(

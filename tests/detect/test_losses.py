@@ -235,6 +235,16 @@ def test_a_starved_rank_whose_host_is_hardly_slower_is_undecided(job):
     assert starvation(replace(seen, held_pace=None), 3, active, effect)[0] is Owner.NODE
 
 
+@pytest.mark.parametrize(("pace", "owner"), [(1.06, Owner.UNDECIDED), (1.5, Owner.NODE)])
+def test_where_all_of_a_stage_wait_for_launches_one_host_is_the_last(job, pace, owner):
+    """88 % of rank 7's operations come just in time, of its stage's others 78 %, of others none."""
+    seen = observe(job(layout=Layout(pp=2, dp=4)).timeline())
+    starved, paces = np.zeros_like(seen.busy_ns), np.zeros_like(seen.busy_ns)
+    starved[4:], starved[7], paces[7] = 0.78, 0.88, np.log(pace)
+    told = replace(seen, starved_share=starved, held_pace=paces)
+    assert starvation(told, 7, np.ones(20, dtype=bool), 0.06)[0] is owner
+
+
 @pytest.mark.parametrize(
     ("pace", "owner"), [(1.2, Owner.UNDECIDED), (2.0, Owner.NODE)], ids=["little", "twice"]
 )
