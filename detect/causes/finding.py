@@ -500,6 +500,16 @@ def shared_place(seen: Observations, rows: tuple[int, ...]) -> dict[str, int]:
     }
 
 
+def placed_at(finding: Finding, members: Members, row: int) -> Finding:
+    """Return the finding of a group on one rank of it, a row of `members`: at the rank's place."""
+    return replace(
+        finding,
+        coordinates=members.coordinates(row),
+        host=members.hosts[row],
+        device=devices_of(members, [row]),
+    )
+
+
 def devices_of(members: Members, rows: Iterable[int]) -> str:
     """Return "NVIDIA H200 #3, NVIDIA H200 #5", what some rows run on."""
     return ", ".join(

@@ -28,7 +28,7 @@ Experts get other tokens on each rank, and CP ranks other parts of a sequence: n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
-    devices_of,
+    placed_at,
     rows_of_findings,
 )
 from detect.causes.launching import is_host_bound
@@ -282,9 +282,4 @@ def _finding(
             is_bound=True,
         ),
     )
-    return replace(
-        finding,
-        coordinates=members.coordinates(at),
-        host=members.hosts[at],
-        device=devices_of(members, [at]),
-    )
+    return placed_at(finding, members, at)

@@ -24,7 +24,7 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import HOST_ADVICE, optimizer_residuals
-from detect.causes.finding import Answer, Claim, Inquiry, build_finding
+from detect.causes.finding import Answer, Claim, Inquiry, build_finding, placed_at
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -40,7 +40,7 @@ from detect.stats.residuals import (
 )
 from detect.stats.search import Course, SearchTask, Suspect, search
 from detect.text import counted, milliseconds, percent, subject_of
-from detect.thresholds import BURSTS, LOSSES, POWER, SEARCH, DetectorSettings
+from detect.thresholds import BURSTS, HOSTS, LOSSES, POWER, SEARCH, DetectorSettings
 from detect.thresholds import COMPUTE as LIMITS
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
@@ -386,8 +386,9 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
     own = float(np.nanmedian(lost.time_ns[row][active]))
     excess = np.where(active, np.maximum(lost.excess_ns[row], 0.0), 0.0)
     typical = float(np.median(excess[active]))
-    is_group = loss.cause is not Cause.GC and len(seen.members.workers[row]) > 1
-    doubt = loss.doubt(suspect) or OF_GROUP * is_group
+    who, at = _loader_of(seen, row, active) if loss.cause is Cause.LOADER else (seen.members, row)
+    ranks = who.workers[at]
+    doubt = loss.doubt(suspect) or OF_GROUP * (loss.cause is not Cause.GC and len(ranks) > 1)
     owner = Owner.UNDECIDED if doubt else loss.owner(suspect)
     evidence = (*_loss_evidence(lost, suspect, own), *loss.evidence(suspect))
     base = loss.base_ns(row, own, typical) if loss.base_ns else float(np.median(seen.busy_ns[row]))
@@ -395,10 +396,10 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
     reach = SEARCH.interval_sigmas * course.standard_error / max(course.effect, 1e-9)
     members = seen.members
     over = f"{milliseconds(typical)} ({percent(1 + course.effect)[:-2]} % of the iteration)"
-    return build_finding(
+    finding = build_finding(
         seen,
         Claim(
-            ranks=members.workers[row],
+            ranks=ranks,
             rows=(row,),
             cause=loss.cause,
             owner=owner,
@@ -411,13 +412,31 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
             q_value=suspect.q_value,
             num_peers=len(loss.peers_of(row)),
             saved_ns=excess,
-            subject=subject_of(members, row),
+            subject=subject_of(who, at),
             predicate=loss.predicate.format(time=milliseconds(own), over=over),
             evidence=(*evidence, doubt) if doubt else evidence,
             advice=loss.advice(suspect, owner),
             most_cost=loss.most_cost(suspect),
         ),
     )
+    return finding if who is members else placed_at(finding, who, at)
+
+
+def _loader_of(seen: Observations, row: int, active: Flags) -> tuple[Members, int]:
+    """Return the rank that loads for the group that a row stands for, where the trace tells: one
+    that loads for far longer than all others of it, or alone loads. Else the row itself.
+
+    Example: the first rank of a group of four loads for 840 ms, the others for nothing.
+    """
+    each, group = seen.workers, seen.members.workers[row]
+    if each is None or len(group) < 2:
+        return seen.members, row
+    rows = list(each.members.rows_with(group))
+    usual_ns = np.nan_to_num(robust.median(each.loading_ns[rows][:, active], axis=1))
+    longest = usual_ns >= usual_ns.max() / HOSTS.loading_ratio
+    if longest.sum() > 1:
+        return seen.members, row
+    return each.members, rows[int(np.argmax(usual_ns))]
 
 
 def _exceeds_nearly_always(
