@@ -66,7 +66,15 @@ from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course, Suspect
 from detect.text import milliseconds, percent, ranks_text, subject_of
-from detect.thresholds import CONSEQUENCES, LINKS, LOSSES, NETWORKS, OCCUPANCY, SEARCH
+from detect.thresholds import (
+    CONSEQUENCES,
+    LINKS,
+    LOSSES,
+    NETWORKS,
+    OCCUPANCY,
+    SEARCH,
+    STARVATION,
+)
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -386,10 +394,25 @@ def _doubt_of_host(inquiry: Inquiry, suspect: Suspect) -> str:
     share = suspect.course.effect
     many = LOSSES.many_gaps_share if seen.tells_passes else share / LOSSES.pause_ratio
     return (
-        may_wait_unseen(seen, np.array([row]), active)
+        _may_collect(seen, row, active)
+        or may_wait_unseen(seen, np.array([row]), active)
         or half_starved(seen, row, active)
         or launches_as_quickly(seen, row, active, share, least_starved=many)
     )
+
+
+def _may_collect(seen: Observations, row: int, active: Flags) -> str:
+    """Say that a rank whose GPU stands still inside its passes may be collecting garbage; empty
+    where collections were recorded, or launches, which tell a process that stops from a slow host.
+    """
+    is_told = Cause.GC in seen.lost_ns or seen.starved_share is not None
+    if is_told or seen.members.device_kind == "cpu":
+        return ""
+    stalled, lost = (
+        float(np.median(np.nan_to_num(time_ns[row][active])))
+        for time_ns in (seen.stalled_ns, seen.lost(Cause.HOST))
+    )
+    return MAY_COLLECT if stalled >= STARVATION.stopped_share * lost else ""
 
 
 def _waits_for_its_replica(inquiry: Inquiry, row: int) -> bool:
@@ -458,6 +481,10 @@ OF_STAGE = (
 OF_TWO = (
     "of two processes that share cores one may always lose more to what else runs there: a third "
     "rank that loads, or the loader timed alone, decides"
+)
+MAY_COLLECT = (
+    "neither garbage collections nor launches were recorded: a process that collects stands still "
+    "as well, whatever the host"
 )
 FEW_OF_TWO = (
     "two ranks in so few iterations: hosts of a job that can hardly keep up differ by as much, now "

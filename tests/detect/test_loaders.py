@@ -354,3 +354,20 @@ def test_a_host_that_loads_late_now_and_then_is_told_from_storage_that_all_share
     report = job(layout=Layout(dp=8), hosts=4, iterations=24, loading_ms=loading).report()
     hosts = [one.ranks for one in report.findings if one.owner is Owner.NODE]
     assert hosts == ([] if of_all else [(0, 1, 2, 3)])
+
+
+@pytest.mark.parametrize(
+    ("slow_ranks", "named", "owner"),
+    [((4,), (4,), Owner.NODE), ((6,), (6,), Owner.NODE), ((5, 6), (4, 5, 6, 7), Owner.UNDECIDED)],
+    ids=["the first rank", "another", "two of them"],
+)
+def test_of_a_group_that_waits_unseen_the_trace_tells_who_loads(job, slow_ranks, named, owner):
+    """A row stands for four ranks; ranks that load in time take 0.1 ms."""
+
+    def loading(slot):
+        return 20.0 if slot.rank in slow_ranks else 0.1
+
+    seen = observe(job(layout=Layout(tp=4, dp=4), hosts=4, loading_ms=loading).timeline())
+    report = judge(replace(seen, splits_tensor_groups=False), DetectorSettings())
+    (finding,) = [one for one in report.findings if one.cause is Cause.LOADER]
+    assert (finding.ranks, finding.owner) == (named, owner)

@@ -560,7 +560,7 @@ def test_a_device_that_stands_still_may_wait_for_mates_unseen(
     told = replace(
         seen,
         transfers=transfers,
-        lost_ns={Cause.HOST: lost_ns},
+        lost_ns={Cause.HOST: lost_ns, Cause.GC: np.zeros_like(lost_ns)},
         stalled_ns=stalled_share * lost_ns,
         host_gap_ns=(1.0 - stalled_share) * lost_ns,
     )
@@ -569,6 +569,35 @@ def test_a_device_that_stands_still_may_wait_for_mates_unseen(
     assert (finding.ranks, finding.cause, finding.owner) == ((3,), Cause.HOST, owner)
     unseen = any("CP ranks send each other was not recorded" in one for one in finding.evidence)
     assert unseen == (owner is Owner.UNDECIDED)
+
+
+@pytest.mark.parametrize(
+    ("stalled_share", "recorded", "owner"),
+    [
+        (1.0, "", Owner.UNDECIDED),
+        (1.0, "collections", Owner.NODE),
+        (1.0, "launches", Owner.NODE),
+        (0.2, "", Owner.NODE),
+    ],
+)
+def test_a_rank_that_stands_still_in_its_passes_may_collect_garbage(
+    job, stalled_share, recorded, owner
+):
+    seen = observe(job(layout=Layout(dp=8)).timeline())
+    lost_ns = np.full(seen.busy_ns.shape, 1e6)
+    lost_ns[3] = 60e6
+    collections = {Cause.GC: np.zeros_like(lost_ns)} if recorded == "collections" else {}
+    starved = np.zeros_like(lost_ns) if recorded == "launches" else None
+    told = replace(
+        seen,
+        lost_ns={Cause.HOST: lost_ns, **collections},
+        stalled_ns=stalled_share * lost_ns,
+        host_gap_ns=(1.0 - stalled_share) * lost_ns,
+        starved_share=starved,
+        costs=None,
+    )
+    (finding,) = judge(told, DetectorSettings()).findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((3,), Cause.HOST, owner)
 
 
 @pytest.mark.parametrize("is_matched", [True, False])
