@@ -86,6 +86,7 @@ from detect.stats.search import Course, active_in
 from detect.text import counted, milliseconds, times
 from detect.thresholds import COMPUTE as LIMITS
 from detect.thresholds import DEVICE, HOSTS, PAIRS, SEARCH
+from detect.thresholds import PACE as SLOW_PACE
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.errors import listed
 
@@ -363,15 +364,23 @@ def _are_named_one_by_one(inquiry: Inquiry, sides: Sides, cause: Cause) -> bool:
 
 def _is_noisier_of_two(sides: Sides, reason: _Reason) -> bool:
     """Return whether a host loses only a little more than the only other host; where launching
-    takes most of an iteration, not much more: the device waits for whichever is slower.
+    takes most of an iteration, and hardly longer than there, not much more: the devices of
+    whichever host is a little slower wait for it.
 
-    Example: launching takes 6.1 of 7.9 ms, and gaps 1.35 ms on one host and 0.95 on the other.
+    Example: launching takes 6.1 of 7.9 ms, from launch to launch one host takes 1.13 times as long
+    as the other, and gaps are 1.35 ms and 0.95.
     """
+    seen, own = sides.seen, sides.own
     is_lost = any(reason.test is reason.tests.get(name) for name in LOST)
     is_only = len(np.unique(sides.host[sides.control])) < 2
-    is_bound = is_lost and is_nearly_bound(sides.seen, np.flatnonzero(sides.own))
-    most = HOSTS.unlike_share if is_bound else HOSTS.least_doubtful_share
-    return is_lost and is_only and reason.test.effect < most
+    if not (is_lost and is_only):
+        return False
+    most = HOSTS.least_doubtful_share
+    if seen.held_pace is not None and is_nearly_bound(seen, np.flatnonzero(own)):
+        pace = robust.median(seen.held_pace, axis=1)
+        lead = float(robust.median(pace[own]) - robust.median(pace[sides.control]))
+        most = HOSTS.unlike_share if lead < SLOW_PACE.slow_host_log else most
+    return reason.test.effect < most
 
 
 def _others_load_as_long(sides: Sides) -> bool:

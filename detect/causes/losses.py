@@ -99,7 +99,7 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     elif is_lone:
         return _awaited_loading(seen, int(groups[0][0]))
 
-    return lost_time(
+    answer = lost_time(
         inquiry,
         Loss(
             cause=Cause.LOADER,
@@ -112,10 +112,19 @@ def _search_loading(inquiry: Inquiry) -> Answer:
             stands_out=True,
             doubt=partial(_doubt_of_loading, seen, groups, mates, on_gpu and across),
             base_ns=lambda row, own, excess: own - excess,
+            evidence=partial(_stops_as_well, seen),
             predicate="waits {time} an iteration for its data loader, {over} over its peers",
             advice=lambda suspect, owner: ADVICE[Cause.LOADER],
         ),
     )
+    return replace(answer, findings=tuple(_of_its_host(one) for one in answer.findings))
+
+
+def _of_its_host(finding: Finding) -> Finding:
+    """Return the finding, with the host as its cause where that stops between launches as well."""
+    if finding.owner is not Owner.NODE or OF_ITS_HOST not in finding.evidence:
+        return finding
+    return replace(finding, cause=Cause.HOST, next_steps=host_advice(finding.owner))
 
 
 def _doubt_of_loading(
@@ -131,8 +140,8 @@ def _doubt_of_loading(
     for themselves, or with other stages.
     """
     row, active = suspect.row, suspect.course.active
-    if stands_still(seen, row, active):
-        return OF_ITS_HOST
+    if stands_still(seen, row, active):  # then it is its host, whatever storage does
+        return OF_ITS_HOST if _may_be_collecting(seen, suspect) else ""
     rows = next(rows for rows in groups if row in rows)
     if shared := _shared_loading(seen, suspect, rows[rows != row]):
         return shared
@@ -141,6 +150,23 @@ def _doubt_of_loading(
         return OF_FIRST
     is_told = is_of_stages and lasting and _quicker_at_the_other_end(seen, row, active)
     return OF_STAGE if is_of_stages and lasting and not is_told else ""
+
+
+def _stops_as_well(seen: Observations, suspect: Suspect) -> tuple[str, ...]:
+    """Say that the host of a late loader stops between launches, too, where it is at fault."""
+    stops = stands_still(seen, suspect.row, suspect.course.active)
+    return (OF_ITS_HOST,) if stops and not _may_be_collecting(seen, suspect) else ()
+
+
+def _may_be_collecting(seen: Observations, suspect: Suspect) -> bool:
+    """Return whether a rank that loads late, and whose host stops between launches as well, may be
+    collecting garbage all the while: its process, and not its host, would be the reason.
+    """
+    if Cause.GC not in seen.lost_ns:
+        return True
+    collecting = float(np.median(seen.lost(Cause.GC)[suspect.row][suspect.course.active]))
+    own, _ = _lost_and_excess_ns(seen, suspect, Cause.LOADER)
+    return collecting >= LOSSES.awaited_share * own
 
 
 def _shared_loading(seen: Observations, suspect: Suspect, others: Integers) -> str:

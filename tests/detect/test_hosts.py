@@ -50,13 +50,20 @@ def test_of_two_hosts_the_one_that_loses_a_little_more_is_undecided(job, hosts, 
     assert any("the noisier one" in one for one in finding.evidence) == (owner != Owner.NODE)
 
 
-@pytest.mark.parametrize(("share", "owner"), [(0.8, Owner.UNDECIDED), (0.3, Owner.NODE)])
-def test_of_two_hosts_that_launch_most_of_the_time_one_always_loses_more(job, share, owner):
+@pytest.mark.parametrize(
+    ("share", "pace", "owner"),
+    [(0.8, 1.1, Owner.UNDECIDED), (0.3, 1.1, Owner.NODE), (0.8, 1.5, Owner.NODE)],
+    ids=["hardly slower", "mostly ahead", "slower"],
+)
+def test_of_two_hosts_that_launch_most_of_the_time_one_always_loses_more(job, share, pace, owner):
     """17 ms of 260 an iteration; launching takes them a `share` of it."""
     made = job(layout=Layout(dp=8), hosts=4, gap_ms=lost_by(range(4), 17.0), iterations=10)
     seen = observe(made.timeline())
     launching = np.full_like(seen.busy_ns, share * float(np.median(seen.iteration_ns)))
-    report = judge(replace(seen, launching_ns=launching), DetectorSettings())
+    paces = np.zeros_like(launching)
+    paces[:4] = np.log(pace)
+    told = replace(seen, launching_ns=launching, held_pace=paces)
+    report = judge(told, DetectorSettings())
     assert [one.owner for one in report.findings if len(one.ranks) == 4] == [owner]
 
 

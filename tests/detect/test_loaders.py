@@ -371,3 +371,28 @@ def test_of_a_group_that_waits_unseen_the_trace_tells_who_loads(job, slow_ranks,
     report = judge(replace(seen, splits_tensor_groups=False), DetectorSettings())
     (finding,) = [one for one in report.findings if one.cause is Cause.LOADER]
     assert (finding.ranks, finding.owner) == (named, owner)
+
+
+@pytest.mark.parametrize(
+    ("collecting_ms", "owner"),
+    [(0.0, Owner.NODE), (40.0, Owner.UNDECIDED), (None, Owner.UNDECIDED)],
+    ids=["its host", "collects", "nobody knows"],
+)
+def test_a_loader_that_stops_with_its_host_is_its_hosts_unless_it_collects(
+    job, collecting_ms, owner
+):
+    """Rank 1 loads for 48 ms of an iteration, others now and then; its launches stop for 20 ms."""
+    seen = observe(
+        job(layout=Layout(dp=4), loading_ms=lambda slot: 6.0 if slot.rank == 1 else 1.0).timeline()
+    )
+    loading, stopped = np.full_like(seen.busy_ns, 5e7), np.zeros_like(seen.busy_ns)
+    stopped[1] = 20e6
+    lost_ns = {**seen.lost_ns, Cause.GC: np.zeros_like(stopped)}
+    if collecting_ms is None:
+        del lost_ns[Cause.GC]
+    else:
+        lost_ns[Cause.GC][1] = collecting_ms * 1e6
+    told = replace(seen, loading_ns=loading, stopped_ns=stopped, lost_ns=lost_ns)
+    found = judge(told, DetectorSettings()).findings
+    cause = Cause.HOST if owner is Owner.NODE else Cause.LOADER
+    assert [one.owner for one in found if one.cause is cause] == [owner]
