@@ -51,6 +51,7 @@ from detect.causes.launching import (
     mate_starves,
     may_wait_for_launches,
     most_cost_of_host,
+    of_far_later_host,
     starvation,
 )
 from detect.causes.ordinary import (
@@ -255,12 +256,13 @@ def _finding(case: Case) -> Finding:
             is_read=case.clock is not None,
         ),
     )
-    return replace(
+    finding = replace(
         finding,
         coordinates=members.coordinates(at),
         host=members.hosts[at],
         device=devices_of(members, [at]),
     )
+    return of_far_later_host(finding) if len(ranks) == 1 else finding
 
 
 def _rank_of_group(case: Case) -> int | None:

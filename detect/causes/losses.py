@@ -45,6 +45,7 @@ from detect.causes.launching import (
     launches_slowly,
     may_wait_unseen,
     most_cost_of_host,
+    of_far_later_host,
     stands_still,
 )
 from detect.causes.searches import (
@@ -377,8 +378,9 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             most_cost=lambda suspect: most_cost_of_host(seen, suspect.row, suspect.course.active),
         ),
     )
-    findings = tuple(undecided_if_free(one, NOBODY_WAITS) for one in answer.findings)
-    return replace(answer, findings=findings, notes=notes)
+    findings = map(of_far_later_host, answer.findings)
+    told = tuple(undecided_if_free(one, NOBODY_WAITS) for one in findings)
+    return replace(answer, findings=told, notes=notes)
 
 
 def _unrecorded(seen: Observations) -> str:
