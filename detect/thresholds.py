@@ -1254,6 +1254,11 @@ class _Losses:
         0.9, "share of the pairs", Origin.BENCHMARK,
         "of iterations, one of either rank, in which the slower of two loses more",
     )  # fmt: skip
+    held_back_ratio: float = limit(
+        1.1, "ratio", Origin.BENCHMARK,
+        "of long loads to usual ones, up to which hosts wait in them for their devices (1.00 to "
+        "1.05): of storage that is slow for all it is 1.9 and more",
+    )  # fmt: skip
     beyond_all_chance: float = limit(
         0.01, "probability", Origin.CONVENTION,
         "that so many loads of one rank or host are the longest of all, if storage that all share "

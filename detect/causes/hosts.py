@@ -58,7 +58,7 @@ from detect.causes.finding import (
     build_finding,
 )
 from detect.causes.launching import WANDERS, is_host_bound, is_nearly_bound, may_wait_unseen
-from detect.causes.searches import is_beyond_all, load_as_long, loading_of
+from detect.causes.searches import load_as_long, loading_of, tells_no_storage
 from detect.observe.observations import BACKWARD, FORWARD, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -390,7 +390,7 @@ def _others_load_as_long(sides: Sides) -> bool:
     """
     loading = loading_of(sides.seen)
     own_ns, others_ns = loading[sides.own], loading[~sides.own]
-    if is_beyond_all(own_ns[np.isfinite(own_ns)], others_ns):
+    if tells_no_storage(own_ns[np.isfinite(own_ns)], others_ns):
         return False
     return load_as_long(float(np.nanmean(own_ns)), others_ns)  # the median of pauses is no pause
 
