@@ -51,6 +51,7 @@ from detect.causes.launching import (
 from detect.causes.searches import (
     ADVICE,
     OF_FIRST,
+    OF_ITS_HOST,
     OF_PLACE,
     Loss,
     load_as_long,
@@ -100,7 +101,7 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     elif is_lone:
         return _awaited_loading(seen, int(groups[0][0]))
 
-    answer = lost_time(
+    return lost_time(
         inquiry,
         Loss(
             cause=Cause.LOADER,
@@ -118,14 +119,6 @@ def _search_loading(inquiry: Inquiry) -> Answer:
             advice=lambda suspect, owner: ADVICE[Cause.LOADER],
         ),
     )
-    return replace(answer, findings=tuple(_of_its_host(one) for one in answer.findings))
-
-
-def _of_its_host(finding: Finding) -> Finding:
-    """Return the finding, with the host as its cause where that stops between launches as well."""
-    if finding.owner is not Owner.NODE or OF_ITS_HOST not in finding.evidence:
-        return finding
-    return replace(finding, cause=Cause.HOST, next_steps=host_advice(finding.owner))
 
 
 def _doubt_of_loading(
@@ -533,10 +526,6 @@ HARDLY_MORE = (
 NOBODY_WAITS = (
     "nobody waits for this time, so the rank may itself wait in it for what the trace does not "
     "show: nothing is gained by a look at its host before that costs anything"
-)
-OF_ITS_HOST = (
-    "its host stops between launches as well, and what loads in the rank's own process stands "
-    "still with it"
 )
 LATE = (
     "its connection, clocks that are off by as much, more to receive, or a process that is woken "

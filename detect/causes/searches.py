@@ -245,6 +245,10 @@ def least_slowdown(seen: Observations, settings: DetectorSettings) -> float:
     return max(settings.min_slowdown, LIMITS.mixed_ratio if seen.mixes_communication else 1.0)
 
 
+OF_ITS_HOST = (
+    "its host stops between launches as well, and what loads in the rank's own process stands "
+    "still with it"
+)
 OF_GROUP = (
     "communication inside its group was not recorded: which of these ranks it is, if not all, this "
     "trace cannot tell"

@@ -425,7 +425,7 @@ def test_a_late_loader_of_a_host_that_stops_is_the_hosts(job):
     assert causes == {Cause.LOADER: Owner.NODE}
     told = replace(seen, launching_ns=launching, starved_share=starved)
     causes = {one.cause: one.owner for one in judge(told, DetectorSettings()).findings}
-    assert causes == {Cause.HOST: Owner.NODE, Cause.LOADER: Owner.UNDECIDED}
+    assert causes == {Cause.HOST: Owner.NODE}
 
 
 def test_passes_that_a_stopping_host_lengthens_are_its_own_doing(job, slow):
