@@ -263,6 +263,8 @@ def _exceeds_clock_errors(seen: Observations, units: Units, suspect: Suspect) ->
     error_ns = _clock_error_ns(seen.alignment, seen, units.members[suspect.row])
     if actual - normal > LINKS.clock_errors * error_ns:  # each end has its own error
         return True
+    if actual <= 0.0:  # clocks are off by more than a transfer takes
+        return False
     lost_ns = float(units.transfers.total_ns[row_of(units, suspect)]) * (1.0 - normal / actual)
     if lost_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns)):
         return False

@@ -88,6 +88,36 @@ def test_another_slow_ranks_optimizer_shows_how_far_they_may_be_off(job, quicker
     assert {one.ranks for one in report.findings if one.owner == Owner.NODE} == named
 
 
+@pytest.mark.parametrize(
+    ("is_recorded", "elsewhere", "forward", "named"),
+    [
+        (True, 1.0, 1.2, {(0,), (1,)}),
+        (True, 1.15, 1.2, set()),
+        (False, 1.0, 1.2, set()),
+        (True, 1.0, 1.13, {(1,)}),
+    ],
+    ids=["both slow", "longer data", "waiting unseen", "one waits in its backward passes"],
+)
+def test_other_stages_tell_a_slow_group_from_longer_data(
+    job, exchanging, is_recorded, elsewhere, forward, named
+):
+    """Ranks 0 and 1, mates, are slow in both passes and no optimizer is: 4 and 5 share the data."""
+
+    def longer(slot):
+        if slot.name == "optimizer" or slot.rank not in (0, 1, 8, 9):
+            return 1.0
+        if slot.rank > 1:
+            return elsewhere
+        return forward if (slot.name, slot.rank) == ("forward", 0) else 1.2
+
+    groups = [((rank, rank + 1), 10**8, 12.0) for rank in range(0, 16, 2)]
+    seen = exchanging(job(layout=Layout(tp=2, dp=4, pp=2), work=longer).timeline(), groups)
+    kinds = ("tp all_reduce of 1e8 bytes" if is_recorded else "dp all_reduce of 1e8 bytes",)
+    seen = replace(seen, transfers=replace(seen.transfers, kinds=kinds))
+    found = owners(judge(seen, DetectorSettings()))
+    assert {ranks for ranks, (_, owner) in found.items() if owner == Owner.NODE} == named
+
+
 def test_who_waits_for_a_hidden_exchange_of_tokens_is_not_named(job):
     """All ranks of an EP group wait for rank 1 inside their passes; rank 2's optimizer is a bit
     slower than others', but nothing like rank 1's.
