@@ -76,6 +76,15 @@ def _search_ends(inquiry: Inquiry) -> Answer:
     return search_ends(inquiry)
 
 
+def _search_spared(inquiry: Inquiry) -> Answer:
+    """Search hosts whose MLPs are slower than their attention, where modules were recorded."""
+    if inquiry.seen.modules_ns is None or len(inquiry.seen.members) < 2:
+        return Answer()
+    from detect.causes.spared import search_spared
+
+    return search_spared(inquiry)
+
+
 def _search_memory(inquiry: Inquiry) -> Answer:
     """Search slow device memory in a profile of GPUs: only there kernels tell what bounds them."""
     kinds = inquiry.seen.boundness
@@ -162,6 +171,7 @@ NETWORK = CauseSpec(cause=Cause.LINK, search=_search_networks)
 WHOLE_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_hosts)
 PAUSED_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_pauses)
 LOADING_HOSTS = CauseSpec(cause=Cause.LOADER, search=_search_loading)
+SPARED = CauseSpec(cause=Cause.COMPUTE, search=_search_spared)
 CORRUPTION = CauseSpec(cause=Cause.CORRUPTION, search=_search_corruption)
 
 CAUSES: tuple[CauseSpec, ...] = (
@@ -179,6 +189,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     everywhere.UNSPLIT,
     everywhere.CHANGED_LINKS,
     WHOLE_HOSTS,
+    SPARED,
     PAUSED_HOSTS,
     LOADING_HOSTS,
     SPELLS_OF_DEVICES,
