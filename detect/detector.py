@@ -77,8 +77,9 @@ def _search_ends(inquiry: Inquiry) -> Answer:
 
 
 def _search_spared(inquiry: Inquiry) -> Answer:
-    """Search hosts whose MLPs are slower than their attention, where modules were recorded."""
-    if inquiry.seen.modules_ns is None or len(inquiry.seen.members) < 2:
+    """Search devices that are slow where they multiply matrices, where the trace tells parts."""
+    seen = inquiry.seen
+    if (seen.modules_ns is None and seen.boundness is None) or len(seen.members) < 2:
         return Answer()
     from detect.causes.spared import search_spared
 

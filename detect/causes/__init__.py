@@ -18,6 +18,8 @@ Causes:                                             What they share, and what fo
                      waiting nobody recorded                         longer than its mates'
     optimizer.py     an optimizer step alone is slow    hits.py      slow iterations and passes,
     memory.py        slow device memory (profiles)                   counted
+    spared.py        slow in products of matrices,
+                     less where memory is moved
     corruption.py    who computes wrongly (probes)      device.py    slow, or on long data; what a
     hosts.py         whole hosts, launching late                     device's clock says
     paused_hosts.py  hosts that stall now one rank,     launching.py a device that waits for its

@@ -27,7 +27,6 @@ from detect.causes.device import (
     not_shown,
     optimizer_shows,
     reading_evidence,
-    spares_attention,
     spares_lookups,
     stages_alike,
     stands_out_by_lookups,
@@ -504,7 +503,6 @@ def _alone_on_its_stage(case: Case) -> Decision:
     if case.effect < np.log(ORDINARY.little_ratio) and not _stands_out_of_equal_layers(case):
         return Decision(False, OTHER_LAYERS)
     why = EQUAL_LAYERS if case.seen.has_equal_layers else _by_what_it_moves(case)
-    why = why or spares_attention(case)
     return Decision(bool(why), why or OTHER_LAYERS)
 
 

@@ -56,8 +56,6 @@ import numpy as np
 
 from detect.causes.finding import Answer, rows_of_findings
 from detect.observe.observations import (
-    ATTENTION_OF_MODULES,
-    MLP_OF_MODULES,
     REASONS_NAME,
     Members,
     Observations,
@@ -343,39 +341,6 @@ def spares_lookups(of: Suspicion) -> str:
         return ""
     slowest = float(np.exp(max(most)))
     return SPARES_LOOKUPS.format(dense=times(float(np.exp(level))), lookups=times(slowest))
-
-
-def spares_attention(of: Suspicion) -> str:
-    """Say that of a stage of one rank attention is slow, and its MLPs are by more, in all layers:
-    a lower clock slows what moves memory, of which attention has more, by less. Heavier layers take
-    longer by one factor in both, or in one of the two. Empty where that is not so, where layers of
-    the other stages differ among themselves, or not known.
-
-    Example: MLPs take 1.41 times the time of those of seven other stages, attention 1.28 times, and
-    these differ by 0.4 %. Layers that are 1.31 times as heavy show 1.32 and 1.32.
-    """
-    modules_ns = of.seen.modules_ns
-    if modules_ns is None or of.seen.members.layout.ep > 1:
-        return ""
-    everybody = [np.arange(len(of.seen.members))]
-    mlp, attention = (
-        robust.centre(over_others(modules_ns[:, of.active, kind], everybody, of.excluded))
-        for kind in (MLP_OF_MODULES, ATTENTION_OF_MODULES)
-    )
-    others = ~of.excluded
-    spread = max(
-        float(np.sqrt(np.mean(one[others] ** 2))) for one in (mlp, attention, mlp - attention)
-    )
-    own, less = float(mlp[of.row]), float((mlp - attention)[of.row])
-    if not (others.sum() >= COMPUTE.min_pool - 1 and own >= ORDINARY.rms_factor * spread):
-        return ""
-    if not max(DEVICE.least_spared * own, ORDINARY.rms_factor * spread) <= less:
-        return ""
-    if not less <= PAIRS.agrees_share * own:
-        return ""
-    return SPARES_ATTENTION.format(
-        mlp=times(float(np.exp(own))), attention=times(float(np.exp(own - less)))
-    )
 
 
 def lookups_follow(of: Suspicion) -> bool:
@@ -721,10 +686,6 @@ def answer_of_slow_parts(seen: Observations, found: tuple[Finding, ...]) -> Answ
 SPARES_LOOKUPS = (
     "its MLPs and output layer take {dense} the time of its peers', its embedding and loss at most "
     "{lookups}: more tokens would lengthen both, longer documents neither, a lower clock the first"
-)
-SPARES_ATTENTION = (
-    "its MLPs take {mlp} the time of those of the other stages, which are all alike, its attention "
-    "{attention}: a lower clock slows what moves memory by less, heavier layers take longer alike"
 )
 OF_GROUP_BY_LOOKUPS = (
     "of its TP group, whose ranks wait for each other inside their layers, it alone takes {times} "

@@ -19,10 +19,13 @@ Example: a host that is a stage of two. MLPs of all its ranks take 1.17 times th
 the other stage's host, attention 1.12 times; the ranks of the other host differ by 0.5 %.
 
 A stage of one rank is judged alike, but sound chips of a model differ in their clocks by a few per
-cent, too: so beside few other ranks its MLPs must be slower by more than that.
+cent, too: so beside few other ranks its MLPs must be slower by more than that. In a profile kernels
+that multiply matrices stand beside those that only move memory, of equal names and launches on all
+stages: heavier layers launch larger ones of both. Example: 1.30 times, nearly all of the former,
+and 1.04 times.
 
-Limits: granularity full, and no experts. Where attention is bound by its products of matrices
-(long documents, fused), a lower clock slows both alike, and nothing is said.
+Limits: granularity full or a profile, and no experts. Where attention is bound by its products of
+matrices (long documents, fused), a lower clock slows both alike, and nothing is said.
 """
 
 from __future__ import annotations
@@ -43,12 +46,17 @@ from detect.observe.observations import (
 )
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import chance_of_mean, stage_groups
+from detect.stats.residuals import chance_of_mean, deviations, stage_groups
 from detect.stats.search import Course, interval_of_ratio
 from detect.text import counted, ranks_text, times
-from detect.thresholds import DEVICE, ORDINARY, PAIRS
-from megascan.arrays import Flags, Floats, Integers, mask_of
+from detect.thresholds import DEVICE, ORDINARY, PAIRS, SPELLS
+from megascan.arrays import Flags, Integers, mask_of
 
+SPARES_MEMORY = (
+    "kernels that multiply matrices take {mlp} the time of those of the other stages, nearly all "
+    "of them, and those that only move memory {attention}: of equal name and launch they have as "
+    "much to do on every stage, and a lower clock slows the former"
+)
 SPARED = (
     "MLPs take {mlp} the time of those of the other ranks, attention {attention}: a lower clock "
     "slows what moves memory by less; longer data lengthen attention by more, heavier layers both "
@@ -63,16 +71,18 @@ class _Spared:
     mlp: float
     """Log slowdown of their MLPs."""
     attention: float
+    """That of their attention."""
     passes: float
-    """Log slowdown of a layer in all: that of both modules together."""
+    """That of passes."""
     error: float
     p_value: float
+    words: str
 
 
 def search_spared(inquiry: Inquiry) -> Answer:
     """Search hosts, and stages of one rank, whose MLPs are slow and attention by less."""
     seen, members = inquiry.seen, inquiry.seen.members
-    if seen.modules_ns is None or not _tells_modules(seen):
+    if not _tells_parts(seen):
         return Answer()
     blamed = [one for one in inquiry.found if one.owner is Owner.NODE]
     known = rows_of_findings(members, blamed)
@@ -80,7 +90,8 @@ def search_spared(inquiry: Inquiry) -> Answer:
     for rows in _candidates(seen):
         if known[rows].any():
             continue
-        found = _judge(seen, seen.modules_ns, mask_of(rows.tolist(), len(members)), known)
+        own = mask_of(rows.tolist(), len(members))
+        found = _by_modules(seen, own, known) or _by_kernels(seen, own, known)
         if found is not None and found.p_value <= inquiry.settings.false_discovery_rate:
             findings.append(_finding(seen, rows, found))
             rows_found += rows.tolist()
@@ -94,8 +105,10 @@ def search_spared(inquiry: Inquiry) -> Answer:
     )
 
 
-def _tells_modules(seen: Observations) -> bool:
-    """Return whether modules hold nothing but computing on GPUs, and all ranks do the same."""
+def _tells_parts(seen: Observations) -> bool:
+    """Return whether modules or kernels hold nothing but computing on GPUs, the same for all."""
+    if seen.modules_ns is None and seen.boundness is None:
+        return False
     waits = bool(seen.hidden_axes) or FORWARD in seen.entangled_phases
     waits |= seen.waits_between_layers or seen.hides_waiting
     is_gpu = seen.members.device_kind != "cpu" and not is_host_bound(seen)
@@ -117,15 +130,46 @@ def _candidates(seen: Observations) -> Iterator[Integers]:
             yield rows
 
 
-def _judge(seen: Observations, modules_ns: Floats, own: Flags, known: Flags) -> _Spared | None:
+def _by_kernels(seen: Observations, own: Flags, known: Flags) -> _Spared | None:
+    """Return by how much kernels of a row that is alone on its stage are slow where they multiply
+    matrices, and hardly where they move memory; None where they are not.
+    """
+    kinds, excluded = seen.boundness, own | known
+    if kinds is None or seen.may_have_stages or own.sum() > 1 or not (~excluded).any():
+        return None
+    row, everybody = int(np.flatnonzero(own)[0]), [np.arange(len(own))]
+    over = [deviations(one, everybody, excluded)[row] for one in (kinds.matrix, kinds.memory)]
+    parts = [robust.median(one, axis=0) for one in over]
+    if not all(np.isfinite(one).any() for one in parts):
+        return None
+    matrix, memory = (float(robust.median(one)) for one in parts)
+    of_matrix = parts[0][np.isfinite(parts[0])]
+    are_slow = np.mean(of_matrix >= PAIRS.agrees_share * matrix) >= SPELLS.parts_share
+    if matrix < ORDINARY.most_log or memory >= PAIRS.agrees_share * matrix or not are_slow:
+        return None
+    course = robust.median(over[0], axis=1)
+    busy = float(robust.median(kinds.memory_ns[row]) / robust.median(seen.busy_ns[row]))
+    return _Spared(
+        mlp=matrix,
+        attention=memory,
+        passes=(1.0 - busy) * matrix + busy * max(memory, 0.0),
+        error=robust.standard_error(course),
+        p_value=chance_of_mean(course) if len(course) > 1 else 1.0,
+        words=SPARES_MEMORY,
+    )
+
+
+def _by_modules(seen: Observations, own: Flags, known: Flags) -> _Spared | None:
     """Return by how much MLPs and attention of `own` rows, (row,), are slow; None where they are
     not, or not as a lower clock makes them. Rows `known` to be slow are nobody's measure.
     """
     groups, excluded = stage_groups(seen.members), own | known
+    if seen.modules_ns is None:
+        return None
     if not all((~excluded[rows]).any() for rows in groups if own[rows].any()):
         groups = [np.arange(len(own))]
     mlp, attention = (
-        over_others(modules_ns[:, :, kind], groups, excluded)
+        over_others(seen.modules_ns[:, :, kind], groups, excluded)
         for kind in (MLP_OF_MODULES, ATTENTION_OF_MODULES)
     )
     levels = np.stack([robust.centre(one) for one in (mlp, attention, mlp - attention)])
@@ -133,16 +177,17 @@ def _judge(seen: Observations, modules_ns: Floats, own: Flags, known: Flags) -> 
     if not np.isfinite(levels[:, own]).all():
         return None
     slower, less, spared = (float(np.median(one)) for one in levels[:, own])
-    floor, spread = ORDINARY.most_log, 0.0
+    floor, spreads = ORDINARY.most_log, np.zeros(len(levels))
     if others.sum() >= ORDINARY.min_peers:
         floor = float(np.log(ORDINARY.little_ratio))
-        spread = ORDINARY.rms_factor * float(np.sqrt(np.mean(levels[:, others] ** 2, axis=1)).max())
-    least = max(DEVICE.least_spared * slower, spread)
-    is_slow = slower >= max(floor, spread) and least <= spared <= PAIRS.agrees_share * slower
+        spreads = ORDINARY.rms_factor * np.sqrt(np.mean(levels[:, others] ** 2, axis=1))
+    least = max(DEVICE.least_spared * slower, float(spreads[2]))
+    is_slow = slower >= max(floor, float(spreads[0]))
+    is_spared = least <= spared <= PAIRS.agrees_share * slower
     are_alike = levels[0, own].min() >= DEVICE.alike_share * slower
     are_spared = levels[2, own].min() >= DEVICE.least_spared * slower / 2
     every = np.ones(mlp.shape[1], dtype=bool)
-    if not (is_slow and are_alike and are_spared) or any(
+    if not (is_slow and is_spared and are_alike and are_spared) or any(
         half_starved(seen, row, every) for row in np.flatnonzero(own).tolist()
     ):
         return None
@@ -154,6 +199,7 @@ def _judge(seen: Observations, modules_ns: Floats, own: Flags, known: Flags) -> 
         passes=(slower + less) / 2,
         error=(slower - less) / 2,
         p_value=chance_of_mean(over) if len(over) > 1 else 1.0,
+        words=SPARED,
     )
 
 
@@ -184,7 +230,7 @@ def _finding(seen: Observations, rows: Integers, found: _Spared) -> Finding:
             predicate=f"{'computes' if len(rows) == 1 else 'computes as a whole'} "
             f"{times(factor)} slower than {counted(len(members) - len(rows), 'other rank')}",
             evidence=(
-                SPARED.format(
+                found.words.format(
                     mlp=times(float(np.exp(found.mlp))),
                     attention=times(float(np.exp(found.attention))),
                 ),
