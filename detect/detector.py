@@ -86,6 +86,15 @@ def _search_spared(inquiry: Inquiry) -> Answer:
     return search_spared(inquiry)
 
 
+def _search_held_clocks(inquiry: Inquiry) -> Answer:
+    """Let clocks decide what is open, where any were read."""
+    if not inquiry.seen.counters or not inquiry.found:
+        return Answer()
+    from detect.causes.held_clocks import search_held_clocks
+
+    return search_held_clocks(inquiry)
+
+
 def _search_memory(inquiry: Inquiry) -> Answer:
     """Search slow device memory in a profile of GPUs: only there kernels tell what bounds them."""
     kinds = inquiry.seen.boundness
@@ -173,6 +182,7 @@ WHOLE_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_hosts)
 PAUSED_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_pauses)
 LOADING_HOSTS = CauseSpec(cause=Cause.LOADER, search=_search_loading)
 SPARED = CauseSpec(cause=Cause.COMPUTE, search=_search_spared)
+HELD_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_held_clocks)
 CORRUPTION = CauseSpec(cause=Cause.CORRUPTION, search=_search_corruption)
 
 CAUSES: tuple[CauseSpec, ...] = (
@@ -201,6 +211,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     everywhere.PAUSES,
     unexplained.STEP_CHANGE,
     imbalance.STAGES,
+    HELD_CLOCKS,
     imbalance.SEQUENCES,
     shares.SHARES_OF_WORK,
     CORRUPTION,

@@ -550,6 +550,25 @@ def low_clocks(seen: Observations, slow: Flags, row: int, effect: float) -> dict
     return found
 
 
+def held_down(seen: Observations, slow: Flags, rank: int) -> bool:
+    """Return whether no work of its own explains a rank's low clock: it is held down by a reason
+    that no sound device has, or lies far below all of them, and not at its power limit.
+    """
+    own = seen.counters.get(rank, {})
+    members = seen.members
+    theirs = [
+        seen.counters.get(one, {})
+        for place in np.flatnonzero(~slow).tolist()
+        for one in members.workers[place]
+    ]
+    reasons = int(own.get(REASONS_NAME, 0))
+    if peculiar_reasons(reasons, [int(one.get(REASONS_NAME, 0)) for one in theirs]):
+        return True
+    clocks = [one[CLOCK_NAME] for one in theirs if one.get(CLOCK_NAME, 0.0) > 0]
+    least = min(clocks, default=0.0) / ORDINARY.little_ratio
+    return 0.0 < own.get(CLOCK_NAME, 0.0) <= least and not is_capped(reasons)
+
+
 def _low_clock(
     own: Mapping[str, float], sound: Sequence[Mapping[str, float]], effect: float, most_times: float
 ) -> str:

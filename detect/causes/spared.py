@@ -86,12 +86,13 @@ def search_spared(inquiry: Inquiry) -> Answer:
         return Answer()
     blamed = [one for one in inquiry.found if one.owner is Owner.NODE]
     known = rows_of_findings(members, blamed)
+    slow = inquiry.slow | known
     findings, rows_found = [], list[int]()
     for rows in _candidates(seen):
         if known[rows].any():
             continue
         own = mask_of(rows.tolist(), len(members))
-        found = _by_modules(seen, own, known) or _by_kernels(seen, own, known)
+        found = _by_modules(seen, own, slow) or _by_kernels(seen, own, slow)
         if found is not None and found.p_value <= inquiry.settings.false_discovery_rate:
             findings.append(_finding(seen, rows, found))
             rows_found += rows.tolist()
@@ -130,11 +131,11 @@ def _candidates(seen: Observations) -> Iterator[Integers]:
             yield rows
 
 
-def _by_kernels(seen: Observations, own: Flags, known: Flags) -> _Spared | None:
+def _by_kernels(seen: Observations, own: Flags, slow: Flags) -> _Spared | None:
     """Return by how much kernels of a row that is alone on its stage are slow where they multiply
     matrices, and hardly where they move memory; None where they are not.
     """
-    kinds, excluded = seen.boundness, own | known
+    kinds, excluded = seen.boundness, own | slow
     if kinds is None or seen.may_have_stages or own.sum() > 1 or not (~excluded).any():
         return None
     row, everybody = int(np.flatnonzero(own)[0]), [np.arange(len(own))]
@@ -159,11 +160,11 @@ def _by_kernels(seen: Observations, own: Flags, known: Flags) -> _Spared | None:
     )
 
 
-def _by_modules(seen: Observations, own: Flags, known: Flags) -> _Spared | None:
+def _by_modules(seen: Observations, own: Flags, slow: Flags) -> _Spared | None:
     """Return by how much MLPs and attention of `own` rows, (row,), are slow; None where they are
-    not, or not as a lower clock makes them. Rows `known` to be slow are nobody's measure.
+    not, or not as a lower clock makes them. Rows that are `slow` are nobody's measure.
     """
-    groups, excluded = stage_groups(seen.members), own | known
+    groups, excluded = stage_groups(seen.members), own | slow
     if seen.modules_ns is None:
         return None
     if not all((~excluded[rows]).any() for rows in groups if own[rows].any()):
