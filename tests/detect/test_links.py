@@ -16,6 +16,7 @@ from detect.causes.links import (
     IN_DOUBT_BETWEEN,
     IN_DOUBT_INSIDE,
     IN_DOUBT_PLACE,
+    _exceeds_clock_errors,
     _is_at_its_end,
     _is_isolated,
     _subject,
@@ -611,3 +612,14 @@ def test_transfers_of_the_warm_up_are_no_part_of_what_transfers_take(job):
         for one in (pair.but(transfer=first_is_long), pair.but(transfer=lambda *_: 1.0))
     ]
     assert totals[0] == pytest.approx(totals[1])
+
+
+def test_transfers_that_take_no_time_by_clocks_that_are_off_are_not_slow(monkeypatch):
+    """Clocks are off by more than a transfer takes, so the typical one ends when it begins."""
+    monkeypatch.setattr("detect.causes.links.typical_times", lambda units, suspect: (0.0, 5e4))
+    seen = SimpleNamespace(
+        alignment=SimpleNamespace(residual_median_ns=1e5, residual_p99_ns=1e6),
+        members=SimpleNamespace(are_inside_a_host=lambda ranks: True),
+    )
+    units, suspect = SimpleNamespace(members=[(0, 1)]), SimpleNamespace(row=0)
+    assert not _exceeds_clock_errors(seen, units, suspect)
