@@ -34,8 +34,8 @@ Causes:                                             What they share, and what fo
     everywhere.py    all wait for data, collect or      link_ends.py which end of a pair, which
                      get uneven work, by turns; all                  member of a group
                      links of a kind become slower
-    held_clocks.py   clocks that decide what
-                     passes leave open
+    held_clocks.py   clocks that tell slow stages
+                     from heavy ones
     unexplained.py   all wait for one rank; the step
                      became longer, nobody says why
 

@@ -1,9 +1,9 @@
-"""Whose clock decides what passes leave undecided: a heavy stage, or a group that waits unseen.
+"""Stages that take longer than the others: clocks tell whether they are slow or have more to do.
 
-Problem: a stage that takes 1.2 times the time of the others may have more to do, or a host whose
-clocks are held down; of a TP group whose ranks wait for each other unseen one may be slow, or all.
+Problem: a stage that takes 1.2 times the time of the others may have more to do, or run on devices
+whose clocks are held down.
 
-Idea: neither more work nor waiting holds a clock down. Clocks of devices were read: those that lie
+Idea: more work holds no clock down. Clocks of devices were read: those that lie
 by a tenth and more below the lowest clock of all other devices of the model, by about as much as
 the finding says, are why. At its power limit a device lowers its clock for the work that it is
 given, and stages have different work: then only a reason that no other device has (a brake, heat)
@@ -12,7 +12,9 @@ or far less power than all others draw counts (`device.low_clocks`).
 Example: a stage takes 1.20 times the time of the other one. Its four devices, all of one host, run
 at 1470 MHz under a hardware slowdown, those of the other host at 1710 to 1755 MHz: they are slow.
 
-Where only some of the ranks have low clocks, the others must be able to wait for them unseen.
+Where only some of the ranks have low clocks, the others must be able to wait for them unseen, and
+none of them may have a clock that is lower still. Ranks and groups that are slow beside their peers
+are judged by their clocks in `compute.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from detect.causes.device import GPU_ADVICE, held_down, low_clocks
+from detect.causes.device import CLOCK_NAME, GPU_ADVICE, held_down, low_clocks
 from detect.causes.finding import (
     Answer,
     Inquiry,
@@ -38,7 +40,7 @@ LEFT_OPEN = "by its passes alone this was left open: {statement}"
 
 
 def search_held_clocks(inquiry: Inquiry) -> Answer:
-    """Name the ranks of undecided findings whose clocks are held down."""
+    """Name the ranks of stages that may be heavy or slow whose clocks are held down."""
     seen, members = inquiry.seen, inquiry.seen.members
     if members.device_kind == "cpu" or not seen.counters:
         return Answer()
@@ -46,7 +48,8 @@ def search_held_clocks(inquiry: Inquiry) -> Answer:
     known = rows_of_findings(members, blamed)
     found, decided = [], list[Finding]()
     for one in inquiry.found:
-        if not _is_open(one) or known[list(members.rows_with(one.ranks))].any():
+        is_open = one.owner is Owner.UNDECIDED and one.cause is Cause.STAGE_IMBALANCE
+        if not is_open or known[list(members.rows_with(one.ranks))].any():
             continue
         low = _held(seen, one)
         if low:
@@ -57,15 +60,6 @@ def search_held_clocks(inquiry: Inquiry) -> Answer:
         slow=rows_of_findings(members, found),
         explains=lambda one: one in decided,
     )
-
-
-def _is_open(finding: Finding) -> bool:
-    """Return whether a finding leaves open if a stage is slow or heavy, or who of a group is slow:
-    what else speaks against a single device was asked before its clock.
-    """
-    is_group = finding.cause is Cause.COMPUTE and len(finding.ranks) > 1
-    is_stage = finding.cause is Cause.STAGE_IMBALANCE and bool(finding.ranks)
-    return finding.owner is Owner.UNDECIDED and (is_group or is_stage)
 
 
 def _held(seen: Observations, of: Finding) -> dict[int, str]:
@@ -80,7 +74,11 @@ def _held(seen: Observations, of: Finding) -> dict[int, str]:
     for row in rows:
         low |= low_clocks(seen, own, row, float(np.log(of.slowdown)))
     low = {rank: words for rank, words in low.items() if held_down(seen, own, rank)}
-    return low if set(low) >= set(of.ranks) or seen.hidden_axes else {}
+    others = [rank for rank in of.ranks if rank not in low]
+    clocks = [seen.counters.get(rank, {}).get(CLOCK_NAME, np.inf) for rank in others]
+    highest = max((seen.counters[rank][CLOCK_NAME] for rank in low), default=np.inf)
+    can_wait = bool(seen.hidden_axes) and min(clocks, default=np.inf) > highest
+    return low if can_wait or not others else {}
 
 
 def _finding(seen: Observations, of: Finding, low: dict[int, str]) -> Finding:

@@ -1,4 +1,4 @@
-"""A clock that is held down tells whether a stage is slow or heavy, and who of a group is slow."""
+"""A clock that is held down tells whether a stage is slow, or has more to do."""
 
 from __future__ import annotations
 
