@@ -76,6 +76,25 @@ def _search_ends(inquiry: Inquiry) -> Answer:
     return search_ends(inquiry)
 
 
+def _search_spared(inquiry: Inquiry) -> Answer:
+    """Search devices that are slow where they multiply matrices, where the trace tells parts."""
+    seen = inquiry.seen
+    if (seen.modules_ns is None and seen.boundness is None) or len(seen.members) < 2:
+        return Answer()
+    from detect.causes.spared import search_spared
+
+    return search_spared(inquiry)
+
+
+def _search_held_clocks(inquiry: Inquiry) -> Answer:
+    """Let clocks decide what is open, where any were read."""
+    if not inquiry.seen.counters or not inquiry.found:
+        return Answer()
+    from detect.causes.held_clocks import search_held_clocks
+
+    return search_held_clocks(inquiry)
+
+
 def _search_memory(inquiry: Inquiry) -> Answer:
     """Search slow device memory in a profile of GPUs: only there kernels tell what bounds them."""
     kinds = inquiry.seen.boundness
@@ -107,6 +126,15 @@ def _search_networks(inquiry: Inquiry) -> Answer:
     from detect.causes.networks import search_networks
 
     return search_networks(inquiry)
+
+
+def _search_flaps(inquiry: Inquiry) -> Answer:
+    """Search ranks and hosts whose network is slow now and then."""
+    if not _are_several_hosts(inquiry.seen):
+        return Answer()
+    from detect.causes.flaps import search_flaps
+
+    return search_flaps(inquiry)
 
 
 def _search_hosts(inquiry: Inquiry) -> Answer:
@@ -159,9 +187,12 @@ SPELLS_OF_DEVICES = CauseSpec(
     tests_rows=lambda seen: seen.history is not None,
 )
 NETWORK = CauseSpec(cause=Cause.LINK, search=_search_networks)
+FLAPPING_NETWORK = CauseSpec(cause=Cause.LINK, search=_search_flaps)
 WHOLE_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_hosts)
 PAUSED_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_pauses)
 LOADING_HOSTS = CauseSpec(cause=Cause.LOADER, search=_search_loading)
+SPARED = CauseSpec(cause=Cause.COMPUTE, search=_search_spared)
+HELD_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_held_clocks)
 CORRUPTION = CauseSpec(cause=Cause.CORRUPTION, search=_search_corruption)
 
 CAUSES: tuple[CauseSpec, ...] = (
@@ -176,9 +207,11 @@ CAUSES: tuple[CauseSpec, ...] = (
     losses.LATE_EXITS,
     links.LINK,
     NETWORK,
+    FLAPPING_NETWORK,
     everywhere.UNSPLIT,
     everywhere.CHANGED_LINKS,
     WHOLE_HOSTS,
+    SPARED,
     PAUSED_HOSTS,
     LOADING_HOSTS,
     SPELLS_OF_DEVICES,
@@ -189,6 +222,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     everywhere.PAUSES,
     unexplained.STEP_CHANGE,
     imbalance.STAGES,
+    HELD_CLOCKS,
     imbalance.SEQUENCES,
     shares.SHARES_OF_WORK,
     CORRUPTION,

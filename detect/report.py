@@ -118,19 +118,28 @@ class Finding:
     @property
     def confidence(self) -> Confidence:
         """Return how sure the finding is, by chance, and where a node is named, by how often names
-        like it were right on ground that nobody had looked at (`TRUST`). Both doubts add up.
+        like it were right on ground that nobody had looked at (`TRUST`), and by how many peers a
+        slow device was held against. The doubts add up.
 
         Example: of the names for a connection of two ranks 64 of 100 were right, three steps below
         high: low, however improbable chance is. A host that is blamed for several ranks (97 of 100,
         one step) with a q-value of 0.0005 (one step) is moderate.
         """
         most = (TRUST.high_q, TRUST.good_q, TRUST.moderate_q)
-        num_doubts = sum(self.q_value > one for one in most)
+        num_doubts = sum(self.q_value > one for one in most) + self._has_few_peers
         right = self._share_right()
         if right is not None:
             least = (TRUST.high_share, TRUST.good_share, TRUST.moderate_share)
             num_doubts += sum(right < one for one in least)
         return Confidence.after(num_doubts)
+
+    @property
+    def _has_few_peers(self) -> bool:
+        """Return whether so few devices do the same work as one that is named as slow that they
+        hardly show what devices, data or places differ by, and its clock was not read to be low.
+        """
+        is_device = self.owner is Owner.NODE and self.cause is Cause.COMPUTE
+        return is_device and self.num_peers < TRUST.min_peers and not self.is_read
 
     def _share_right(self) -> float | None:
         """Return which share of the names like this one was right; None where that is not known."""
@@ -143,8 +152,10 @@ class Finding:
     @property
     def named_as(self) -> str:
         """Return with which other names this one is counted: `compute`, `link_of_pair`."""
+        is_slow_at_times = self.cause is Cause.COMPUTE and self.slow_passes_ratio > 1.0
         words = [
             self.cause.value,
+            "at_times" * is_slow_at_times,
             "of_one" * (self.cause is Cause.HOST and len(self.ranks) == 1),
             "of_pair" * self.is_pair,
             "inside" * self.is_inside,

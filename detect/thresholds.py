@@ -325,6 +325,11 @@ class _Pace:
         "the same of a host all of whose ranks do, and which loses time or is waited for: of sound "
         "hosts none exceeded the others by more than 1.12",
     )  # fmt: skip
+    sound_log: float = limit(
+        math.log(1.12), "log", Origin.BENCHMARK,
+        "by which it exceeded them before it became slow, at most: quiet hosts differ by no more, "
+        "and load that comes and goes was there before",
+    )  # fmt: skip
     other_stage_log: float = limit(
         math.log(1.7), "log", Origin.BENCHMARK,
         "the same where other hosts hold other stages, which have other operations to launch: "
@@ -528,10 +533,17 @@ class _Ordinary:
     small_floors: float = limit(
         1.5, "times the floor", Origin.BENCHMARK, "more is no ordinary difference between chips"
     )
-    steps_alike_ratio: float = limit(
-        1.08, "ratio", Origin.BENCHMARK,
-        "by which one of few devices is slower from where on its step confirms it although that of "
-        "another slow one is as slow: sound chips of few ranks were seen up to 1.07",
+    usual_log: float = limit(
+        0.0056, "log", Origin.BENCHMARK,
+        "sigma of sound devices under load before their own spread is measured (published: up to 3 "
+        "%, which a job then shows): with it four that are alike tell one that is 3 % slower",
+    )  # fmt: skip
+    usual_weight: float = limit(
+        1.0, "ranks", Origin.BENCHMARK, "that this counts for beside measured ones"
+    )
+    reach_share: float = limit(
+        0.995, "share of sound ranks", Origin.CONVENTION,
+        "that are no slower than one more beside few others may be",
     )  # fmt: skip
     little_ratio: float = limit(
         1.1, "ratio", Origin.PHYSICS,
@@ -905,6 +917,10 @@ class _Networks:
     sure_sigmas: float = limit(
         4.0, "sigma", Origin.CONVENTION, "by which the connections of a slow network stand out"
     )
+    least_quick_hosts: int = limit(
+        2, "hosts", Origin.CONVENTION,
+        "that are quick inside before another one is not just built otherwise",
+    )  # fmt: skip
     outer_share: float = limit(
         0.25, "share of the connections", Origin.CONVENTION,
         "on either side that may lie beyond the gap between slow and quick ones",
@@ -970,6 +986,30 @@ class _Networks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Flaps:
+    """Connections between hosts that are slow now and then."""
+
+    slow_ratio: float = limit(
+        2.0, "ratio", Origin.PHYSICS,
+        "of an iteration's transfers to those of quick ones: a port that fell to half its rate",
+    )  # fmt: skip
+    least_connections: int = limit(
+        3, "connections", Origin.CONVENTION, "that are slow before what they share is at fault"
+    )
+    most_left_share: float = limit(
+        0.05, "share of what is lost", Origin.CONVENTION,
+        "that connections lose without whoever is named",
+    )  # fmt: skip
+    least_left_share: float = limit(
+        0.1, "share of what is lost", Origin.CONVENTION,
+        "that they lose without anybody else, who would be named as well as not",
+    )  # fmt: skip
+    least_share: float = limit(
+        0.02, "share of all time", Origin.CONVENTION, "lost to it before it is spoken of"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class _NvLinks:
     """Groups inside a host that communicate at the pace of PCIe."""
 
@@ -1020,6 +1060,18 @@ class _Runs:
     sound_passes: int = limit(
         2000, "passes", Origin.BENCHMARK,
         "of sound ranks of any job that have no run: what is known before this job's are counted",
+    )  # fmt: skip
+    least_share: float = limit(
+        0.005, "share of the passes", Origin.CONVENTION,
+        "that runs cost on the mean: they miss about as much again, in runs that are too short",
+    )  # fmt: skip
+    long_modules: int = limit(
+        8, "modules", Origin.BENCHMARK,
+        "of a run that begins or ends inside a pass, from which on it is no accident by itself",
+    )  # fmt: skip
+    sound_passes_of_long: int = limit(
+        100_000, "passes", Origin.BENCHMARK,
+        "of sound ranks of any job that have no such run; 465,000 were seen without one",
     )  # fmt: skip
     least_left_share: float = limit(
         0.1, "share of the busy time", Origin.CONVENTION,
@@ -1175,6 +1227,11 @@ class _Bursts:
         0.8, "share of the slow passes", Origin.CONVENTION,
         "that have no slow one beside them where these are stops",
     )  # fmt: skip
+    split_share: float = limit(
+        0.2, "share of the slow passes", Origin.BENCHMARK,
+        "whose microbatch is as quick as ever in its other passes, from which on no data are the "
+        "reason; of throttled devices 0.28 and more were seen, of longer data none",
+    )  # fmt: skip
     prior_hits: float = limit(
         0.5,
         "hits",
@@ -1248,6 +1305,16 @@ class _Losses:
     separated_share: float = limit(
         0.9, "share of the pairs", Origin.BENCHMARK,
         "of iterations, one of either rank, in which the slower of two loses more",
+    )  # fmt: skip
+    held_back_ratio: float = limit(
+        1.1, "ratio", Origin.BENCHMARK,
+        "of long loads to usual ones, up to which hosts wait in them for their devices (1.00 to "
+        "1.05): of storage that is slow for all it is 1.9 and more",
+    )  # fmt: skip
+    beyond_all_chance: float = limit(
+        0.01, "probability", Origin.CONVENTION,
+        "that so many loads of one rank or host are the longest of all, if storage that all share "
+        "were the reason",
     )  # fmt: skip
     refill_share: float = limit(
         0.5, "share of what it loads longer than its peers", Origin.BENCHMARK,
@@ -1345,18 +1412,6 @@ class _Links:
         1.7, "ratio", Origin.BENCHMARK,
         "the same in a window of few iterations: of 44 links named there 40 were slow, by 1.75 and "
         "more, and four sound ones had met others, or late launches, by up to 1.9",
-    )  # fmt: skip
-    least_wait_log: float = limit(
-        0.05, "log", Origin.CONVENTION,
-        "by which passes are longer of those who wait inside them for a mate's slow connection",
-    )  # fmt: skip
-    wait_spreads: float = limit(
-        2.0, "times the widest spread", Origin.CONVENTION,
-        "of the quick passes, or of the slow ones, that lie between both",
-    )  # fmt: skip
-    least_quick_rows: int = limit(
-        3, "ranks or groups", Origin.CONVENTION,
-        "with quick passes: of fewer nobody knows what data make them differ by",
     )  # fmt: skip
     named_beside_one: float = limit(
         2.0, "ratio", Origin.PHYSICS,
@@ -1644,8 +1699,9 @@ class _Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class _Trust:
-    """What the confidence of a finding says: chance, and how often names like it were right. What
-    falls short of a word's q-value or share takes a step down, and steps add up.
+    """What the confidence of a finding says: chance, how often names like it were right, and how
+    many peers show what is ordinary. What falls short of a word's q-value or share takes a step
+    down, as few peers do, and steps add up.
 
     Shares are of names that unseen draws of twelve grounds gave, made by people who had not read
     the detector; *costly* names those that cost the step `costly_ratio` and more.
@@ -1663,8 +1719,18 @@ class _Trust:
         1.05, "ratio", Origin.BENCHMARK,
         "iteration time over that without the finding: what costs less is more often wrong",
     )  # fmt: skip
+    min_peers: int = limit(
+        3, "ranks", Origin.BENCHMARK,
+        "that do the same work as a device, below which its name is a step less sure: of 38 costly "
+        "ones beside one or two 34 were right",
+    )  # fmt: skip
     compute: float = limit(0.96, "share", Origin.BENCHMARK, "of names for computing right")
     compute_costly: float = limit(0.997, "share", Origin.BENCHMARK, "of costly ones right")
+    compute_at_times: float = limit(
+        0.97, "share", Origin.BENCHMARK,
+        "of names for computing slowly now and then right: documents may be longer at times, too",
+    )  # fmt: skip
+    compute_at_times_costly: float = limit(0.966, "share", Origin.BENCHMARK, "of costly ones right")
     host: float = limit(
         0.929, "share", Origin.BENCHMARK, "of names for delays of several ranks by their host right"
     )
@@ -1979,6 +2045,7 @@ ENDS = _Ends()
 HOSTS = _Hosts()
 CHANGES = _Changes()
 NETWORKS = _Networks()
+FLAPS = _Flaps()
 NVLINKS = _NvLinks()
 RUNS = _Runs()
 BURSTS = _Bursts()

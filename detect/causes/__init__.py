@@ -14,10 +14,14 @@ Causes:                                             What they share, and what fo
     pass_ends.py     whose passes end late, of a TP
                      group that waits unseen
     slow_modules.py  slow for parts of passes
+    burst_data.py    slow now and then, or on data
+                     that are longer then
     mates.py         which of a group is slow, whose    longer_steps.py  whose optimizer step is
                      waiting nobody recorded                         longer than its mates'
     optimizer.py     an optimizer step alone is slow    hits.py      slow iterations and passes,
     memory.py        slow device memory (profiles)                   counted
+    spared.py        slow in products of matrices,
+                     less where memory is moved
     corruption.py    who computes wrongly (probes)      device.py    slow, or on long data; what a
     hosts.py         whole hosts, launching late                     device's clock says
     paused_hosts.py  hosts that stall now one rank,     launching.py a device that waits for its
@@ -25,13 +29,16 @@ Causes:                                             What they share, and what fo
     links.py         slow connections                   ordinary.py  what else explains slow
     networks.py      NICs of a host, rails, switches                 computing: chips, place, pair
                      inside a host                      power.py     what would be found, and what
-    nvlinks.py       groups at the pace of PCIe                      never could be
+    flaps.py         NICs that are slow now and then                 never could be
+    nvlinks.py       groups at the pace of PCIe
     imbalance.py     heavy stages, uneven sequences     connections.py  pairs and groups, and what
     shares.py        busy experts, longer data: ranks                   each of them carries
                      that always have more to do        crossings.py  what crosses hosts, by kind
     everywhere.py    all wait for data, collect or      link_ends.py which end of a pair, which
                      get uneven work, by turns; all                  member of a group
                      links of a kind become slower
+    held_clocks.py   clocks that tell slow stages
+                     from heavy ones
     unexplained.py   all wait for one rank; the step
                      became longer, nobody says why
 

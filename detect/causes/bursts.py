@@ -29,14 +29,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from detect.causes.device import (
-    Suspicion,
-    attention_residuals,
-    beyond_others,
-    mates_of,
-    spares_lookups,
-    waits_beside,
+from detect.causes.burst_data import (
+    are_uneven,
+    compute_excess,
+    may_be_its_experts,
+    may_be_longer_data,
+    varies,
 )
+from detect.causes.device import beyond_others, mates_of, waits_beside
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -63,6 +63,7 @@ from detect.causes.hits import (
     slow_passes,
 )
 from detect.causes.launching import (
+    is_host_bound,
     launches_as_quickly,
     may_wait_for_launches,
     may_wait_unseen,
@@ -75,7 +76,6 @@ from detect.causes.searches import (
     OF_FIRST,
     OF_GROUP,
     OF_PLACE,
-    averaged,
     load_as_long,
     loading_of,
     loses_as_its_place,
@@ -85,9 +85,8 @@ from detect.causes.searches import (
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import compare_within, data_of, deviations, peer_groups, stage_groups
 from detect.text import counted, milliseconds, percent, subject_of
-from detect.thresholds import BURSTS, IMBALANCE, LOSSES, ORDINARY, PAIRS, STARVATION
+from detect.thresholds import BURSTS, LOSSES, ORDINARY, STARVATION
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.timeline import rows_alike
 
@@ -103,12 +102,17 @@ NOBODY_WAITS = (
     "nobody waits for this time, so the rank may itself wait in it for what the trace does not show"
 )
 LONGER = "its microbatches vary in length, and longer ones may be the reason as well"
+MORE_DATA = (
+    "in these iterations it may get longer data: neither ranks on the same data nor what moves "
+    "memory for each token, where these are known, were as quick as ever"
+)
 EXPERTS = "now and then its experts may get more tokens, which would show the same"
 FEW_OTHERS = "with so few ranks beside it, noise of its own may be the reason as well"
 IDLE = (
     "in these iterations the device had nothing to do for most of that time: its host, which "
     "launched too late, may be the reason as well as the device"
 )
+ALL_LATE = "all devices wait for their hosts here, and some host is late by more now and then"
 HARDLY_SURE = (
     "mending it would gain next to nothing, and chance is hardly excluded: trace more iterations"
 )
@@ -176,18 +180,6 @@ def _places(seen: Observations) -> list[Integers]:
     if mates is not None:
         number[mates] = number[mates[0]]
     return rows_alike(number)
-
-
-def _compute_excess(seen: Observations, known: Flags) -> Floats:
-    """Return the mean of each row's passes over that of its peers, less 1, (row, iteration).
-
-    A row that is `known` to be slow is nobody's peer. NaN where some row has no peer.
-    """
-    groups = peer_groups(seen.work, seen.members)
-    if min(len(rows) for rows in groups) < 2:
-        return np.full((len(seen.members), len(seen.iterations)), np.nan)
-    work = averaged(seen.work, groups, known)
-    return np.asarray(np.expm1(compare_within(work, seen.members, groups, known).value))
 
 
 def _main_cause(lost_ns: Mapping[Cause, Floats], burst: Burst) -> Cause:
@@ -274,7 +266,7 @@ def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owne
         reasons = {
             FEW: not burst.is_sure,
             WRITES: is_node and _may_write(seen, burst),
-            EXPERTS: is_node and _may_be_its_experts(seen, burst),
+            EXPERTS: is_node and may_be_its_experts(seen, burst),
         }
         doubt = _first_of(reasons)
         return Cause.HOST, Owner.UNDECIDED if doubt else owner, (why, doubt) if doubt else (why,)
@@ -285,8 +277,8 @@ def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owne
         return cause, Owner.UNDECIDED, (doubt,)
     # its device or its host: the node in either case, unless it collects garbage unseen
     is_idle = cause == Cause.COMPUTE and _stands_idle(seen, burst)
-    if is_idle and Cause.GC not in seen.lost_ns:
-        return cause, Owner.UNDECIDED, (IDLE, COLLECTS)
+    if is_idle and (Cause.GC not in seen.lost_ns or is_host_bound(seen)):
+        return cause, Owner.UNDECIDED, (IDLE, ALL_LATE if is_host_bound(seen) else COLLECTS)
     return cause, Owner.JOB if cause == Cause.GC else Owner.NODE, (IDLE,) if is_idle else ()
 
 
@@ -306,11 +298,8 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> str:
         return _doubt_of_loader(seen, burst)
     if Cause.GC not in seen.lost_ns and (cause == Cause.HOST or burst.is_stops):
         return COLLECTOR if burst.is_stops else COLLECTS
-    is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
     if cause == Cause.HOST:
-        return _doubt_of_host(seen, burst, is_uneven)
-    is_uneven = is_uneven or _varies(seen, burst)
-    may_be_data = is_uneven and not burst.cuts_passes and not _spares_lookups(seen, burst)
+        return _doubt_of_host(seen, burst, are_uneven(seen))
     launches = may_wait_for_launches(seen)
     if not _waits_no_more(seen, burst):
         launches = launches or waits_for_launches(seen, burst.row, burst.hits)
@@ -318,21 +307,12 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> str:
     reasons = {
         FEW_OTHERS: _may_be_noisier(burst),
         OTHERS_TOO: burst.is_noise and not burst.cuts_passes,
-        LONGER: may_be_data and not _others_spare_the_data(seen, burst),
+        MORE_DATA: may_be_longer_data(seen, burst),
         launches: bool(launches),
         waits: bool(waits),
-        EXPERTS: not burst.cuts_passes and _may_be_its_experts(seen, burst),
+        EXPERTS: may_be_its_experts(seen, burst),
     }
     return _first_of(reasons)
-
-
-def _may_be_its_experts(seen: Observations, burst: Burst) -> bool:
-    """Return whether the row's experts may get more tokens in its bursts: nothing that no router
-    lengthens is slow as well.
-    """
-    if seen.members.layout.ep < 2:
-        return False
-    return not _spares_lookups(seen, burst) and not _shows_in_attention(seen, burst)
 
 
 def _waits_no_more(seen: Observations, burst: Burst) -> bool:
@@ -344,7 +324,8 @@ def _waits_no_more(seen: Observations, burst: Burst) -> bool:
     its passes take 1.0 or 1.3 times as long.
     """
     starved, stage = seen.starved_share, seen.members.stage
-    others = burst.others & (stage == stage[burst.row])
+    peers = burst.others & (stage == stage[burst.row])
+    others = peers if peers.any() else burst.others
     if starved is None or burst.hits.all() or not others.any():
         return False
     own, usual = (float(robust.median(starved[burst.row][at])) for at in (burst.hits, ~burst.hits))
@@ -361,30 +342,6 @@ def _waits_beside(seen: Observations, burst: Burst) -> str:
     own = mask_of([burst.row], len(stage))
     others = burst.others & (stage == stage[burst.row])
     return waits_beside(seen, own, others, burst.hits, burst.effect)
-
-
-def _spares_lookups(seen: Observations, burst: Burst) -> bool:
-    """Return whether the row's products of matrices are slow in its bursts, and what moves memory
-    for each token is not: no data look like this.
-    """
-    of = Suspicion(
-        seen=seen, excluded=~burst.others, row=burst.row, active=burst.hits, effect=burst.effect
-    )
-    return bool(spares_lookups(of))
-
-
-def _others_spare_the_data(seen: Observations, burst: Burst) -> bool:
-    """Return whether ranks that compute the same microbatches (TP mates, or else the other stages
-    of the replica) are as quick as their peers in the bursts: longer data would slow these, too.
-    """
-    members = seen.members
-    mates = mates_of(members, burst.row)
-    same = mates if len(mates) else np.flatnonzero(members.other_stages(burst.row))
-    if not len(same):
-        return False
-    over = np.nan_to_num(_compute_excess(seen, ~burst.others), nan=np.inf)
-    level = float(robust.median(over[same][:, burst.hits].mean(axis=1)))
-    return level < PAIRS.elsewhere_share * float(burst.excess[burst.hits].mean())
 
 
 def _stands_idle(seen: Observations, burst: Burst) -> bool:
@@ -445,15 +402,6 @@ def _others_pause(seen: Observations, burst: Burst) -> bool:
     return load_as_long(own, loading[others])
 
 
-def _shows_in_attention(seen: Observations, burst: Burst) -> bool:
-    """Return whether attention, which no routing of tokens lengthens, is slow in the hits, too."""
-    over = attention_residuals(seen, ~burst.others)
-    if over is None or burst.hits.all():
-        return False
-    change = robust.mean(over[burst.row][burst.hits]) - robust.median(over[burst.row][~burst.hits])
-    return bool(change >= PAIRS.agrees_share * burst.effect)
-
-
 def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> str:
     """Return how launching, noise, or uneven data, may explain what a rank lost to its host; empty
     where they cannot. Time between passes does not depend on the data.
@@ -485,13 +433,7 @@ def _stalls_by_its_data(seen: Observations, burst: Burst, share: float) -> bool:
     stalled = stalled_ns / float(np.median(seen.iteration_ns))
     if share >= BURSTS.least_uneven_share or stalled < BURSTS.most_of_host_share * share:
         return False
-    return _varies(seen, burst)
-
-
-def _varies(seen: Observations, burst: Burst) -> bool:
-    """Return whether the same microbatch slot differs between the other rows as uneven data do."""
-    spread = robust.spread(deviations(seen.work, stage_groups(seen.members), ~burst.others))
-    return float(spread) >= IMBALANCE.min_sequence_spread_log
+    return varies(seen, burst)
 
 
 def _may_write(seen: Observations, burst: Burst) -> bool:
@@ -543,11 +485,40 @@ def _pauses(inquiry: Inquiry) -> list[Burst]:
     return [lone] if lone else []
 
 
-def _throttled(inquiry: Inquiry, known: Flags) -> list[Burst]:
+def _throttled(inquiry: Inquiry, known: Flags, told: Flags) -> list[Burst]:
     """Return the bursts of rows whose passes are slow now and then, by `min_slowdown` in the hits.
 
-    `known` rows are slow or stand still now and then, so other rows may wait for them.
+    `known` rows are slow or stand still now and then, so other rows may wait for them; of these
+    others have `told` some. Modules are compared with those of their own rank, so there rows that
+    nobody has told of are searched, whoever is their peer.
     """
+    seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
+    floor = inquiry.settings.min_slowdown - 1.0
+    found = _in_passes(inquiry, known)
+    if seen.slow_runs is not None:
+        from detect.causes.slow_modules import bursts_of_modules  # needed only by traces in full
+
+        found = _with_modules(found, bursts_of_modules(seen, told, rate, floor))
+    stage, rows = seen.members.stage, np.array([one.row for one in found], dtype=np.int64)
+    waiting = _wait_for_one_of(seen, found)
+    hits = hits_of(compute_excess(seen, known), known)
+    return [
+        replace(
+            one,
+            is_shared=_has_most_of(stage == at, rows, waiting)
+            or (
+                not (one.in_modules and one.cuts_passes)
+                and _is_usual_there(_alike(seen, *hits, one), ~known & (stage == at), one.row)
+            ),
+            is_mates=(not one.in_modules or bool(seen.entangled_phases))
+            and _waits_for_mate(seen, one, known, rows),
+        )
+        for one, at in zip(found, stage[rows], strict=True)
+    ]
+
+
+def _in_passes(inquiry: Inquiry, known: Flags) -> list[Burst]:
+    """Return the bursts of rows whose passes are slow beside those of their peers."""
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     if len(seen.members) == 2:
         order = np.argsort(seen.work.microbatch, kind="stable")
@@ -555,27 +526,18 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[Burst]:
         lone = None if known.any() else pair_burst(log_ns, rate)
         return [lone] if lone else []
     floor = inquiry.settings.min_slowdown - 1.0
-    over = _compute_excess(seen, known)
     found = slow_passes(seen, known, rate, floor)
     more = known | mask_of([one.row for one in found], len(known))
-    group = seen.members.tensor_group
-    found += bursts(over, more, rate, least_hit=floor, group=group)
-    if seen.slow_runs is not None:
-        from detect.causes.slow_modules import bursts_of_modules  # needed only by traces in full
+    over, group = compute_excess(seen, known), seen.members.tensor_group
+    return found + bursts(over, more, rate, least_hit=floor, group=group)
 
-        found = _with_modules(found, bursts_of_modules(seen, known, rate, floor))
-    stage, rows = seen.members.stage, [one.row for one in found]
-    hits = hits_of(over, known)
-    waiting = _wait_for_one_of(seen, found)
-    return [
-        replace(
-            one,
-            is_shared=2 * int((stage[rows] == at)[~waiting[rows]].sum()) > int((stage == at).sum())
-            or _is_usual_there(_alike(seen, *hits, one), (stage == at) & ~known, one.row),
-            is_mates=_waits_for_mate(seen, one, known, rows),
-        )
-        for one, at in zip(found, stage[rows], strict=True)
-    ]
+
+def _has_most_of(of_stage: Flags, rows: Integers, waiting: Flags) -> bool:
+    """Return whether most ranks of a stage of several, (row,) flags, are among the `rows` that have
+    bursts and are not `waiting` for a mate.
+    """
+    num_bursts, num_ranks = int(of_stage[rows][~waiting[rows]].sum()), int(of_stage.sum())
+    return num_ranks > 1 and 2 * num_bursts > num_ranks
 
 
 def _with_modules(found: list[Burst], of_modules: list[Burst]) -> list[Burst]:
@@ -588,6 +550,8 @@ def _with_modules(found: list[Burst], of_modules: list[Burst]) -> list[Burst]:
             one,
             cuts_passes=by_row[one.row].cuts_passes,
             is_one_speed=one.is_one_speed or by_row[one.row].is_one_speed,
+            stands_out=one.stands_out or by_row[one.row].stands_out,
+            in_modules=True,
         )
         if one.row in by_row
         else one
@@ -601,18 +565,22 @@ def _undecided(seen: Observations, found: Sequence[Finding]) -> Flags:
     """Flag the rows that searches found slow and could not name, (row,).
 
     Being slow now and then raises a level a little, too little for one that lasts; and whoever is a
-    little slower for good, as chips are, shows all the same when others are slow now and then. One
-    of a pair is not: its only peer, which mirrors it, would seem slow whenever it is not.
+    little slower for good, as chips are, shows all the same when others are slow now and then.
 
     Example: 1.22 times as long in eight stretches of three passes, 1.03 times on the mean.
     """
-    stage = seen.members.stage
-    is_paired: Flags = np.asarray(np.bincount(stage)[stage] == 2)
     causes = (Cause.COMPUTE, Cause.UNKNOWN)
     left = [one for one in found if one.owner is Owner.UNDECIDED and one.cause in causes]
     told = [one for one in found if one not in left]
-    is_left = rows_of_findings(seen.members, left) & ~is_paired
-    return is_left & ~rows_of_findings(seen.members, told)
+    rows_left, rows_told = (rows_of_findings(seen.members, some) for some in (left, told))
+    return rows_left & ~rows_told
+
+
+def _are_paired(stage: Integers) -> Flags:
+    """Flag the rows of stages of two: the only peer of one, which mirrors it, would seem slow
+    whenever it is not.
+    """
+    return np.asarray(np.bincount(stage)[stage] == 2)
 
 
 def _without_turns(seen: Observations, found: Sequence[Burst], open_rows: Flags) -> list[Burst]:
@@ -662,9 +630,7 @@ def _too_few(inquiry: Inquiry) -> Finding | None:
     places = _places(seen)
     values = {
         Cause.HOST: lost_share(seen, (Cause.HOST,)),
-        Cause.COMPUTE: np.nan_to_num(
-            _compute_excess(seen, np.zeros(len(seen.members), dtype=bool))
-        ),
+        Cause.COMPUTE: np.nan_to_num(compute_excess(seen, np.zeros(len(seen.members), dtype=bool))),
     }
     lone = [
         (cause, one)
@@ -679,7 +645,7 @@ def _too_few(inquiry: Inquiry) -> Finding | None:
     return _finding(seen, replace(burst, is_sure=False), cause)
 
 
-def _waits_for_mate(seen: Observations, burst: Burst, known: Flags, found: list[int]) -> bool:
+def _waits_for_mate(seen: Observations, burst: Burst, known: Flags, found: Integers) -> bool:
     """Return whether the burst's row may only wait for a mate, another row of its TP group.
 
     It may if a mate is `known` to be slow or to pause, if a mate has bursts, too (`found`), from
@@ -711,8 +677,10 @@ def _search(inquiry: Inquiry) -> Answer:
     of_pauses = [_of_pause(inquiry, one) for one in paused]
     known = inquiry.slow | inquiry.named
     known |= mask_of([one.row for one in paused], len(known))
-    open_rows = known & _undecided(seen, (*inquiry.found, *of_pauses))
-    throttled = _without_turns(seen, _throttled(inquiry, known & ~open_rows), open_rows)
+    left = known & _undecided(seen, (*inquiry.found, *of_pauses))
+    open_rows = left & ~_are_paired(seen.members.stage)
+    throttled = _throttled(inquiry, known & ~open_rows, known & ~left)
+    throttled = _without_turns(seen, throttled, open_rows)
     if not known.any() and not throttled and len(seen.iterations) <= BURSTS.short_window:
         doubtful = _too_few(inquiry)
         return Answer(findings=(doubtful,) if doubtful else ())

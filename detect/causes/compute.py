@@ -27,7 +27,6 @@ from detect.causes.device import (
     not_shown,
     optimizer_shows,
     reading_evidence,
-    spares_attention,
     spares_lookups,
     stages_alike,
     stands_out_by_lookups,
@@ -51,6 +50,7 @@ from detect.causes.launching import (
     mate_starves,
     may_wait_for_launches,
     most_cost_of_host,
+    of_far_later_host,
     starvation,
 )
 from detect.causes.ordinary import (
@@ -60,6 +60,7 @@ from detect.causes.ordinary import (
     distances_explain,
     even_data,
     longer_data,
+    more_tokens_for_experts,
     ordinary_difference,
 )
 from detect.causes.power import Power, limits, planted_power, slowest
@@ -255,12 +256,13 @@ def _finding(case: Case) -> Finding:
             is_read=case.clock is not None,
         ),
     )
-    return replace(
+    finding = replace(
         finding,
         coordinates=members.coordinates(at),
         host=members.hosts[at],
         device=devices_of(members, [at]),
     )
+    return of_far_later_host(finding) if len(ranks) == 1 else finding
 
 
 def _rank_of_group(case: Case) -> int | None:
@@ -317,7 +319,9 @@ def _judge(case: Case) -> tuple[Cause, Owner, tuple[str, ...]]:
         owner, because = starved
         return Cause.HOST, owner, (because,)
     has_low_clock = case.clock is not None
-    is_shown = has_low_clock or case.longer_step is not None
+    # whoever waits for a late mate in forward passes may wait in its step as well
+    has_longer_step = case.longer_step is not None and not _in_one_pass(slow)
+    is_shown = has_low_clock or has_longer_step
     if not is_shown and (_one_sided(slow) or _is_estimated_in_one(seen, slow)):
         return Cause.UNKNOWN, Owner.UNDECIDED, (NOT_ALIKE,)
     data = None if has_low_clock else longer_data(case)
@@ -361,6 +365,7 @@ def _doubt(case: Case) -> str:
     seen, row, active, effect = case.seen, case.row, case.active, case.effect
     return (
         _shared_core(case)
+        or more_tokens_for_experts(case)
         or ordinary_difference(case)
         or half_starved(seen, row, active)
         or mate_starves(seen, row, active)
@@ -504,7 +509,6 @@ def _alone_on_its_stage(case: Case) -> Decision:
     if case.effect < np.log(ORDINARY.little_ratio) and not _stands_out_of_equal_layers(case):
         return Decision(False, OTHER_LAYERS)
     why = EQUAL_LAYERS if case.seen.has_equal_layers else _by_what_it_moves(case)
-    why = why or spares_attention(case)
     return Decision(bool(why), why or OTHER_LAYERS)
 
 
@@ -665,9 +669,9 @@ def _notes_on(power: Power, unseen: tuple[int, ...]) -> Iterator[str]:
         )
     elif power.named > power.found:
         yield (
-            f"a rank that computes {least} slower is found, but its node is named only from "
-            f"{times(float(np.exp(power.named)))} on: ranks of this trace that were slowed by less "
-            "stayed undecided"
+            f"a rank that computes {least} slower is found, but its node is sure to be named only "
+            f"from {times(float(np.exp(power.named)))} on: of the ranks of this trace that were "
+            "slowed by less, some stayed undecided"
         )
     if unseen:
         yield (

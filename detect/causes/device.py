@@ -13,7 +13,10 @@ lower clock hardly touches). So:
 * passes and optimizer slower: the device;
 * passes slower, optimizer not, and all ranks that share the data or the hidden communication are
   slow alike: not shown to be the device, and undecided;
-* passes slower, optimizer not, but other ranks on the same data are not slow: the device;
+* passes slower, optimizer not, but other ranks on the same data are not slow: the device. Nor do
+  data explain a TP group that is slow alike while no other stage of its replica is; nor do its
+  ranks wait for each other where their communication is taken out, as in the forward passes of
+  traces without that of backward ones: who is as slow as the slowest mate there is slow himself;
 * passes slower, optimizer not, but all passes got as many tokens (`Observations.rules_data_out`)
   and nobody shares the rank's data: the device;
 * passes slower, optimizer not, but parts whose time grows with the tokens differ: products of
@@ -53,9 +56,9 @@ import numpy as np
 
 from detect.causes.finding import Answer, rows_of_findings
 from detect.observe.observations import (
-    ATTENTION_OF_MODULES,
-    MLP_OF_MODULES,
+    BACKWARD,
     REASONS_NAME,
+    Boundness,
     Members,
     Observations,
     is_at_rest,
@@ -155,7 +158,7 @@ def not_shown(
         return None
     level = float(robust.centre(optimizer[row]))
     alike = np.array([row]) if has_experts else _slow_on_the_same_data(seen, passes, row)
-    if not len(alike):
+    if not len(alike) or (not has_experts and _is_slow_in_its_group(seen, passes, row)):
         return None
     words = "its optimizer step, which no data can lengthen, was not recorded"
     if np.isfinite(level):
@@ -171,6 +174,22 @@ def not_shown(
             "trace does not show, or their data, may be the reason as well as a device"
         )
     return f"{words}: longer data may be the reason as well as the device"
+
+
+def _is_slow_in_its_group(seen: Observations, passes: Slowness, row: int) -> bool:
+    """Return whether a row of a TP group that is slow alike is so by itself: no other stage of its
+    replica is slow, and both of its passes are as slow as those of the slowest mate.
+
+    Example: two of four mates take 1.17 times as long forward, the others 1.04 times, and all four
+    1.17 times backward, where they wait for each other unseen. Stages before and behind: 1.00.
+    """
+    members, effects = seen.members, np.nan_to_num(passes.by_phase)
+    elsewhere = passes.effects[members.other_stages(row)]
+    if seen.hidden_axes or not len(elsewhere):
+        return False
+    least = PAIRS.least_as_mate * effects[:, [row, *mates_of(members, row)]].max()
+    is_alone = float(elsewhere.max()) <= PAIRS.elsewhere_share * passes.effects[row]
+    return is_alone and bool((effects[:, row] >= least).all())
 
 
 def optimizer_shows(
@@ -326,39 +345,6 @@ def spares_lookups(of: Suspicion) -> str:
     return SPARES_LOOKUPS.format(dense=times(float(np.exp(level))), lookups=times(slowest))
 
 
-def spares_attention(of: Suspicion) -> str:
-    """Say that of a stage of one rank attention is slow, and its MLPs are by more, in all layers:
-    a lower clock slows what moves memory, of which attention has more, by less. Heavier layers take
-    longer by one factor in both, or in one of the two. Empty where that is not so, where layers of
-    the other stages differ among themselves, or not known.
-
-    Example: MLPs take 1.41 times the time of those of seven other stages, attention 1.28 times, and
-    these differ by 0.4 %. Layers that are 1.31 times as heavy show 1.32 and 1.32.
-    """
-    modules_ns = of.seen.modules_ns
-    if modules_ns is None or of.seen.members.layout.ep > 1:
-        return ""
-    everybody = [np.arange(len(of.seen.members))]
-    mlp, attention = (
-        robust.centre(over_others(modules_ns[:, of.active, kind], everybody, of.excluded))
-        for kind in (MLP_OF_MODULES, ATTENTION_OF_MODULES)
-    )
-    others = ~of.excluded
-    spread = max(
-        float(np.sqrt(np.mean(one[others] ** 2))) for one in (mlp, attention, mlp - attention)
-    )
-    own, less = float(mlp[of.row]), float((mlp - attention)[of.row])
-    if not (others.sum() >= COMPUTE.min_pool - 1 and own >= ORDINARY.rms_factor * spread):
-        return ""
-    if not max(DEVICE.least_spared * own, ORDINARY.rms_factor * spread) <= less:
-        return ""
-    if not less <= PAIRS.agrees_share * own:
-        return ""
-    return SPARES_ATTENTION.format(
-        mlp=times(float(np.exp(own))), attention=times(float(np.exp(own - less)))
-    )
-
-
 def lookups_follow(of: Suspicion) -> bool:
     """Return whether products of matrices are as slow as the row, and its lookups by about as much,
     as more tokens would make them.
@@ -405,9 +391,10 @@ def shares_its_memory(of: Suspicion) -> str:
     """Say that kernels of a profile that only move memory are slow in some parts of a pass and as
     quick as the peers' in others; empty where they are not, or were not recorded.
 
-    Longer data lengthen all layers of a pass alike. Another process on the device takes it for some
-    time and leaves it for some, in each iteration for others. A busy expert is slow in the same
-    parts of all iterations.
+    Longer data lengthen all layers of a pass alike, if not what lies between passes: nothing is
+    said where operators, which tell passes, were not recorded. Another process on the device takes
+    it for some time and leaves it for some, in each iteration for others. A busy expert is slow in
+    the same parts of all iterations.
 
     Example: parts of three forward passes beside those of seven peers, log. The device is shared:
 
@@ -416,7 +403,7 @@ def shares_its_memory(of: Suspicion) -> str:
         0.41  0.00 -0.01  0.30  0.00 -0.01  0.00        0.14  0.16  0.15  0.14  0.14  0.16
     """
     kinds, members = of.seen.boundness, of.seen.members
-    if kinds is None or members.layout.ep > 1:
+    if kinds is None or members.layout.ep > 1 or not _tells_backward(kinds):
         return ""
     over = deviations(kinds.memory, stage_groups(members), of.excluded)[:, of.active]
     own, sound = over[of.row], np.abs(over[~of.excluded])
@@ -435,6 +422,11 @@ def shares_its_memory(of: Suspicion) -> str:
     if not is_clear or np.mean(is_divided) < PAIRS.agrees_share:
         return ""
     return SHARES_MEMORY.format(times=times(float(np.exp(high))))
+
+
+def _tells_backward(kinds: Boundness) -> bool:
+    """Return whether kernels of backward passes were told from others."""
+    return bool(np.isfinite(kinds.memory.log_ns[:, :, kinds.memory.phase == BACKWARD]).any())
 
 
 def is_isolated(members: Members, passes: Slowness, row: int) -> bool:
@@ -566,6 +558,25 @@ def low_clocks(seen: Observations, slow: Flags, row: int, effect: float) -> dict
     return found
 
 
+def held_down(seen: Observations, slow: Flags, rank: int) -> bool:
+    """Return whether no work of its own explains a rank's low clock: it is held down by a reason
+    that no sound device has, or lies far below all of them, and not at its power limit.
+    """
+    own = seen.counters.get(rank, {})
+    members = seen.members
+    theirs = [
+        seen.counters.get(one, {})
+        for place in np.flatnonzero(~slow).tolist()
+        for one in members.workers[place]
+    ]
+    reasons = int(own.get(REASONS_NAME, 0))
+    if peculiar_reasons(reasons, [int(one.get(REASONS_NAME, 0)) for one in theirs]):
+        return True
+    clocks = [one[CLOCK_NAME] for one in theirs if one.get(CLOCK_NAME, 0.0) > 0]
+    least = min(clocks, default=0.0) / ORDINARY.little_ratio
+    return 0.0 < own.get(CLOCK_NAME, 0.0) <= least and not is_capped(reasons)
+
+
 def _low_clock(
     own: Mapping[str, float], sound: Sequence[Mapping[str, float]], effect: float, most_times: float
 ) -> str:
@@ -655,6 +666,15 @@ def _own_and_theirs(
     return seen.counters.get(int(members.ranks[row]), {}), [one for one in peers if one]
 
 
+def brakes(seen: Observations, row: int) -> list[str]:
+    """Return what holds down the clock of a rank's device and of none of its stage peers' (NVML),
+    such as heat; nothing where that was not read.
+    """
+    own, peers = _own_and_theirs(seen, row)
+    theirs = [int(readings.get(REASONS_NAME, 0)) for readings in peers]
+    return peculiar_reasons(int(own.get(REASONS_NAME, 0)), theirs)
+
+
 def reading_evidence(seen: Observations, row: int) -> list[str]:
     """Return sentences about a rank's device readings next to its stage peers' medians."""
     own, peers = _own_and_theirs(seen, row)
@@ -702,10 +722,6 @@ def answer_of_slow_parts(seen: Observations, found: tuple[Finding, ...]) -> Answ
 SPARES_LOOKUPS = (
     "its MLPs and output layer take {dense} the time of its peers', its embedding and loss at most "
     "{lookups}: more tokens would lengthen both, longer documents neither, a lower clock the first"
-)
-SPARES_ATTENTION = (
-    "its MLPs take {mlp} the time of those of the other stages, which are all alike, its attention "
-    "{attention}: a lower clock slows what moves memory by less, heavier layers take longer alike"
 )
 OF_GROUP_BY_LOOKUPS = (
     "of its TP group, whose ranks wait for each other inside their layers, it alone takes {times} "

@@ -371,12 +371,17 @@ def _replayed(seen: Observations, claim: Claim, within: tuple[int, int]) -> floa
 
 
 def _falls_short(seen: Observations, claim: Claim, replayed: float, estimate: float) -> bool:
-    """Return whether a replay leaves out what others wait for a slow device inside their passes.
+    """Return whether a replay leaves out what others wait for a slow device, or a slow connection,
+    inside their passes and optimizer steps.
 
     Example: of two replicas with sharded parameters one computes 1.84 times slower, and the other's
     backward passes are longer still, 48 ms of which 17 are layers: with that rank quicker the
-    replay is 1.03 times as fast, and a true step 1.7 times.
+    replay is 1.03 times as fast, and a true step 1.7 times. Or a rank loses 58 of 196 ms in
+    messages and rings, its TP mates wait for it where nothing was recorded, and the replay, to
+    which that is their work, gains nothing.
     """
+    if claim.cause == Cause.LINK:
+        return bool(seen.hidden_axes) and replayed < COSTS.least_of_network_ratio <= estimate
     return seen.waits_between_layers and claim.cause == Cause.COMPUTE and estimate > replayed
 
 
@@ -498,6 +503,16 @@ def shared_place(seen: Observations, rows: tuple[int, ...]) -> dict[str, int]:
         for axis, value in places[0].items()
         if all(place[axis] == value for place in places)
     }
+
+
+def placed_at(finding: Finding, members: Members, row: int) -> Finding:
+    """Return the finding of a group on one rank of it, a row of `members`: at the rank's place."""
+    return replace(
+        finding,
+        coordinates=members.coordinates(row),
+        host=members.hosts[row],
+        device=devices_of(members, [row]),
+    )
 
 
 def devices_of(members: Members, rows: Iterable[int]) -> str:

@@ -39,7 +39,7 @@ from detect.report import Cause
 from detect.stats import robust
 from detect.stats.residuals import pass_residuals, peer_groups
 from detect.stats.search import Course
-from detect.thresholds import BURSTS, LOSSES, OCCUPANCY, PAIRS, SEARCH, STARVATION
+from detect.thresholds import BURSTS, DEVICE, LOSSES, OCCUPANCY, PAIRS, SEARCH, STARVATION
 from megascan.arrays import Flags, Floats, Integers
 
 FEW = "so few iterations may be chance: trace more of them in a row"
@@ -78,6 +78,11 @@ class Burst:
     cuts_passes: bool = False
     """Whether it begins or ends inside passes, of which other modules are as quick as ever: no data
     do so, nor a router."""
+    splits_microbatches: bool = False
+    """Whether of microbatches with slow passes other passes are as quick as ever: no data do so."""
+    in_modules: bool = False
+    """Whether modules in a row tell it: beside those of its own rank, not of peers, and without
+    waiting for mates."""
     size: float = 1.0
     """How many times as long as usual its slow passes take, typically; 1 where nobody knows."""
 
@@ -233,6 +238,7 @@ class _Passes:
     """Log time over the peers' and the row's own quiet level; 0 where nothing was recorded."""
     hits: Flags
     phase: Integers
+    microbatch: Integers
     own: Floats
     """Log time over what the row itself takes for the same operation in quiet iterations."""
     num_known: Integers
@@ -258,6 +264,7 @@ class _Passes:
             over=over,
             hits=hits,
             phase=phase,
+            microbatch=seen.work.microbatch[order],
             own=np.nan_to_num(over_quiet(seen.work.log_ns[:, :, order], BURSTS.quiet_share)),
             num_known=np.isfinite(beside_peers).sum(axis=(1, 2)),
         )
@@ -319,6 +326,21 @@ class _Passes:
         hits = self.hits[row]
         is_single = num_runs(hits) >= BURSTS.single_share * int(hits.sum())
         return is_single and float(np.median(self.over[row][hits])) >= np.log(BURSTS.stop_ratio)
+
+    def splits_microbatches(self, row: int) -> bool:
+        """Return whether beside a good part of a row's slow passes others of their microbatches are
+        as quick as ever: longer data would lengthen forward and backward passes.
+
+        Example: 44 slow passes, 17 of them backward passes of microbatches whose forward passes ran
+        before the device slowed down, or the other way round.
+        """
+        hits, size = self.hits[row], self.over[row]
+        same = self.microbatch == self.microbatch[:, None]
+        pairs = same & (self.phase != self.phase[:, None])
+        quick = (size[:, None, :] < DEVICE.quick_part_share * size[:, :, None]) | ~pairs
+        split = hits & pairs.any(axis=1) & quick.all(axis=2)
+        is_enough = int(split.sum()) >= BURSTS.least_of_one_speed
+        return is_enough and float(split.sum()) >= BURSTS.split_share * float(hits.sum())
 
     def is_of_others(self, row: int, hits: Flags, others: Flags) -> bool:
         """Return whether some other row has `hits` about as large, and a good part of as many, in
@@ -421,6 +443,7 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
                 stands_out=passes.stands_out(seen, row),
                 is_noise=is_noise,
                 is_stops=passes.are_stops(row),
+                splits_microbatches=passes.splits_microbatches(row),
                 size=float(np.exp(np.median(passes.over[row][passes.hits[row]]))),
             )
         )

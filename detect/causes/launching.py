@@ -19,14 +19,15 @@ What all other searches ask here:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from detect.causes.device import draws_more, mates_of
+from detect.causes.device import draws_more, host_advice, mates_of
 from detect.causes.finding import ratio_without
 from detect.causes.hits import num_runs
 from detect.observe.observations import Observations
-from detect.report import Cause, Owner
+from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import milliseconds
 from detect.thresholds import COSTS, LINKS, PACE, STARVATION
@@ -35,6 +36,10 @@ from megascan.arrays import Flags, Floats, Integers
 IN_DOUBT_LAUNCH = (
     "an end's device waits for its host, and what is lost is so little, or compared with so few "
     "connections, that launches which come a little late explain it"
+)
+FAR_LATER = (
+    "but the step would be far shorter without this one: if its host were late only as all others "
+    "are, the next one would hold up the step as much"
 )
 WANDERS = (
     "it launches slowly in some iterations and hardly slower than others in the rest: load that "
@@ -57,6 +62,16 @@ def hosts_are_all_late(seen: Observations, row: int, active: Flags) -> bool:
     others = _starved_groups(seen, seen.starved_share, row, active)
     own = float(robust.median(seen.starved_share[row][active]))
     return own >= STARVATION.starved_share and _are_starved(others)
+
+
+def is_nearly_bound(seen: Observations, rows: Integers) -> bool:
+    """Return whether launching takes the hosts of these rows most of an iteration, so that their
+    devices' queues are hardly ever full. Example: 31 of 39 ms.
+    """
+    if seen.launching_ns is None:
+        return False
+    launching_ns = float(np.median(seen.launching_ns[rows]))
+    return launching_ns >= PACE.busy_share * float(np.median(seen.iteration_ns))
 
 
 def launches_slowly(seen: Observations, row: int) -> bool:
@@ -126,15 +141,38 @@ def starvation(
             "whatever the node"
         )
     words += _idle_beyond_launching(seen, row, active)
+    least = STARVATION.slower_share * effect
+    if theirs > STARVATION.fed_share:  # somebody's host is always the last, by what hosts differ by
+        least = max(least, PACE.slow_log)
     doubt = (
         _doubt(seen, row, num_others=len(others))
         or _prepares_its_passes(seen, row, active)
-        or _hardly_slower_host(seen, row, active, STARVATION.slower_share * effect)
+        or _hardly_slower_host(seen, row, active, least)
         or (WANDERS if num_runs(active) > 1 else "")
     )
     if not len(others) and theirs > STARVATION.fed_share:
         return Owner.JOB, f"{words}: the job is host-bound, whatever the node"
     return (Owner.UNDECIDED, f"{words}; {doubt}") if doubt else (Owner.NODE, words)
+
+
+def of_far_later_host(finding: Finding) -> Finding:
+    """Return the finding on a starved rank of a job whose hosts are all late, on its node where the
+    step would be far shorter without it, by replay: of hosts that are late alike the next one would
+    hold it up as much.
+
+    Example: starved ranks in four TP groups; without the first of them the step would be 2.26 times
+    as fast, without another one 1.01 times.
+    """
+    least = float(np.exp(PACE.slow_log))
+    is_of_job = finding.cause is Cause.HOST and finding.owner is Owner.JOB
+    if not (is_of_job and finding.cost_is_replayed and finding.step_time_cost_ratio >= least):
+        return finding
+    return replace(
+        finding,
+        owner=Owner.NODE,
+        evidence=(*finding.evidence, FAR_LATER),
+        next_steps=host_advice(Owner.NODE),
+    )
 
 
 def _is_far_busier(seen: Observations, row: int, active: Flags) -> bool:

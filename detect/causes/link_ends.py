@@ -1,11 +1,11 @@
 """Find which member of a slow pair or group is to blame, where more than the group tells.
 
-Three things do. Its other connections: who is in several slow groups, or whose partner has others
-that are fine. Its rings without transfer times, beside equal ones. And its passes, where what mates
-send each other inside them was not recorded: whoever has a slow connection keeps its mates waiting.
+Two things do. Its other connections: who is in several slow groups, or whose partner has others
+that are fine. And its rings without transfer times, beside equal ones. Passes do not: those of the
+TP group of one member may be longer for its data, or its devices.
 
-Example: the ring of ranks 1, 3, 5, ... 15 takes three times as long as that of 0, 2, 4, ... 14, and
-passes of the TP pair (6, 7), whose communication nobody recorded, 91 ms against 70: rank 7.
+Example: the TP group of ranks 0 to 3 and the ring of 1, 5, 9 and 13 take three times as long as
+their equals: rank 1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import numpy as np
 
 from detect.causes.connections import Units
-from detect.observe.observations import Observations
 from detect.stats.search import Suspect
 from detect.thresholds import LINKS, NETWORKS
 from megascan.arrays import Flags, Floats
@@ -99,32 +98,3 @@ def where_groups_meet(units: Units, fine: Flags, slow: list[Suspect]) -> tuple[i
     clear = fine & (units.rates >= units.least_of_witness(worst))
     is_cleared = len(others) < 3 or clear[units.of_rank(met[0], worst)].any()
     return () if is_cleared else (met[0],)
-
-
-def told_by_passes(seen: Observations, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the one member of a slow group whose passes are slow, with those of the mates that
-    wait for it in them unseen; () where all communication inside passes was recorded, or where
-    passes do not fall into quick and slow ones far apart.
-
-    Example: passes of eight ranks take 270.3 ms four times and 328.2 four times, on ranks 4 to 7,
-    which exchange with each other what nobody recorded; of the slow pair (2, 6) this tells 6.
-    """
-    members = seen.members
-    rows = members.rows_with(ranks)
-    alike = np.isin(members.stage, members.stage[list(rows)])
-    busy_ns = np.median(np.nan_to_num(seen.busy_ns), axis=1)
-    if not seen.hidden_axes or len(set(members.stage[list(rows)].tolist())) > 1:
-        return ()
-    level = np.log(np.maximum(busy_ns, 1.0))
-    middle = (level[alike].max() + level[alike].min()) / 2.0
-    is_slow = alike & (level > middle)
-    slow, quick = level[is_slow], level[alike & ~is_slow]
-    if len(quick) < LINKS.least_quick_rows:
-        return ()
-    gap, spread = float(slow.min() - quick.max()), float(max(np.ptp(slow), np.ptp(quick)))
-    if gap < max(LINKS.least_wait_log, LINKS.wait_spreads * spread):
-        return ()
-    told = tuple(
-        one for one in ranks if any(is_slow[row] for row in members.rows_with((one,)))
-    )  # fmt: skip
-    return told if len(told) == 1 else ()

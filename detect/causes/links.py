@@ -30,7 +30,7 @@ from detect.causes.finding import (
 )
 from detect.causes.hits import FEW
 from detect.causes.launching import IN_DOUBT_LAUNCH, launches_explain
-from detect.causes.link_ends import guilty_end, lost_in_rings, told_by_passes, where_groups_meet
+from detect.causes.link_ends import guilty_end, lost_in_rings, where_groups_meet
 from detect.observe.observations import Observations
 from detect.report import Cause, ClockAgreement, Finding, Owner
 from detect.stats import robust
@@ -99,7 +99,7 @@ class _SlowLink:
     """Whether other connections, which are fine, leave these ranks alone to blame."""
     is_deduced: bool = False
     """Whether no other connection of these ranks leaves them alone to blame: they are where slow
-    groups meet, wait in their passes, or are a pair inside a host."""
+    groups meet, or are a pair inside a host."""
     rings_ns: float = 0.0
     """What collectives that have no transfer time lose besides in an iteration."""
 
@@ -152,28 +152,35 @@ def _search_connections(inquiry: Inquiry) -> Answer:
 def _links_at_fault(
     seen: Observations, units: Units, compared: Flags, suspects: tuple[Suspect, ...]
 ) -> list[_SlowLink]:
-    """Return the connections that make the suspected units slow, the worst unit's first."""
+    """Return the connections that make the suspected units slow, the worst unit's first.
+
+    Of two groups that lose the same, one of which waits for the other, neither tells which end of
+    another connection is slow. Example: of the slow pair (5, 13) each end is in a ring of its stage
+    that lasts 94 ms longer than an equal one, of unknown size, and nobody knows which ring waits.
+    """
     left = [one for one in suspects if _exceeds_clock_errors(seen, units, one)]
-    left = [one for one in left if not any(_waits_for(units, one, other) for other in left)]
+    waiting = [(one, other) for one in left for other in left if _waits_for(units, one, other)]
+    left = [one for one in left if not any(one is waits for waits, _ in waiting)]
     slow = mask_of([one.row for one in suspects], len(units.members))
     over = np.nan_to_num(robust.median(units.values(slow), axis=1))
+    tell_nothing = mask_of([one.row for pair in waiting for one in pair], len(over))
+    over[tell_nothing] = np.nan
     found = []
     while left:
         worst = left[0]
-        rings_ns = 0.0
         fine = compared & ~slow & (over < LINKS.fine_share * worst.course.effect)
         whole_host = _whole_host(seen, units, compared, left)
-        ranks = whole_host or _shared_ranks(units, compared, left)
-        deduced: tuple[int, ...] = ()
-        if not whole_host and len(ranks) > 1:
-            deduced = where_groups_meet(units, fine, left)
-            ranks = deduced or ranks
-        if len(ranks) == 2 and set(seen.members.recorded).issuperset(ranks):
-            pair, ranks = ranks, guilty_end(units, np.where(compared, over, np.nan), ranks, worst)
-            rings_ns = lost_in_rings(units, ranks[0], pair, worst) if len(ranks) == 1 else 0.0
-        if not whole_host and len(ranks) > 1:
-            deduced = told_by_passes(seen, ranks)
-            ranks = deduced or ranks
+        rings_ns, is_met = 0.0, False
+        ranks = whole_host or units.members[worst.row]
+        if not whole_host and not tell_nothing[worst.row]:
+            telling = [one for one in left if not tell_nothing[one.row]]
+            ranks = _shared_ranks(units, compared & ~tell_nothing, telling)
+            met = where_groups_meet(units, fine, telling) if len(ranks) > 1 else ()
+            ranks, is_met = met or ranks, bool(met)
+            if len(ranks) == 2 and set(seen.members.recorded).issuperset(ranks):
+                beside = np.where(compared, over, np.nan)
+                pair, ranks = ranks, guilty_end(units, beside, ranks, worst)
+                rings_ns = lost_in_rings(units, ranks[0], pair, worst) if len(ranks) == 1 else 0.0
         explained = [
             one
             for one in left
@@ -183,7 +190,7 @@ def _links_at_fault(
         is_isolated = _is_isolated(seen, units, fine, ranks, worst.row)
         is_inside = not is_isolated and _is_inside(seen, units, fine, ranks, worst)
         link = _link(units, ranks, explained, compared, is_isolated=is_isolated or is_inside)
-        found.append(replace(link, rings_ns=rings_ns, is_deduced=bool(deduced) or is_inside))
+        found.append(replace(link, rings_ns=rings_ns, is_deduced=is_met or is_inside))
         left = [one for one in left if one not in explained]
     return found
 
@@ -263,6 +270,8 @@ def _exceeds_clock_errors(seen: Observations, units: Units, suspect: Suspect) ->
     error_ns = _clock_error_ns(seen.alignment, seen, units.members[suspect.row])
     if actual - normal > LINKS.clock_errors * error_ns:  # each end has its own error
         return True
+    if actual <= 0.0:  # clocks are off by more than a transfer takes
+        return False
     lost_ns = float(units.transfers.total_ns[row_of(units, suspect)]) * (1.0 - normal / actual)
     if lost_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns)):
         return False
@@ -329,9 +338,10 @@ def _is_told_twice(link: _SlowLink) -> bool:
     """Return whether several connections show that one rank is slow: what one of them meets at a
     port or a switch, or in a few iterations by chance, the others do not.
 
-    Example: rank 1 in its TP pair and in its DP pair, which share no other member.
+    Example: rank 1 in its TP pair and in its DP pair, which share no other member; or in a pair,
+    and in a ring without transfer times.
     """
-    return len(link.ranks) == 1 and len(link.units) > 1
+    return len(link.ranks) == 1 and (len(link.units) > 1 or link.rings_ns > 0)
 
 
 def _is_launched_late(seen: Observations, link: _SlowLink) -> bool:

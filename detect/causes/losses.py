@@ -45,11 +45,13 @@ from detect.causes.launching import (
     launches_slowly,
     may_wait_unseen,
     most_cost_of_host,
+    of_far_later_host,
     stands_still,
 )
 from detect.causes.searches import (
     ADVICE,
     OF_FIRST,
+    OF_ITS_HOST,
     OF_PLACE,
     Loss,
     load_as_long,
@@ -66,7 +68,15 @@ from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course, Suspect
 from detect.text import milliseconds, percent, ranks_text, subject_of
-from detect.thresholds import CONSEQUENCES, LINKS, LOSSES, NETWORKS, OCCUPANCY, SEARCH
+from detect.thresholds import (
+    CONSEQUENCES,
+    LINKS,
+    LOSSES,
+    NETWORKS,
+    OCCUPANCY,
+    SEARCH,
+    STARVATION,
+)
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -104,6 +114,7 @@ def _search_loading(inquiry: Inquiry) -> Answer:
             stands_out=True,
             doubt=partial(_doubt_of_loading, seen, groups, mates, on_gpu and across),
             base_ns=lambda row, own, excess: own - excess,
+            evidence=partial(_stops_as_well, seen),
             predicate="waits {time} an iteration for its data loader, {over} over its peers",
             advice=lambda suspect, owner: ADVICE[Cause.LOADER],
         ),
@@ -123,8 +134,8 @@ def _doubt_of_loading(
     for themselves, or with other stages.
     """
     row, active = suspect.row, suspect.course.active
-    if stands_still(seen, row, active):
-        return OF_ITS_HOST
+    if stands_still(seen, row, active):  # then it is its host, whatever storage does
+        return OF_ITS_HOST if _may_be_collecting(seen, suspect) else ""
     rows = next(rows for rows in groups if row in rows)
     if shared := _shared_loading(seen, suspect, rows[rows != row]):
         return shared
@@ -133,6 +144,23 @@ def _doubt_of_loading(
         return OF_FIRST
     is_told = is_of_stages and lasting and _quicker_at_the_other_end(seen, row, active)
     return OF_STAGE if is_of_stages and lasting and not is_told else ""
+
+
+def _stops_as_well(seen: Observations, suspect: Suspect) -> tuple[str, ...]:
+    """Say that the host of a late loader stops between launches, too, where it is at fault."""
+    stops = stands_still(seen, suspect.row, suspect.course.active)
+    return (OF_ITS_HOST,) if stops and not _may_be_collecting(seen, suspect) else ()
+
+
+def _may_be_collecting(seen: Observations, suspect: Suspect) -> bool:
+    """Return whether a rank that loads late, and whose host stops between launches as well, may be
+    collecting garbage all the while: its process, and not its host, would be the reason.
+    """
+    if Cause.GC not in seen.lost_ns:
+        return True
+    collecting = float(np.median(seen.lost(Cause.GC)[suspect.row][suspect.course.active]))
+    own, _ = _lost_and_excess_ns(seen, suspect, Cause.LOADER)
+    return collecting >= LOSSES.awaited_share * own
 
 
 def _shared_loading(seen: Observations, suspect: Suspect, others: Integers) -> str:
@@ -343,8 +371,9 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             most_cost=lambda suspect: most_cost_of_host(seen, suspect.row, suspect.course.active),
         ),
     )
-    findings = tuple(undecided_if_free(one, NOBODY_WAITS) for one in answer.findings)
-    return replace(answer, findings=findings, notes=notes)
+    findings = map(of_far_later_host, answer.findings)
+    told = tuple(undecided_if_free(one, NOBODY_WAITS) for one in findings)
+    return replace(answer, findings=told, notes=notes)
 
 
 def _unrecorded(seen: Observations) -> str:
@@ -386,10 +415,25 @@ def _doubt_of_host(inquiry: Inquiry, suspect: Suspect) -> str:
     share = suspect.course.effect
     many = LOSSES.many_gaps_share if seen.tells_passes else share / LOSSES.pause_ratio
     return (
-        may_wait_unseen(seen, np.array([row]), active)
+        _may_collect(seen, row, active)
+        or may_wait_unseen(seen, np.array([row]), active)
         or half_starved(seen, row, active)
         or launches_as_quickly(seen, row, active, share, least_starved=many)
     )
+
+
+def _may_collect(seen: Observations, row: int, active: Flags) -> str:
+    """Say that a rank whose GPU stands still inside its passes may be collecting garbage; empty
+    where collections were recorded, or launches, which tell a process that stops from a slow host.
+    """
+    is_told = Cause.GC in seen.lost_ns or seen.starved_share is not None
+    if is_told or seen.members.device_kind == "cpu":
+        return ""
+    stalled, lost = (
+        float(np.median(np.nan_to_num(time_ns[row][active])))
+        for time_ns in (seen.stalled_ns, seen.lost(Cause.HOST))
+    )
+    return MAY_COLLECT if stalled >= STARVATION.stopped_share * lost else ""
 
 
 def _waits_for_its_replica(inquiry: Inquiry, row: int) -> bool:
@@ -459,6 +503,10 @@ OF_TWO = (
     "of two processes that share cores one may always lose more to what else runs there: a third "
     "rank that loads, or the loader timed alone, decides"
 )
+MAY_COLLECT = (
+    "neither garbage collections nor launches were recorded: a process that collects stands still "
+    "as well, whatever the host"
+)
 FEW_OF_TWO = (
     "two ranks in so few iterations: hosts of a job that can hardly keep up differ by as much, now "
     "the one and now the other"
@@ -478,10 +526,6 @@ HARDLY_MORE = (
 NOBODY_WAITS = (
     "nobody waits for this time, so the rank may itself wait in it for what the trace does not "
     "show: nothing is gained by a look at its host before that costs anything"
-)
-OF_ITS_HOST = (
-    "its host stops between launches as well, and what loads in the rank's own process stands "
-    "still with it"
 )
 LATE = (
     "its connection, clocks that are off by as much, more to receive, or a process that is woken "

@@ -4,17 +4,20 @@
     ordinary_difference    slow by so little, or in such a place, that no node need be at fault
     decide_pair            with one peer: which of the two
     even_data              why longer data are not the reason
+    more_tokens_for_experts    whether a router sends more of them to one rank
     longer_data            whether they are, where tokens were counted
 
 Ordinary. Two sound chips differ by a per cent or two, and the first rank of a TP group has duties
 of its own. A rank may then be slower than its peers beyond doubt, and its node be as good as any.
 What the other ranks show among themselves tells how much is ordinary:
 
+* few ranks may happen to be alike: beside two or three peers what is known of chips of one model
+  counts for as much as they do, and a rank must be slower than one more sound chip may be
+  (`reach_of_sound`: 15 % of two, 4.9 % of three, 2.2 % of four that are alike). Neither a low clock
+  nor a slow optimizer step says otherwise: chips that differ differ in these;
 * a small slowdown counts where it exceeds 4.5 times the root mean square of the other ranks'
   distances from their peers, or 3 times the largest, less what noise in time explains; ranks that
   are slow by as little are among the others;
-* a pair does not show what is ordinary: a small slowdown of one of two stays undecided, and so
-  does one of up to 10 % where few ranks are compared and another of them is slow as well;
 * if all ranks of a (TP, CP, EP) position are slow alike by a few per cent, or the first rank of the
   job's only TP group is, then that is what the position does.
 
@@ -35,6 +38,7 @@ Otherwise the pair stays undecided, and the reason says what would decide it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -43,11 +47,14 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import (
+    CLOCK_NAME,
     Slowness,
     Suspicion,
     attention_residuals,
+    brakes,
     mates_of,
     optimizer_shows,
+    over_others,
     shares_its_memory,
     slow_clock,
     spares_lookups,
@@ -60,7 +67,7 @@ from detect.stats import robust
 from detect.stats.residuals import deviations, stage_groups
 from detect.text import counted, times
 from detect.thresholds import DEVICE, KERNELS, ORDINARY, PAIRS, SPELLS
-from megascan.arrays import Floats, mask_of
+from megascan.arrays import Floats, Integers, mask_of
 
 if TYPE_CHECKING:
     from detect.causes.longer_steps import LongerStep
@@ -69,6 +76,10 @@ EVEN = "its passes got as many tokens as those of its peers, so longer data are 
 SPARES_MEMORY = (
     "its products of matrices are slow, and its kernels that only move memory hardly or not: more "
     "data would lengthen both, a lower clock the first"
+)
+MORE_FOR_EXPERTS = (
+    "its all-to-alls carry {times} the bytes of its peers', so a router sends its experts more "
+    "tokens, which may be the reason as well as the device"
 )
 DATA_OF_REPLICA = (
     "; all other stages of its replica are as slow, and longer data would show the same"
@@ -108,6 +119,16 @@ class Case(Suspicion):
     def levels(self) -> Floats:
         """Return by how much each rank is slower than its peers all over the window, (row,) log."""
         return robust.median(self.found.residuals.value, axis=1)
+
+    @cached_property
+    def pool_levels(self) -> Floats:
+        """Return by how much each rank's layers are slower than those of all stages while the row
+        is slow, (row,) log; NaN where these were not compared.
+        """
+        pool = self.found.pool
+        if pool is None:
+            return np.full(len(self.levels), np.nan)
+        return robust.median(pool.value[:, self.active], axis=1)
 
     @property
     def optimizer(self) -> Floats:
@@ -224,9 +245,35 @@ def longer_data(case: Case) -> tuple[Owner, str] | None:
     return Owner.JOB, f"{words}, which explains it: no device need be slow"
 
 
+def more_tokens_for_experts(case: Case) -> str:
+    """Say that a router sends the experts of a slow rank more tokens than those of its peers, as
+    its all-to-alls tell, whatever the layout says; empty where they carry no more, where sizes are
+    those of buffers, the same for all, and where attention, optimizer or clock tell of the device.
+
+    Example: a rank's all-to-alls carry 1.62 times the bytes of its peers', and its passes take 1.25
+    times as long. Beside a clock that is 1.25 times lower they carry 0.97 to 1.03 times as many.
+    """
+    seen, row = case.seen, case.row
+    if seen.exchanged_bytes is None or case.clock is not None:
+        return ""
+    over = over_others(seen.exchanged_bytes, stage_groups(seen.members), case.excluded)
+    level = robust.centre(over[:, case.active])
+    usual = level[~case.excluded & np.isfinite(level)]
+    spread = float(np.sqrt(np.mean(usual**2))) if len(usual) else 0.0
+    if not level[row] >= max(PAIRS.agrees_share * case.effect, DEVICE.sure_sigmas * spread):
+        return ""
+    share = DEVICE.optimizer_share_of_experts
+    if case.passes.is_beyond_experts(row) or optimizer_shows(
+        case.optimizer, case.passes, row, share
+    ):
+        return ""
+    return MORE_FOR_EXPERTS.format(times=times(float(np.exp(level[row]))))
+
+
 def _spares_memory(case: Case) -> bool:
     """Return whether nearly all products of matrices are slow in both passes, and what is bound by
-    memory is not. Slow attention alone is not enough: its documents may be longer.
+    memory is not, in nearly any part. Slow attention alone is not enough: its documents may be
+    longer, which leave alone what lies outside passes, where these are not told.
     """
     seen, kinds = case.seen, case.seen.boundness
     least = PAIRS.min_effect_log if case.slow.num_peers == 1 else KERNELS.least_log
@@ -240,7 +287,11 @@ def _spares_memory(case: Case) -> bool:
     is_slow = matrix >= PAIRS.agrees_share * case.effect
     parts = [np.isfinite(matrix) & (kinds.matrix.phase == phase) for phase in (FORWARD, BACKWARD)]
     all_parts = all(is_slow[one].mean() >= SPELLS.parts_share for one in parts if one.any())
-    return all_parts and bool(robust.median(memory) < PAIRS.agrees_share * robust.median(matrix))
+    known = memory[np.isfinite(memory)]
+    if not all_parts or not len(known):
+        return False
+    most = float(np.quantile(known, DEVICE.slow_parts_quantile))
+    return most < PAIRS.agrees_share * float(robust.median(matrix))
 
 
 def ordinary_difference(case: Case) -> str:
@@ -255,9 +306,9 @@ def ordinary_difference(case: Case) -> str:
         return "two sound devices may differ by as much, and it has one peer only"
     if not lasts:
         return ""
-    if few := _as_one_of_few(case, small):
-        return few
-    if effect < small or (is_pair and effect < PAIRS.min_effect_log):
+    if as_sound := _as_sound_devices(case, small):
+        return as_sound
+    if effect < small:
         largest = distances_explain(case, small)
         if largest is not None:
             return (
@@ -267,42 +318,123 @@ def ordinary_difference(case: Case) -> str:
     return "" if is_pair else _within_spread(case)
 
 
-def _as_one_of_few(case: Case, small: float) -> str:
-    """Say that a row is slow by no more than sound devices may be, `small` (log) or a little more,
-    and is one of so few ranks that nothing shows by how much these devices differ. Empty where
-    there are more, or its clock confirms more than a `small` slowdown, or its optimizer (of a rank
-    that is little slower, only if that of no other slow rank is as slow).
+def _as_sound_devices(case: Case, small: float) -> str:
+    """Say that a row is slow all over the window by no more than one more sound device may be
+    beside so many others; empty where it is slower than that, became slow itself, or is held down.
 
-    Examples: three replicas at 0, 0.2 and 8 %, since of chips that differ by 5 % two may be alike.
-    Four at 0, 1, 6.5 and 7.5 %: the third is no peer of the fourth, since it is slow itself, and
-    the other two happen to be alike.
+    A low clock or a slow optimizer step shows that it is the device, not that the device is faulty:
+    chips that differ differ in these.
     """
-    num_peers = case.slow.num_peers
-    most = max(small, float(np.log(ORDINARY.little_ratio)))
-    if num_peers >= ORDINARY.min_peers or case.effect >= most:
+    places, num_beside = _beside(case, small)
+    level = case.effect
+    if _compares_with_pool(case):
+        level = min(level, float(_levels(case)[case.row]))
+    reach = reach_of_sound(places, num_beside)
+    if level >= reach or _is_held_down(case) or _became_slow(case):
         return ""
-    few_peers = f"sound devices may differ by as much, and it has {num_peers} peers only"
-    is_short = len(case.seen.iterations) < case.inquiry.settings.min_iterations
-    if case.effect < small or is_short:
-        return few_peers
-    others = [one.optimizer for one in case.found.slow if one.suspect.row != case.row]
-    # chips that differ do so in steps as well, up to some size
-    differ_alike = case.effect < np.log(ORDINARY.steps_alike_ratio) and any(
-        one >= PAIRS.agrees_share * case.slow.optimizer for one in others
+    slower, others = times(float(np.exp(reach))), counted(sum(map(len, places)), "rank")
+    shown = (
+        f"beside {others} that show how they differ here one more may be {slower} slower"
+        if max(map(len, places)) > 1
+        else f"one of two may be {slower} slower, and no other ranks show how they differ here"
     )
-    if case.clock is not None or (case.is_confirmed and not differ_alike):
-        return ""
-    if others:
-        gaps = np.concatenate(_gaps_by_stage(case))
-        if np.isfinite(gaps).sum() >= ORDINARY.min_pairs:
-            return ""
-        return (
-            f"it has {counted(num_peers, 'peer')} only, and another of so few ranks is slow "
-            "as well: these devices may differ by as much and be sound"
-        )
-    num_known = int(np.isfinite(case.levels).sum())
-    is_pair = num_peers < ORDINARY.min_peers - 1  # the rules for pairs decide
-    return few_peers if num_known < ORDINARY.min_ranks and not is_pair else ""
+    return f"sound devices may differ by as much: {shown}, its clock and optimizer step with it"
+
+
+def _became_slow(case: Case) -> bool:
+    """Return whether a row itself became slow inside the window, or quick, and is slow in each
+    iteration since: a few quiet ones among many are what noise and data leave by chance.
+    """
+    course = case.slow.suspect.course
+    is_stretch = len(course.episodes) == 1 and course.share == 1.0
+    return is_stretch and bool(_by_history(case, case.slow.peers))
+
+
+def _is_held_down(case: Case) -> bool:
+    """Return whether the clock that explains the slowness is no slower chip's: heat, a brake or a
+    setting holds it down and no other, or it stands out from enough others.
+    """
+    if case.clock is None:
+        return False
+    return bool(brakes(case.seen, case.row)) or _clock_stands_out(case, case.clock[0])
+
+
+def _clock_stands_out(case: Case, rank: int) -> bool:
+    """Return whether a rank's clock is lower than one more sound device's may be beside those of
+    seven others and more.
+
+    Ranks that wait for others inside their passes blur how much devices differ; clocks do not.
+    Example: 1575 MHz beside seven of 1725 to 1755, in a job whose experts wait for each other.
+    """
+    ranks = [one for of_row in case.seen.members.workers for one in of_row]
+    clocks = {one: case.seen.counters.get(one, {}).get(CLOCK_NAME, 0.0) for one in ranks}
+    own = clocks.pop(rank)
+    below = np.log(np.array([one for one in clocks.values() if one > 0]) / own)
+    if len(below) < ORDINARY.min_ranks - 1:
+        return False
+    return bool(np.median(below) >= reach_of_sound([below], len(below)))
+
+
+def reach_of_sound(places: Sequence[Floats], num_beside: int) -> float:
+    """Return by how much one more sound device may be slower than `num_beside` others, log, where
+    ranks of each of some places are known to lie so far off their peers.
+
+    Sound GPUs of one model differ by a sigma of up to 3 % under load, and a job shows by how much
+    its own do: before anything was measured sigma is 0.56 % with the weight of one rank; each rank
+    beside another says more, and Student's t with as many degrees how far one more may stray. Of
+    two ranks that nobody else is compared with, nothing is known but what two devices differ by at
+    most.
+
+        one of two                      15 %        one of eight, seven of which are alike   0.8 %
+        one of three, two alike        4.9 %        of sixteen                               0.4 %
+        one of four, three alike       2.2 %        of four, the others of a sigma of 3 %     18 %
+    """
+    degrees, squares = ORDINARY.usual_weight, ORDINARY.usual_weight * ORDINARY.usual_log**2
+    for levels in places:
+        degrees += max(len(levels) - 1, 0)
+        squares += float(((levels - levels.mean()) ** 2).sum()) if len(levels) else 0.0
+    sigma = np.sqrt(squares / degrees * (1.0 + 1.0 / max(num_beside, 1)))
+    reach = float(special.stdtrit(degrees, ORDINARY.reach_share) * sigma)
+    is_known = degrees > ORDINARY.usual_weight
+    return min(reach, ORDINARY.most_log) if is_known else PAIRS.min_effect_log
+
+
+def _compares_with_pool(case: Case) -> bool:
+    """Return whether layers of all stages tell more of a row than its few peers do."""
+    return bool(np.isfinite(case.pool_levels[case.row])) and not case.slow.across_stages
+
+
+def _levels(case: Case) -> Floats:
+    """Return by how much each rank is slower than those that it is compared with, (row,) log."""
+    return case.pool_levels if _compares_with_pool(case) else case.levels
+
+
+def _beside(case: Case, small: float) -> tuple[list[Floats], int]:
+    """Return how far the ranks of each stage (of all stages, where their layers are compared) lie
+    off their peers, log, without the row and without other faults; and how many of them the row is
+    compared with.
+
+    Other slow rows are faults where they are slower than sound devices are. Of few ranks they are
+    believed to be only if no two sound devices differ so: taken out, the slowest of uneven chips
+    leave those that happen to be alike.
+    """
+    levels = _levels(case)
+    together = case.slow.across_stages or _compares_with_pool(case)
+    groups = [np.arange(len(levels))] if together else stage_groups(case.seen.members)
+    is_few = int(np.isfinite(levels).sum()) < ORDINARY.min_ranks
+    least = max(small, PAIRS.min_effect_log) if is_few else small
+    sound = np.isfinite(levels) & ~(case.excluded & (levels >= least))
+    sound[case.row] = False
+    places, num_beside = [], 0
+    for rows in groups:
+        kept = rows[sound[rows]]
+        num_peers = int((~case.excluded[rows]).sum())
+        # a rank beside its peers is further off than it is off the centre of all of them
+        to_centre = np.where(case.excluded[kept], 1.0, 1.0 - 1.0 / max(num_peers, 1))
+        places.append(levels[kept] * to_centre)
+        if case.row in rows:
+            num_beside = len(kept)
+    return places, num_beside
 
 
 def distances_explain(case: Case, small: float) -> float | None:
@@ -337,11 +469,11 @@ def few_factor(number: int) -> float:
 
 def _within_spread(case: Case) -> str:
     """Say that devices of this job differ by so much that a sound one may be as slow; empty where
-    the row stands out from them, or its clock was read to be low.
+    the row, or its clock, stands out from them, or something holds down its clock.
     """
     spread = _spread_of_devices(case)
     stands_out = case.effect >= min(ORDINARY.rms_factor * spread, ORDINARY.most_log)
-    if stands_out or case.clock is not None:
+    if stands_out or _is_held_down(case):
         return ""
     return (
         f"ranks of one stage differ by {np.expm1(spread):.1%} (sigma) all over the job: this one "
@@ -445,7 +577,7 @@ def decide_pair(case: Case) -> Decision:
     if by_pool is not None:
         return by_pool
     why = (
-        _by_history(case, peer)
+        _by_history(case, np.array([peer]))
         or _by_same_data(members, row, peer)
         or _by_other_stages(case)
         or _by_optimizer(case)
@@ -457,10 +589,11 @@ def decide_pair(case: Case) -> Decision:
 
 def _by_pool(case: Case, peer: int) -> Decision | None:
     """Judge by the layers of all stages; None where they do not tell."""
-    pool, row, effect = case.found.pool, case.row, case.effect
-    if pool is None:
-        return None
-    level = robust.median(pool.value[:, case.active], axis=1)
+    row, effect = case.row, case.effect
+    has_other_tokens = case.seen.members.layout.ep > 1 and not case.passes.is_beyond_experts(row)
+    if case.found.pool is None or has_other_tokens:
+        return None  # each stage's experts get other tokens
+    level = case.pool_levels
     own, other = float(level[row]), float(level[peer])
     if not np.isfinite(own + other):
         return None
@@ -494,13 +627,13 @@ def _other_stages_differ_alike(
     return bool(over) and float(robust.median(np.array(over))) >= PAIRS.agrees_share * effect
 
 
-def _by_history(case: Case, peer: int) -> str:
-    if (~case.active).sum() < PAIRS.min_normal_iterations:
+def _by_history(case: Case, peers: Integers) -> str:
+    if (~case.active).sum() < PAIRS.min_normal_iterations or not len(peers):
         return ""
     level = robust.median(case.seen.work.log_ns, axis=2)
     rise = robust.median(level[:, case.active], axis=1)
     rise = rise - robust.median(level[:, ~case.active], axis=1)
-    own, other = float(rise[case.row]), float(rise[peer])
+    own, other = float(rise[case.row]), float(robust.median(rise[peers]))
     if not own > PAIRS.agrees_share * case.effect > abs(other):
         return ""
     return (

@@ -28,7 +28,7 @@ Experts get other tokens on each rank, and CP ranks other parts of a sequence: n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
-    devices_of,
+    placed_at,
     rows_of_findings,
 )
 from detect.causes.launching import is_host_bound
@@ -55,7 +55,7 @@ from detect.stats import robust
 from detect.stats.residuals import chance_of_mean, deviations, stage_groups
 from detect.stats.search import Course, interval_of_ratio
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import ENDS, ORDINARY
+from detect.thresholds import ENDS, LINKS, ORDINARY
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.timeline import rows_alike
 
@@ -159,7 +159,9 @@ def _by_output(every: EachRank, own: Flags, effect: float) -> _LateEnd | None:
 def _by_loss(every: EachRank, own: Flags, effect: float) -> _LateEnd | None:
     typical_ns = float(np.nanmedian(every.passes_ns[own, :, FORWARD]))
     early = -every.lookups_ns[:, :, LOSS_OF_LOOKUPS] / typical_ns
-    found = _stands_out(every, early, own, ENDS.least_share)
+    # a loss that is launched late takes longer, too
+    least = max(ENDS.least_share, LINKS.late_launch_ns / typical_ns)
+    found = _stands_out(every, early, own, least)
     if found is None:
         return None
     rank, lead, p_value = found
@@ -280,9 +282,4 @@ def _finding(
             is_bound=True,
         ),
     )
-    return replace(
-        finding,
-        coordinates=members.coordinates(at),
-        host=members.hosts[at],
-        device=devices_of(members, [at]),
-    )
+    return placed_at(finding, members, at)

@@ -56,7 +56,7 @@ from detect.causes.hits import (
     lost_share,
     over_own_level,
 )
-from detect.causes.launching import may_wait_unseen
+from detect.causes.launching import is_nearly_bound, may_wait_unseen
 from detect.causes.searches import ADVICE, LOADING_AXES, load_as_long, loading_of
 from detect.observe.observations import BACKWARD, Members, Observations, Work, cut
 from detect.report import Cause, Finding, Owner
@@ -442,8 +442,10 @@ def _launches_more_slowly(seen: Observations, rows: Integers) -> bool:
     if seen.launch_pace is None:
         return False
     pace = robust.median(seen.launch_pace, axis=1)
-    lead = float(np.nan_to_num(pace[rows]).min()) - float(np.nanmax(np.delete(pace, rows)))
-    return lead >= PACE.slow_log
+    elsewhere = np.delete(pace, rows)
+    if not np.isfinite(elsewhere).any():
+        return False
+    return float(np.nan_to_num(pace[rows]).min()) - float(np.nanmax(elsewhere)) >= PACE.slow_log
 
 
 def _are_longer_anyway(seen: Observations, rows: Integers) -> bool:
@@ -477,8 +479,7 @@ def _launches_all_the_time(seen: Observations, paused: PausedHost) -> bool:
     rows, quiet = paused.rows, ~paused.burst.hits
     if seen.launching_ns is None:
         return False
-    launching_ns = float(np.median(seen.launching_ns[rows]))
-    if launching_ns >= PACE.busy_share * float(np.median(seen.iteration_ns)):
+    if is_nearly_bound(seen, rows):
         return True
     if seen.starved_share is None or not quiet.any():
         return False
@@ -547,6 +548,8 @@ def _loading_hosts(seen: Observations, rate: float) -> Iterator[_LoadingHost]:
         lost = (lost_ns[loaders].max(axis=0) - usually_lost_ns) / step_ns
         is_other_end = not np.isin(place[loaders], place[others]).any()
         is_first = is_other_end and bool((members.stage[loaders] == members.stage.min()).any())
+        if is_first and not _are_waited_for(seen, loaders, lost * step_ns):
+            continue
         if lost.mean() >= (HOSTS.unlike_share if is_first else BURSTS.sure_host_share):
             yield _LoadingHost(
                 name=str(name),
@@ -574,6 +577,20 @@ def _at_both_ends(seen: Observations, loads: Flags, own: Flags) -> tuple[Flags, 
     tp = seen.members.place["tp"]
     others = ~own & (loading_ns >= LOSSES.least_load_ns) & np.isin(tp, tp[loaders])
     return loaders, others
+
+
+def _are_waited_for(seen: Observations, loaders: Flags, lost_ns: Floats) -> bool:
+    """Return whether all other ranks wait longer than some of these `loaders`, (row,), by a good
+    part of what they lose, (iteration,): a stage that waits for others anyway loads meanwhile. True
+    where no waiting was recorded.
+
+    Example: loading takes a first stage 30 ms of 120, and its ranks wait for 31 ms and more, those
+    of the slow third stage for 43.
+    """
+    if seen.waiting_ns is None:
+        return True
+    lead_ns = seen.waiting_ns[~loaders].min(axis=0) - seen.waiting_ns[loaders].min(axis=0)
+    return float(lead_ns.mean()) >= LOSSES.awaited_share * float(lost_ns.mean())
 
 
 def _finding_of_loading(seen: Observations, slow: _LoadingHost) -> Finding:

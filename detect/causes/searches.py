@@ -24,7 +24,7 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import HOST_ADVICE, optimizer_residuals
-from detect.causes.finding import Answer, Claim, Inquiry, build_finding
+from detect.causes.finding import Answer, Claim, Inquiry, build_finding, placed_at
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -40,7 +40,7 @@ from detect.stats.residuals import (
 )
 from detect.stats.search import Course, SearchTask, Suspect, search
 from detect.text import counted, milliseconds, percent, subject_of
-from detect.thresholds import BURSTS, LOSSES, POWER, SEARCH, DetectorSettings
+from detect.thresholds import BURSTS, HOSTS, LOSSES, POWER, SEARCH, DetectorSettings
 from detect.thresholds import COMPUTE as LIMITS
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
@@ -245,6 +245,10 @@ def least_slowdown(seen: Observations, settings: DetectorSettings) -> float:
     return max(settings.min_slowdown, LIMITS.mixed_ratio if seen.mixes_communication else 1.0)
 
 
+OF_ITS_HOST = (
+    "its host stops between launches as well, and what loads in the rank's own process stands "
+    "still with it"
+)
 OF_GROUP = (
     "communication inside its group was not recorded: which of these ranks it is, if not all, this "
     "trace cannot tell"
@@ -386,8 +390,9 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
     own = float(np.nanmedian(lost.time_ns[row][active]))
     excess = np.where(active, np.maximum(lost.excess_ns[row], 0.0), 0.0)
     typical = float(np.median(excess[active]))
-    is_group = loss.cause is not Cause.GC and len(seen.members.workers[row]) > 1
-    doubt = loss.doubt(suspect) or OF_GROUP * is_group
+    who, at = _loader_of(seen, row, active) if loss.cause is Cause.LOADER else (seen.members, row)
+    ranks = who.workers[at]
+    doubt = loss.doubt(suspect) or OF_GROUP * (loss.cause is not Cause.GC and len(ranks) > 1)
     owner = Owner.UNDECIDED if doubt else loss.owner(suspect)
     evidence = (*_loss_evidence(lost, suspect, own), *loss.evidence(suspect))
     base = loss.base_ns(row, own, typical) if loss.base_ns else float(np.median(seen.busy_ns[row]))
@@ -395,10 +400,10 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
     reach = SEARCH.interval_sigmas * course.standard_error / max(course.effect, 1e-9)
     members = seen.members
     over = f"{milliseconds(typical)} ({percent(1 + course.effect)[:-2]} % of the iteration)"
-    return build_finding(
+    finding = build_finding(
         seen,
         Claim(
-            ranks=members.workers[row],
+            ranks=ranks,
             rows=(row,),
             cause=loss.cause,
             owner=owner,
@@ -411,13 +416,31 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
             q_value=suspect.q_value,
             num_peers=len(loss.peers_of(row)),
             saved_ns=excess,
-            subject=subject_of(members, row),
+            subject=subject_of(who, at),
             predicate=loss.predicate.format(time=milliseconds(own), over=over),
             evidence=(*evidence, doubt) if doubt else evidence,
             advice=loss.advice(suspect, owner),
             most_cost=loss.most_cost(suspect),
         ),
     )
+    return finding if who is members else placed_at(finding, who, at)
+
+
+def _loader_of(seen: Observations, row: int, active: Flags) -> tuple[Members, int]:
+    """Return the rank that loads for the group that a row stands for, where the trace tells: one
+    that loads for far longer than all others of it, or alone loads. Else the row itself.
+
+    Example: the first rank of a group of four loads for 840 ms, the others for nothing.
+    """
+    each, group = seen.workers, seen.members.workers[row]
+    if each is None or len(group) < 2:
+        return seen.members, row
+    rows = list(each.members.rows_with(group))
+    usual_ns = np.nan_to_num(robust.median(each.loading_ns[rows][:, active], axis=1))
+    longest = usual_ns >= usual_ns.max() / HOSTS.loading_ratio
+    if longest.sum() > 1:
+        return seen.members, row
+    return each.members, rows[int(np.argmax(usual_ns))]
 
 
 def _exceeds_nearly_always(
@@ -525,6 +548,41 @@ def load_as_long(own_ns: float, others_ns: Floats) -> bool:
     return bool(waits.size) and float(waits.mean()) >= BURSTS.shared_storage_share
 
 
+def tells_no_storage(own_ns: Floats, others_ns: Floats) -> bool:
+    """Return whether long loads of others say nothing of what all load from: nearly all `own_ns`,
+    (load,), are longer than any of theirs, (row, iteration), or theirs are all equally long. Hosts
+    that are ahead of their devices wait in a copy for as long as an iteration takes; storage
+    varies.
+
+    Example: 26 loads of 302 to 322 ms, and 130 ms for which one other device stands idle.
+    """
+    known = others_ns[np.isfinite(others_ns)]
+    if not len(known) or not len(own_ns):
+        return False
+    usual, long = np.median(known), np.quantile(known, HOSTS.usual_loads_share)
+    are_long = usual >= np.median(own_ns) / LOSSES.loader_ratio
+    are_waits = are_long and long <= LOSSES.held_back_ratio * usual
+    return bool(are_waits) or is_beyond_all(own_ns, others_ns)
+
+
+def is_beyond_all(own_ns: Floats, others_ns: Floats) -> bool:
+    """Return whether nearly all loads `own_ns`, (load,), are longer than any of `others_ns`, (row,
+    iteration), ever, and not by chance: if all loaded alike, the k of n own loads that are longer
+    would be the k longest of all N with probability C(n, k) / C(N, k).
+
+    A storage that all share is slow for one now and for another then. Example: 720 ms in 6
+    iterations, 495 ms at most on the other rank, whose loading lasts while it waits for this one.
+    """
+    others_ns = others_ns[np.isfinite(others_ns)]
+    if not len(own_ns) or not len(others_ns):
+        return False
+    num_longer, num_own = int((own_ns > others_ns.max()).sum()), len(own_ns)
+    num_all = num_own + len(others_ns)
+    chance = special.comb(num_own, num_longer) / special.comb(num_all, num_longer)
+    is_nearly_all = num_longer >= LOSSES.separated_share * num_own
+    return is_nearly_all and bool(chance <= LOSSES.beyond_all_chance)
+
+
 def on_other_hosts(members: Members, row: int, others: Integers) -> Integers:
     """Return those of the `others` that run on other hosts than the row; all where none does.
 
@@ -539,17 +597,22 @@ def others_load_as_long(seen: Observations, row: int, others: Integers, active: 
     """Return whether loading takes the `others` about as long as the `row`, though their devices
     wait less for it: then what all of them load from is slow.
 
-    The others as a whole must take as long in the `active` iterations, or now and then; or one rank
-    must do so more often. Where some are on other hosts, these are asked. Example: a row loads for
-    950 ms in the iterations in which its device waits, and of 16 other loaders, none of which holds
-    up its device, some take 500 to 1,200 ms in half of their iterations.
+    The others as a whole must take as long in the `active` iterations, or now and then, or twice as
+    long then as in the rest (who waits for a late batch has more time to load the next one); or one
+    rank must take as long more often. Where some are on other hosts, these are asked. Example: a
+    row loads for 950 ms in the iterations in which its device waits, and of 16 other loaders, none
+    of which holds up its device, some take 500 to 1,200 ms in half of their iterations.
     """
     if seen.loading_ns is None or not len(others):
         return False
     others = on_other_hosts(seen.members, row, others)
     own, theirs = float(robust.median(seen.loading_ns[row][active])), seen.loading_ns[others]
+    if tells_no_storage(seen.loading_ns[row][active], theirs):
+        return False
     then = float(robust.median(theirs[:, active]))
     if then * LOSSES.loader_ratio > own or load_as_long(own, theirs):
+        return True
+    if not active.all() and then > LOSSES.loader_ratio * float(robust.median(theirs[:, ~active])):
         return True
     of_one = (np.nan_to_num(theirs) >= own / LOSSES.loader_ratio).mean(axis=1).max()
     return bool(of_one >= BURSTS.one_loader_share)

@@ -5,14 +5,19 @@ in passes. `detect.observe.modules` finds modules in a row that are slow by one 
 
 Idea: count passes that such runs meet. Sound ranks of this very job show how often that happens
 without a fault (`chance`); nearly always never, which is known of sound jobs at large, too. So many
-of one row must be improbable at that rate, in two iterations at least, and be the row's alone. Runs
-are left out that say nothing of a device:
+of one row must be improbable at that rate, in two iterations at least, and be the row's alone. One
+run is enough if it is long and begins or ends in the middle of a pass: in jobs at large no sound
+rank has any, for neither pauses nor data make eight modules slow by one factor and leave alone the
+others of the pass. Runs are left out that say nothing of a device:
 
     began as soon as launched     the host was late, whose delay lengthens what follows as well
     smaller than a TP mate's      where passes hold waiting: the mate is slow, and this rank waits
 
 Example: 16 ranks, 6 iterations of one forward and one backward pass. In five of them all 17 modules
 of rank 4 from some moment on take 1.38 times as long; no other rank has a run.
+
+A rank is compared with itself, so one of two, or one that is alone on its stage, is searched, too;
+somebody else has to be there who shows no runs.
 
 Limits: where communication inside TP or CP groups was not recorded, mates wait in each other's
 modules; such ranks are not searched.
@@ -38,7 +43,7 @@ def bursts_of_modules(seen: Observations, known: Flags, rate: float, floor: floa
     """
     runs, members = seen.slow_runs, seen.members
     waits_inside = {"tp", "cp"} & {*seen.hidden_axes} or not seen.splits_tensor_groups
-    if runs is None or waits_inside or int((~known).sum()) < BURSTS.min_rows:
+    if runs is None or waits_inside or int((~known).sum()) < 2:
         return []
     row, slot, kept = _placed(seen, runs, floor)
     lost, passes = np.zeros((2, *seen.busy_ns.shape))
@@ -48,22 +53,19 @@ def bursts_of_modules(seen: Observations, known: Flags, rate: float, floor: floa
     excess = lost / np.maximum(busy_ns - lost, RUNS.least_left_share * busy_ns)
     share, num_passes = excess.mean(axis=1), seen.work.log_ns.shape[2]
     counts, hits = np.minimum(passes, num_passes).sum(axis=1).astype(np.int64), passes > 0
+    is_long = kept & runs.cuts & (runs.num_modules >= RUNS.long_modules)
     left, found = ~known, list[Burst]()
-    for one in heaviest_first(share, ~known & (share >= BURSTS.least_share)):
+    for one in heaviest_first(share, ~known & (share >= RUNS.least_share)):
         others = left & (np.arange(len(known)) != one)
-        tally = Tally(
-            num_hits=int(counts[one]),
-            num_iterations=hits.shape[1] * num_passes,
-            other_hits=int(counts[others].sum()),
-            num_others=max(int(others.sum()) * hits.shape[1] * num_passes, RUNS.sound_passes),
-        )
+        own, is_single = kept & (row == one), int(hits[one].sum()) < BURSTS.min_hits
+        tally = _tally(counts, one, others, hits.shape[1] * num_passes, is_single)
         q_value = tally.by_chance * len(known) / (len(found) + 1)
         is_alone = tally.is_alone and Tally.of(hits, one, others).is_alone
         goes_on = hits[one, -1] and num_runs(hits[one]) == 1  # a level's to tell
-        if q_value > rate or not is_alone or goes_on or int(hits[one].sum()) < BURSTS.min_hits:
+        is_accident = is_single and not is_long[own].all()
+        if q_value > rate or not is_alone or goes_on or is_accident:
             continue
         left = others
-        own = kept & (row == one)
         found.append(
             Burst(
                 row=one,
@@ -72,13 +74,27 @@ def bursts_of_modules(seen: Observations, known: Flags, rate: float, floor: floa
                 q_value=min(1.0, q_value),
                 others=others,
                 other_hits=int(hits[others].sum()),
-                is_one_speed=_is_one_speed(runs, own),
+                is_one_speed=_is_one_speed(runs, own) and not hits[others].any(),
                 stands_out=not (hits[mates_of(members, one)] & hits[one]).any(),
+                in_modules=True,
                 cuts_passes=bool(runs.cuts[own].mean() >= RUNS.mostly_cut),
                 size=float(np.exp(np.median(runs.size_log[own]))),
             )
         )
     return found
+
+
+def _tally(counts: Integers, one: int, others: Flags, length: int, is_single: bool) -> Tally:
+    """Return how many passes of a row and of the `others` have runs, `counts` (row,), of `length`
+    passes each; of jobs at large it is known how seldom sound ones have some.
+    """
+    usual = RUNS.sound_passes_of_long if is_single else RUNS.sound_passes
+    return Tally(
+        num_hits=int(counts[one]),
+        num_iterations=length,
+        other_hits=int(counts[others].sum()),
+        num_others=max(int(others.sum()) * length, usual),
+    )
 
 
 def _placed(seen: Observations, runs: SlowRuns, floor: float) -> tuple[Integers, Integers, Flags]:

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from detect.causes.device import host_advice
 from detect.causes.finding import (
     cost_ratio,
     counted_window,
@@ -32,6 +33,7 @@ from detect.causes.finding import (
     spanning,
     undecided,
 )
+from detect.causes.searches import OF_ITS_HOST
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.text import counted, percent, ranks_text, times
@@ -56,7 +58,7 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
         return _comes_after(finding, findings), not own_time, is_vague, cost
 
     result: list[Finding] = []
-    for finding in sorted(findings, key=order):
+    for finding in sorted(_of_stopping_hosts(findings), key=order):
         place = next((i for i, one in enumerate(result) if _explains(one, finding)), None)
         if place is None:
             result.append(finding)
@@ -64,6 +66,18 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
             main = result[place]
             result[place] = replace(main, evidence=(*main.evidence, _sentence(finding)))
     return result
+
+
+def _of_stopping_hosts(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings; late loaders whose hosts stop between launches as well have these as
+    their cause.
+    """
+    return [
+        replace(one, cause=Cause.HOST, next_steps=host_advice(one.owner))
+        if one.owner is Owner.NODE and one.cause is Cause.LOADER and OF_ITS_HOST in one.evidence
+        else one
+        for one in findings
+    ]
 
 
 def _comes_after(finding: Finding, findings: Sequence[Finding]) -> bool:
@@ -189,13 +203,14 @@ def _excess(finding: Finding) -> float:
 
 
 def _sentence(finding: Finding) -> str:
+    loads = finding.cause is Cause.LOADER or OF_ITS_HOST in finding.evidence
     what = {
         Cause.LOADER: "its data loading is slower to match",
         Cause.COMPUTE: "what it delays looks like slower computing, too",
         Cause.UNKNOWN: f"{ranks_text(finding.ranks)} wait for it inside their passes",
         Cause.HOST: "the time lost between its operations goes with it",
         Cause.LINK: f"the communication of {ranks_text(finding.ranks)} suffers with it",
-    }[finding.cause]
+    }[Cause.LOADER if loads else finding.cause]
     return f"{what} ({percent(finding.step_time_cost_ratio)} of the step at most): no fault apart"
 
 

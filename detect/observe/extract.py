@@ -171,6 +171,7 @@ def _with_what_some_tell(seen: Observations, frame: Frame, facts: Facts) -> Obse
             tokenwise=Tokenwise(dense_ns=cells.dense_ns, lookups_ns=cells.lookups_ns),
             modules_ns=cells.modules_ns,
             slow_runs=facts.slow_runs,
+            exchanged_bytes=known_or_none(cells.exchanged_bytes),
             ending_ns=cells.ending_ns,
             starved_share=known_or_none(cells.starved_share),
         )

@@ -36,7 +36,7 @@ from detect.observe.stalls import Collections, Contents, Launches
 from detect.observe.work import Entangled, Gathers, Layers, Parts, Samples
 from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
-from megascan.timeline import numbers
+from megascan.timeline import equals, numbers
 from megascan.vocabulary import (
     ATTENTION,
     EMBEDDING,
@@ -91,6 +91,7 @@ class Cells:
     saving_ns: Floats
     optimizer_ns: Floats
     attention_ns: Floats
+    exchanged_bytes: Floats
     dense_ns: Floats
     """See `Tokenwise`, and so of `lookups_ns`."""
     lookups_ns: Floats
@@ -107,7 +108,7 @@ class Cells:
 
 _NAN_IF_ABSENT = (
     "loading_ns", "loading_cost_ns", "optimizer_ns", "attention_ns", "dense_ns", "lookups_ns",
-    "modules_ns", "starved_share",
+    "modules_ns", "starved_share", "exchanged_bytes",
 )  # fmt: skip
 """Fields of `Cells` that are NaN for a rank without such spans; the others are 0."""
 
@@ -165,6 +166,7 @@ def facts_of(index: SpanIndex) -> Facts:
             saving_ns=index.sums(saves, index.duration[saves]),
             optimizer_ns=index.sums_or_nan(optimizer, index.self_time(optimizer)),
             attention_ns=index.sums_or_nan(attention, index.self_time(attention)),
+            exchanged_bytes=_exchanged(index),
             dense_ns=_dense(index),
             lookups_ns=_lookups(index),
             modules_ns=_modules(index),
@@ -184,6 +186,13 @@ def facts_of(index: SpanIndex) -> Facts:
         begin_ns=begin_ns,
         end_ns=end_ns,
     )
+
+
+def _exchanged(index: SpanIndex) -> Floats:
+    """Return how many bytes a rank's all-to-alls carry, (rank, iteration)."""
+    size = numbers(index.table, "size_bytes")
+    rows = equals(index.table, "op", "all_to_all") & index.in_iteration & (size > 0)
+    return index.sums_or_nan(rows, size[rows])
 
 
 def _dense(index: SpanIndex) -> Floats:

@@ -397,6 +397,8 @@ class EachRank:
     """A span of the output layer on the mean; NaN where none was traced."""
     lookups_ns: Floats = field(metadata=along("worker", "iteration"))
     """(worker, iteration, kind), as in `Tokenwise`."""
+    loading_ns: Floats = field(metadata=along("worker", "iteration"))
+    """What loading costs the rank; NaN where it loads nothing itself."""
 
     @classmethod
     def of(cls, seen: Observations) -> EachRank:
@@ -413,6 +415,7 @@ class EachRank:
             passes_ns=np.stack(phases, axis=2),
             output_ns=modules[:, :, OUTPUT_OF_MODULES],
             lookups_ns=nothing[:, :, :2] if told is None else told.lookups_ns,
+            loading_ns=seen.lost(Cause.LOADER),
         )
 
 
@@ -440,6 +443,9 @@ class Observations:
     attention_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Attention in forward passes, which no routing of tokens to experts lengthens; NaN where no
     attention was traced."""
+    exchanged_bytes: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """What the rank's all-to-alls carry, by which a router sends tokens to experts; NaN for a rank
+    without them, None where nobody has some."""
     tokenwise: Tokenwise | None = None
     """None on CPUs."""
     modules_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
@@ -652,7 +658,8 @@ def one_row_a_worker(seen: Observations) -> Observations:
     """Return one row for each TP (CP, EP) group whose inner communication was not traced.
 
     Inside such a group everybody waits for the slowest within its own passes, so their times are
-    the same and only the group as a whole can be compared. A group on several hosts is on none.
+    the same and only the group as a whole can be compared; it waits for the longest of its loaders.
+    A group on several hosts is on none.
     """
     if seen.splits_tensor_groups:
         return seen
@@ -666,6 +673,13 @@ def one_row_a_worker(seen: Observations) -> Observations:
     )
     kept = cut(seen, "row", rows)
     kept = replace(kept, workers=EachRank.of(seen))
+    groups = [group == group[row] for row in rows]
+    if Cause.LOADER in seen.lost_ns:
+        longest = np.stack([np.fmax.reduce(seen.lost(Cause.LOADER)[own]) for own in groups])
+        kept = replace(kept, lost_ns={**kept.lost_ns, Cause.LOADER: longest})
+    if seen.loading_ns is not None:
+        longest = np.stack([np.fmax.reduce(seen.loading_ns[own]) for own in groups])
+        kept = replace(kept, loading_ns=longest)
     places = {rank: members.device_of(rank) for rank in members.recorded}
     on = [{places[rank][0] for rank in ranks} for ranks in workers]
     merged = replace(

@@ -265,7 +265,8 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
     size[row] = numbers(index.table, "size_bytes")[found.first]
     medians = _medians(cell, found.quickest_ns, len(names) * num_iterations)
     transfer_ns = medians.reshape(len(names), num_iterations)
-    kind, kinds = _by_wire(names, size, robust.median(transfer_ns, axis=1), labels)
+    shortest_ns = _medians(row, found.shortest_ns, len(names))
+    kind, kinds = _by_wire(names, size, shortest_ns, labels)
     moved = np.bincount(row, minlength=len(names)) * np.maximum(size, 0)
     keep = _worth_comparing(kind, kinds, sum_ns.sum(axis=1))
     keep |= _worth_comparing(kind, kinds, moved.astype(np.float64))
@@ -275,7 +276,7 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
         kind=kind[keep],
         size_bytes=size[keep],
         transfer_ns=transfer_ns[keep],
-        shortest_ns=_medians(row, found.shortest_ns, len(names))[keep],
+        shortest_ns=shortest_ns[keep],
         sum_ns=sum_ns[keep],
         late_ns=index.sums(late_rows, late_ns),
         quick_ns=index.sums(found.rows, quickest_ns),
@@ -284,13 +285,15 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
 
 
 def _by_wire(
-    names: Integers, size: Integers, typical_ns: Floats, labels: _Labels
+    names: Integers, size: Integers, shortest_ns: Floats, labels: _Labels
 ) -> tuple[Integers, tuple[str, ...]]:
     """Return the kind of each row, (row,), and all kinds; those between hosts that are quicker than
     any NIC go over NVLink, inside a rack, and are kinds of their own.
 
     `names` (row,) is unit · kinds + kind. A unit that is so quick in one kind is so in all, and so
-    should be one that joins the same hosts as others most of which are: wires are the hosts'.
+    should be one that joins the same hosts as others most of which are: wires are the hosts'. By
+    `shortest_ns` (row,), the span of whoever comes last, by one clock: errors between clocks leave
+    nothing of some transfers. Few bytes show no wire.
 
     Example: messages of 16.8 MB take 41 us between two hosts of a rack, 409 GB/s, and 350 us from
     there to the next rack: by design, not by a fault.
@@ -299,7 +302,8 @@ def _by_wire(
     unit, kind = np.divmod(names, num_kinds)
     factors = bus_factors(labels.kinds, kind, [labels.members[one] for one in unit.tolist()])
     with np.errstate(divide="ignore", invalid="ignore"):
-        is_quick = factors * size / typical_ns > NETWORKS.most_of_nic
+        is_quick = factors * size / shortest_ns > NETWORKS.most_of_nic
+    is_quick &= size >= NETWORKS.min_bytes
     quick_units = np.unique(unit[is_quick & labels.crosses[unit]])
     num_quick = np.bincount(labels.between[quick_units], minlength=int(labels.between.max()) + 1)
     num_all = np.bincount(labels.between[np.unique(unit)], minlength=len(num_quick))

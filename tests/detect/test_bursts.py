@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, detect
 from detect.causes import bursts as of_bursts
-from detect.causes.bursts import _others_pause, _undecided
+from detect.causes.bursts import _are_paired, _others_pause, _undecided
 from detect.causes.hits import Burst, bursts, pair_pause
 from detect.causes.launching import WANDERS
 from detect.causes.paused_hosts import ROUTED, _pausing_host, in_turn
@@ -748,6 +749,22 @@ def test_one_of_a_pair_that_was_left_undecided_is_nobodys_peer_now_and_then(job,
     made = job(layout=Layout(pp=2, dp=dp), work=lambda slot: 1.2 if slot.rank == 0 else 1.0)
     (finding,) = made.report().findings
     open_one = replace(finding, owner=Owner.UNDECIDED)
-    assert _undecided(observe(made.timeline()), [open_one]).tolist() == [
-        is_judged, *[False] * (2 * dp - 1)
-    ]  # fmt: skip
+    seen = observe(made.timeline())
+    left = _undecided(seen, [open_one]) & ~_are_paired(seen.members.stage)
+    assert left.tolist() == [is_judged, *[False] * (2 * dp - 1)]
+
+
+@pytest.mark.parametrize(
+    ("starved", "owner"), [(0.9, Owner.UNDECIDED), (0.3, Owner.NODE)], ids=["host-bound", "fed"]
+)
+def test_where_all_devices_wait_for_their_hosts_an_idle_one_is_no_slow_node(
+    monkeypatch, starved, owner
+):
+    """A device stands idle in its bursts: in a host-bound job some host is always the latest."""
+    monkeypatch.setattr(of_bursts, "starvation", lambda *_: None)
+    monkeypatch.setattr(of_bursts, "_doubt", lambda *_: "")
+    monkeypatch.setattr(of_bursts, "_stands_idle", lambda *_: True)
+    seen = SimpleNamespace(lost_ns={Cause.GC: None}, starved_share=np.full((4, 9), starved))
+    burst = SimpleNamespace(row=1, hits=np.arange(9) < 4, is_stops=False)
+    cause, blamed, _ = of_bursts._blamed(seen, burst, Cause.COMPUTE)
+    assert (cause, blamed) == (Cause.COMPUTE, owner)

@@ -15,7 +15,8 @@ WORDS = {f"{word}_{what}" for word in ("high", "good", "moderate") for what in (
 
 def named(cause=Cause.COMPUTE, q_value=1e-15, cost=1.1, owner=Owner.NODE, ranks=(5,), **more):
     return Finding(
-        **more, ranks=ranks, cause=cause, owner=owner, slowdown=1.3, slowdown_interval=(1.2, 1.4),
+        **{"num_peers": 7} | more, ranks=ranks, cause=cause, owner=owner,
+        slowdown=1.3, slowdown_interval=(1.2, 1.4),
         first_iteration=3, last_iteration=20, share_of_iterations=1.0, q_value=q_value,
         step_time_cost_ratio=cost, statement="rank 5 is slow",
     )  # fmt: skip
@@ -44,6 +45,24 @@ def test_chance_alone_decides_where_a_slow_device_costs_the_step(q_value, word):
 )
 def test_a_name_is_no_surer_than_such_names_were_right(cause, cost, word):
     assert named(cause, cost=cost).confidence == word
+
+
+@pytest.mark.parametrize(("num_peers", "is_read", "word"), [
+    (3, False, "high"), (2, False, "good"), (1, False, "good"), (1, True, "high"),
+])  # fmt: skip
+def test_few_peers_take_a_step_unless_its_clock_was_read(num_peers, is_read, word):
+    few = named(num_peers=num_peers, is_read=is_read)
+    assert few.confidence == word
+    assert replace(few, owner=Owner.UNDECIDED).confidence == "high"  # as sure as chance leaves it
+    assert replace(few, cause=Cause.LOADER).confidence == "high"
+
+
+def test_a_device_that_is_slow_now_and_then_may_get_longer_documents_at_times():
+    at_times = named(slow_passes_ratio=1.3)
+    assert at_times.named_as == "compute_at_times"
+    assert [at_times.confidence, named().confidence] == ["good", "high"]
+    assert replace(at_times, num_peers=1).confidence == "moderate"
+    assert replace(at_times, cause=Cause.LOADER).confidence == "high"
 
 
 def test_a_host_that_is_blamed_for_several_ranks_is_less_sure_than_for_one():
@@ -82,12 +101,13 @@ def test_bits_that_differ_leave_nothing_to_chance():
 
 
 def test_every_share_that_was_counted_is_one_that_a_finding_asks_for():
-    counted = {one.name for one in fields(TRUST)} - {"costly_ratio", *WORDS}
+    counted = {one.name for one in fields(TRUST)} - {"costly_ratio", "min_peers", *WORDS}
     asked = [
         ("compute", named()), ("host", named(Cause.HOST, ranks=(4, 5))),
         ("host_of_one", named(Cause.HOST)), ("loader", named(Cause.LOADER)),
         ("link", named(Cause.LINK)), ("link_of_pair", named(Cause.LINK, is_pair=True)),
         ("link_inside", named(Cause.LINK, is_inside=True)),
+        ("compute_at_times", named(slow_passes_ratio=1.3)),
     ]  # fmt: skip
     names = {f"{name}{costly}" for name, _ in asked for costly in ("", "_costly")}
     assert names == counted

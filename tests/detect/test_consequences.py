@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from detect import Cause, Finding, Owner
+from detect.causes.launching import of_far_later_host
 from detect.causes.together import folded
 
 
@@ -25,6 +26,24 @@ def finding():
         step_time_cost_ratio=1.4,
         statement="rank 2 is late",
     )
+
+
+@pytest.mark.parametrize(
+    ("cost", "is_replayed", "owner"),
+    [(2.26, True, Owner.NODE), (1.11, True, Owner.JOB), (2.26, False, Owner.JOB)],
+    ids=["far later", "late as all", "nobody knows"],
+)
+def test_of_hosts_that_are_late_alike_none_costs_much_by_itself(finding, cost, is_replayed, owner):
+    starved = replace(
+        finding,
+        cause=Cause.HOST,
+        owner=Owner.JOB,
+        step_time_cost_ratio=cost,
+        cost_is_replayed=is_replayed,
+    )
+    assert of_far_later_host(starved).owner is owner
+    slow = replace(starved, cause=Cause.STAGE_IMBALANCE)
+    assert of_far_later_host(slow).owner is Owner.JOB
 
 
 def test_the_link_of_a_late_rank_becomes_its_evidence(finding):

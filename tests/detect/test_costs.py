@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 
 from aggregate import build_timeline
 from detect import Cause, detect
-from detect.causes.finding import cost_ratio, counted_window, gain
+from detect.causes.finding import _falls_short, cost_ratio, counted_window, gain
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import steady
@@ -245,3 +246,22 @@ def test_in_passes_that_wait_for_sharded_parameters_a_replay_falls_short(waits):
     (finding,) = judge(seen, DetectorSettings()).findings
     assert finding.ranks == (2,) and finding.cost_is_replayed is not waits
     assert finding.step_time_cost_ratio == pytest.approx(1.26 if waits else 1.01, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("cause", "axes", "replayed", "short"),
+    [
+        (Cause.LINK, ("tp",), 1.0, True),
+        (Cause.LINK, ("tp",), 1.01, False),  # a replay tells
+        (Cause.LINK, (), 1.0, False),  # all waiting was recorded
+        (Cause.HOST, ("tp",), 1.0, False),
+    ],
+)
+def test_where_mates_wait_unseen_for_a_slow_link_a_replay_that_gains_nothing_falls_short(
+    cause, axes, replayed, short
+):
+    seen = SimpleNamespace(
+        hidden_axes=axes, waits_between_layers=False, entangled_phases=(), splits_tensor_groups=True
+    )
+    claim = SimpleNamespace(cause=cause, is_in_part=False)
+    assert _falls_short(seen, claim, replayed, 1.05) is short

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
+from detect.causes.ordinary import _clock_stands_out
 from detect.detector import judge
 from detect.observe.extract import observe
 from megascan.topology import Layout
@@ -66,6 +68,39 @@ def test_a_clock_as_low_as_the_passes_are_slow_is_the_devices(job, reading, owne
     for layout in (Layout(dp=4), Layout(dp=2)):
         report = job(layout=layout, work=longer, counters=counters, iterations=8).report()
         assert [(one.ranks, one.owner) for one in report.findings] == [((1,), owner)]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "owner"), [(0.0, Owner.UNDECIDED), (32.0, Owner.NODE)], ids=["chips", "heat"]
+)
+@pytest.mark.parametrize(("num_replicas", "factor"), [(2, 1.07), (3, 1.045)])
+def test_a_lower_clock_alone_does_not_tell_a_fault_from_a_slower_chip(
+    job, slow, num_replicas, factor, reasons, owner
+):
+    """One of two chips may be 7 % slower, one of three 4.5 %, by a clock that is as much lower."""
+    counters = {rank: NORMAL | {"clock_event_reasons": 0.0} for rank in range(num_replicas)}
+    counters[1] |= {"sm_clock_mhz": 1980.0 / factor, "clock_event_reasons": reasons}
+    made = job(layout=Layout(dp=num_replicas), work=slow(1, factor), counters=counters)
+    assert [(one.ranks, one.owner) for one in made.report().findings] == [((1,), owner)]
+
+
+@pytest.mark.parametrize(
+    ("clocks", "stands_out"),
+    [
+        ((1980, 1965, 1980, 1995, 1980, 1965, 1980), True),
+        ((1980, 1830, 2040, 1905, 2100, 1860, 1995), False),
+        ((1980, 1965, 1980), False),
+    ],
+    ids=["seven alike", "as different as chips are", "three alike"],
+)
+def test_a_clock_that_stands_out_from_seven_others_is_no_slower_chips(clocks, stands_out):
+    """1800 MHz: 9 % below the others' median."""
+    counters = {rank: {"sm_clock_mhz": float(one)} for rank, one in enumerate((1800, *clocks))}
+    workers = tuple((rank,) for rank in counters)
+    case = SimpleNamespace(
+        seen=SimpleNamespace(counters=counters, members=SimpleNamespace(workers=workers))
+    )
+    assert _clock_stands_out(case, 0) is stands_out
 
 
 @pytest.mark.parametrize(

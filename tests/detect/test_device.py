@@ -82,10 +82,40 @@ def test_another_slow_ranks_optimizer_shows_how_far_they_may_be_off(job, quicker
     def longer(slot):
         if slot.name == "optimizer":
             return {2: quicker, 3: 1.015}.get(slot.rank, 1.0)
-        return 1.07 if slot.rank in (2, 3) else 1.0
+        return 1.17 if slot.rank in (2, 3) else 1.0
 
     report = job(layout=Layout(tp=2, dp=2), work=longer, noise=0.002).report()
     assert {one.ranks for one in report.findings if one.owner == Owner.NODE} == named
+
+
+@pytest.mark.parametrize(
+    ("is_recorded", "elsewhere", "forward", "named"),
+    [
+        (True, 1.0, 1.2, {(0,), (1,)}),
+        (True, 1.15, 1.2, set()),
+        (False, 1.0, 1.2, set()),
+        (True, 1.0, 1.13, {(1,)}),
+    ],
+    ids=["both slow", "longer data", "waiting unseen", "one waits in its backward passes"],
+)
+def test_other_stages_tell_a_slow_group_from_longer_data(
+    job, exchanging, is_recorded, elsewhere, forward, named
+):
+    """Ranks 0 and 1, mates, are slow in both passes and no optimizer is: 4 and 5 share the data."""
+
+    def longer(slot):
+        if slot.name == "optimizer" or slot.rank not in (0, 1, 8, 9):
+            return 1.0
+        if slot.rank > 1:
+            return elsewhere
+        return forward if (slot.name, slot.rank) == ("forward", 0) else 1.2
+
+    groups = [((rank, rank + 1), 10**8, 12.0) for rank in range(0, 16, 2)]
+    seen = exchanging(job(layout=Layout(tp=2, dp=4, pp=2), work=longer).timeline(), groups)
+    kinds = ("tp all_reduce of 1e8 bytes" if is_recorded else "dp all_reduce of 1e8 bytes",)
+    seen = replace(seen, transfers=replace(seen.transfers, kinds=kinds))
+    found = owners(judge(seen, DetectorSettings()))
+    assert {ranks for ranks, (_, owner) in found.items() if owner == Owner.NODE} == named
 
 
 def test_who_waits_for_a_hidden_exchange_of_tokens_is_not_named(job):
@@ -202,6 +232,19 @@ def test_the_optimizer_tells_which_rank_of_an_unsplit_group_is_slow(job, factor,
         assert finding.headline.startswith("rank 3 (DP1 TP1")
         assert finding.coordinates == {"dp": 1, "tp": 1}
         assert "rank 3 alone has a slower optimizer step" in " ".join(finding.evidence)
+
+
+def test_an_optimizer_tells_nothing_of_a_group_that_is_slow_in_forward_passes_alone(job):
+    """Ranks 2 and 3 wait in forward passes for what comes late, and rank 3 in its step as well."""
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return 1.2 if slot.rank == 3 else 1.0
+        return 1.5 if slot.rank in (2, 3) and slot.name == "forward" else 1.0
+
+    seen = observe(job(layout=Layout(tp=2, dp=4), work=work).timeline())
+    report = judge(replace(seen, splits_tensor_groups=False), DetectorSettings())
+    assert Owner.NODE not in {one.owner for one in report.findings}
 
 
 def test_one_slow_optimizer_does_not_outweigh_a_replica_that_is_slow_on_all_stages(job):

@@ -62,7 +62,7 @@ def test_layers_of_unlike_kinds_are_not_compared_across_stages(job):
 
 def test_of_two_stages_the_slower_one(job, slow):
     run = job(layout=Layout(pp=2), layers=2, kinds=lambda rank: {"5f1c09ab": (rank,)})
-    assert owners(run.but(work=slow(1, 1.15)).report()) == [((1,), Cause.COMPUTE, Owner.NODE)]
+    assert owners(run.but(work=slow(1, 1.2)).report()) == [((1,), Cause.COMPUTE, Owner.NODE)]
     assert Owner.NODE not in {one for _, _, one in owners(run.but(work=slow(1, 1.045)).report())}
 
 

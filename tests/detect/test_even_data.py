@@ -13,7 +13,7 @@ from detect import Cause, DetectorSettings, Owner
 from detect.causes.device import Suspicion, shares_its_memory
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import Boundness
+from detect.observe.observations import BACKWARD, Boundness
 from megascan.instrument.megatron import num_tokens
 from megascan.topology import Layout
 
@@ -199,10 +199,11 @@ def test_devices_of_a_tp_group_do_not_slow_down_together(job, layout, slow, owne
         (Layout(dp=8), {3}, "some", Owner.NODE),
         (Layout(dp=8), {3}, "all", Owner.UNDECIDED),
         (Layout(dp=8), {3}, "the same", Owner.UNDECIDED),
+        (Layout(dp=8), {3}, "passes not told", Owner.UNDECIDED),
         (Layout(dp=8, ep=2), {3}, "some", Owner.UNDECIDED),
         (Layout(tp=2, dp=4), {2, 3}, "some", Owner.UNDECIDED),
     ],
-    ids=["shared", "longer data", "a busy expert", "experts", "a TP group"],
+    ids=["shared", "longer data", "a busy expert", "passes not told", "experts", "a TP group"],
 )
 def test_a_device_that_is_shared_slows_some_layers_and_not_others(job, layout, slow, hits, owner):
     """Kernels that only move memory: 1.5 times as long in six parts of ten, other ones in each
@@ -216,13 +217,54 @@ def test_a_device_that_is_shared_slows_some_layers_and_not_others(job, layout, s
     seen, sound = observe(made.timeline()), observe(made.but(work=None).timeline())
     log_ns = sound.work.log_ns.copy()
     taken = np.random.default_rng(7).random(log_ns[0].shape) < 0.6
-    longer = {"some": taken, "the same": np.broadcast_to(taken[0], taken.shape)}.get(hits)
+    same = np.broadcast_to(taken[0], taken.shape)
+    longer = {"some": taken, "the same": same, "passes not told": taken}.get(hits)
     for rank in slow:
         log_ns[rank] += np.log(1.2) if longer is None else np.log(np.where(longer, 1.5, 1.0))
+    if hits == "passes not told":
+        log_ns[:, :, sound.work.phase == BACKWARD] = np.nan
     memory = replace(sound.work, log_ns=log_ns)
     kinds = Boundness(memory=memory, matrix=seen.work, memory_ns=np.zeros_like(seen.busy_ns))
     report = judge(replace(seen, boundness=kinds), DetectorSettings())
     assert sorted(owners(report)) == [((rank,), Cause.COMPUTE, owner) for rank in sorted(slow)]
+
+
+@pytest.mark.parametrize(
+    ("num_longer", "owner"), [(0, Owner.NODE), (3, Owner.UNDECIDED)], ids=["clock", "documents"]
+)
+def test_longer_documents_lengthen_some_of_what_moves_memory(job, num_longer, owner):
+    """Where passes are not told, most of what moves memory may lie outside them."""
+
+    def of_one(slot):
+        return 1.5 if slot.rank == 3 and slot.name != "optimizer" else 1.0
+
+    made = job(layout=Layout(dp=8), work=of_one)
+    seen, sound = observe(made.timeline()), observe(made.but(work=None).timeline())
+    log_ns = sound.work.log_ns.copy()
+    log_ns[3, :, :num_longer] += np.log(1.5)
+    memory = replace(sound.work, log_ns=log_ns)
+    kinds = Boundness(memory=memory, matrix=seen.work, memory_ns=np.zeros_like(seen.busy_ns))
+    report = judge(replace(seen, boundness=kinds), DetectorSettings())
+    assert owners(report) == [((3,), Cause.COMPUTE, owner)]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "owner"), [(1.6, Owner.UNDECIDED), (1.02, Owner.NODE)], ids=["routed", "a clock"]
+)
+def test_all_to_alls_that_carry_more_tell_of_tokens_for_experts(job, ratio, owner):
+    """A trainer whose process groups do not say that experts are exchanged."""
+
+    def of_one(slot):
+        return 1.25 if slot.rank == 1 and slot.name != "optimizer" else 1.0
+
+    def with_step(slot):
+        return 1.02 if slot.rank == 1 and slot.name == "optimizer" else of_one(slot)
+
+    seen = observe(job(layout=Layout(dp=4), work=with_step).timeline())
+    carried = 1e8 * np.random.default_rng(5).normal(1.0, 0.01, seen.busy_ns.shape)
+    carried[1] *= ratio
+    report = judge(replace(seen, exchanged_bytes=carried), DetectorSettings())
+    assert owners(report) == [((1,), Cause.COMPUTE, owner)]
 
 
 def test_where_no_sound_rank_is_left_a_shared_device_shows_nothing(job):

@@ -22,6 +22,7 @@ from detect.stats.host_tests import (
     HostTest,
     Place,
     Sides,
+    _holds_in_each_of_few,
     _is_one_pause_each,
     channel_tests,
 )
@@ -48,6 +49,23 @@ def test_of_two_hosts_the_one_that_loses_a_little_more_is_undecided(job, hosts, 
     finding = next(one for one in report.findings if len(one.ranks) == hosts)
     assert (finding.cause, finding.owner) == (Cause.HOST, owner)
     assert any("the noisier one" in one for one in finding.evidence) == (owner != Owner.NODE)
+
+
+@pytest.mark.parametrize(
+    ("share", "pace", "owner"),
+    [(0.8, 1.1, Owner.UNDECIDED), (0.3, 1.1, Owner.NODE), (0.8, 1.5, Owner.NODE)],
+    ids=["hardly slower", "mostly ahead", "slower"],
+)
+def test_of_two_hosts_that_launch_most_of_the_time_one_always_loses_more(job, share, pace, owner):
+    """17 ms of 260 an iteration; launching takes them a `share` of it."""
+    made = job(layout=Layout(dp=8), hosts=4, gap_ms=lost_by(range(4), 17.0), iterations=10)
+    seen = observe(made.timeline())
+    launching = np.full_like(seen.busy_ns, share * float(np.median(seen.iteration_ns)))
+    paces = np.zeros_like(launching)
+    paces[:4] = np.log(pace)
+    told = replace(seen, launching_ns=launching, held_pace=paces)
+    report = judge(told, DetectorSettings())
+    assert [one.owner for one in report.findings if len(one.ranks) == 4] == [owner]
 
 
 def test_host_that_is_a_stage_is_found_from_five_per_cent_on(job):
@@ -513,6 +531,45 @@ def test_passes_of_devices_that_wait_for_their_hosts_show_no_hot_host(
     assert [one.owner for one in named] == owners
 
 
+@pytest.mark.parametrize(
+    ("own", "elsewhere", "pace", "named"),
+    [
+        (0.75, 0.69, 1.14, False),  # launches take longer as well
+        (0.81, 0.55, 1.0, False),  # its devices wait for more of them
+        (0.75, 0.75, 1.0, True),
+        (0.3, 0.3, 1.14, True),  # its devices are fed
+    ],
+)
+def test_a_host_whose_launches_are_as_late_as_its_passes_is_not_hot(
+    job, own, elsewhere, pace, named
+):
+    """Passes and optimizer take 1.09 times as long on ranks 8 to 11."""
+    slow = np.isin(np.arange(16), range(8, 12))[:, None]
+    run = job(layout=Layout(dp=16), hosts=4, work=lambda one: 1.09 if slow[one.rank, 0] else 1.0)
+    seen = observe(run.timeline())
+    noise = np.random.default_rng(4).normal(0.0, 0.02, seen.busy_ns.shape)
+    told = replace(
+        seen,
+        starved_share=np.where(slow, own, elsewhere) + 0.0 * noise,
+        launch_pace=noise + np.where(slow, np.log(pace), 0.0),
+    )
+    found = judge(told, DetectorSettings()).findings
+    assert any(one.owner is Owner.NODE and len(one.ranks) == 4 for one in found) == named
+
+
+@pytest.mark.parametrize(
+    ("by_iteration", "holds"),
+    [((0.41, 0.38), True), ((0.04, 0.78), False), ((0.0, 0.0, 0.9, 0.9, 0.9), True)],
+    ids=["both of two", "one of two", "the median of more tells"],
+)
+def test_of_two_iterations_a_slow_host_is_slow_in_both(by_iteration, holds):
+    """What lengthens one of them on all ranks of a host is a pause, a document, or warming up."""
+    own = np.arange(6) < 2
+    value = np.where(own[:, None], by_iteration, 0.01)
+    sides = SimpleNamespace(own=own, control=~own)
+    assert _holds_in_each_of_few(sides, value, effect=0.4) is holds
+
+
 @pytest.mark.parametrize("is_other_named", [False, True])
 def test_optimizer_steps_alone_show_no_host_while_others_may_wait(is_other_named):
     """They may hold waiting for whoever is named; passes hold none."""
@@ -667,6 +724,21 @@ def test_a_host_loads_slowly_if_the_other_end_of_the_pipeline_does_not(
     found = [one for one in made.report().findings if one.ranks == (0, 1, 2, 3)]
     assert {one.owner for one in found if one.cause == Cause.LOADER} <= {owner}
     assert bool(found) or owner is Owner.UNDECIDED
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_a_first_stage_that_loads_while_it_waits_anyway_is_no_slow_host(job, is_waited_for):
+    """Ranks 0 to 3 load for 200 ms of an iteration, those of the last stage for 2 ms."""
+
+    def loading(slot):
+        return LOADING[slot.iteration, slot.rank] ** 0.2 * {0: 24.0, 3: 0.2}.get(slot.stage, 0.0)
+
+    seen = observe(job(layout=Layout(pp=4, dp=4), hosts=4, loading_ms=loading).timeline())
+    waiting = np.full_like(seen.busy_ns, 150e6)
+    waiting[:4] = 1e6 if is_waited_for else 140e6
+    report = judge(replace(seen, waiting_ns=waiting), DetectorSettings())
+    named = [one.ranks for one in report.findings if one.owner is Owner.NODE]
+    assert named == ([(0, 1, 2, 3)] if is_waited_for else [])
 
 
 def test_one_pause_of_each_rank_is_no_slow_host():

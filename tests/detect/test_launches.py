@@ -65,8 +65,9 @@ def scaled(seen, ranks, shares):
         ([0.0] * 5 + [1.0] * 15, Owner.NODE),  # since the sixth iteration
         ([1.7, 0.3, 0.2, 1.4, 1.8, 0.9, 0.1, 1.6], Owner.UNDECIDED),
         ([1.0] * 15 + [0.0] * 5, Owner.UNDECIDED),  # it has ended
+        ([0.5, 0.2, 0.3, 0.4] * 2 + [1.6] * 12, Owner.UNDECIDED),  # it was there before
     ],
-    ids=["steady", "since", "wanders", "until"],
+    ids=["steady", "since", "wanders", "until", "more"],
 )
 def test_launching_that_comes_and_goes_is_the_load_of_others(job, shares, owner):
     """Gaps of 2.5 % more: so little is the host's for its launching only."""

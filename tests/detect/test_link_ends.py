@@ -9,9 +9,8 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.connections import Units
-from detect.causes.link_ends import guilty_end, lost_in_rings, told_by_passes, where_groups_meet
+from detect.causes.link_ends import guilty_end, lost_in_rings, where_groups_meet
 from detect.detector import judge
-from detect.observe.extract import observe
 from detect.observe.observations import Transfers, UntimedIn
 from detect.stats.search import Course, Suspect
 from megascan.topology import Layout
@@ -106,22 +105,6 @@ def test_a_ring_without_equals_acquits_an_end_if_it_carries_far_more():
     assert guilty_end(quick, over, (3, 9), suspect(0, 4.0)) == (3,)
     slow = units_of(members, [15.8e6, 4.0e6, 300e6], sizes)
     assert guilty_end(slow, over, (3, 9), suspect(0, 4.0)) == (3, 9)
-
-
-@pytest.mark.parametrize(
-    ("slow", "told"), [({6, 7}, (7,)), ({5, 6, 7}, ()), (set(), ())], ids=["one", "two", "nobody"]
-)
-def test_passes_that_wait_unseen_tell_which_member_of_a_ring(job, slow, told):
-    """The communication of TP pairs was not recorded; the ring of 1, 3, ... 15 is slow."""
-    made = job(layout=Layout(tp=2, dp=8), work=lambda slot: 1.3 if slot.rank in slow else 1.0)
-    seen = replace(observe(made.timeline()), transfers=None)
-    assert seen.hidden_axes == ("tp",)
-    ring_of_ones = (1, 3, 5, 7, 9, 11, 13, 15)
-    assert told_by_passes(seen, ring_of_ones) == told
-    pairs = tuple((rank, rank + 1) for rank in range(0, 16, 2))
-    shown = units_of(pairs, [1e6] * 8, [9_000_000] * 8).transfers
-    named = replace(shown, kinds=("tp all_reduce of 9 MB",))
-    assert told_by_passes(replace(seen, transfers=named), ring_of_ones) == ()
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ from detect.causes.links import (
     IN_DOUBT_BETWEEN,
     IN_DOUBT_INSIDE,
     IN_DOUBT_PLACE,
+    _exceeds_clock_errors,
     _is_at_its_end,
     _is_isolated,
+    _is_told_twice,
     _subject,
     _undecided_beside_heavier,
     _waits_behind,
@@ -493,6 +495,21 @@ def test_group_that_loses_what_another_stages_loses_waits_for_it(job, exchanging
     assert [one.ranks for one in found] == [(3, 7)]
 
 
+def test_rings_one_of_which_waits_for_the_other_tell_no_end_of_a_pair(job, exchanging):
+    """Messages (1, 5) take three times as long. The odd ring of either stage, of unknown size,
+    lasts 90 ms longer, and one of them waits for the other: nobody knows which.
+    """
+    timeline = job(layout=Layout(tp=2, dp=2, pp=2), hosts=1).timeline()
+    messages = [((one, one + 4), 10**8, 6.0 if one == 1 else 2.0) for one in range(4)]
+    rings = [((0, 2), -1, 150.0), ((1, 3), -1, 240.0), ((4, 6), -1, 190.0), ((5, 7), -1, 280.0)]
+    seen = exchanging(timeline, messages + rings)
+    kinds = ("p2p message of 100 MB", *["dp all_reduce of unknown size"] * 2)
+    by_stage = replace(seen.transfers, kind=np.repeat([0, 1, 2], [4, 2, 2]), kinds=kinds)
+    found = judge(replace(seen, transfers=by_stage), DetectorSettings()).findings
+    assert (1, 5) in [one.ranks for one in found]
+    assert not any(one.owner is Owner.NODE for one in found)
+
+
 def _slow_from_1_to_5(job):
     """Four stages of four replicas, and the finding that the link between ranks 1 and 5 is slow."""
 
@@ -599,6 +616,20 @@ def test_a_pair_that_is_not_slow_in_each_of_few_iterations_may_have_met_others(
     assert (FEW in link.evidence, link.owner is Owner.UNDECIDED) == (is_few, is_few)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "units", "rings_ns", "is_told"),
+    [
+        ((2,), ((2, 10),), 0.0, False),
+        ((2,), ((2, 10), (2, 3)), 0.0, True),
+        ((2,), ((2, 10),), 18e6, True),  # and a ring without transfer times
+        ((2, 10), ((2, 10), (2, 10)), 0.0, False),
+    ],
+)
+def test_two_connections_that_share_one_rank_tell_it_twice(ranks, units, rings_ns, is_told):
+    link = SimpleNamespace(ranks=ranks, units=units, rings_ns=rings_ns)
+    assert _is_told_twice(link) is is_told
+
+
 def test_transfers_of_the_warm_up_are_no_part_of_what_transfers_take(job):
     """The first message of two ranks sets up their connection, for a second and more."""
 
@@ -611,3 +642,14 @@ def test_transfers_of_the_warm_up_are_no_part_of_what_transfers_take(job):
         for one in (pair.but(transfer=first_is_long), pair.but(transfer=lambda *_: 1.0))
     ]
     assert totals[0] == pytest.approx(totals[1])
+
+
+def test_transfers_that_take_no_time_by_clocks_that_are_off_are_not_slow(monkeypatch):
+    """Clocks are off by more than a transfer takes, so the typical one ends when it begins."""
+    monkeypatch.setattr("detect.causes.links.typical_times", lambda units, suspect: (0.0, 5e4))
+    seen = SimpleNamespace(
+        alignment=SimpleNamespace(residual_median_ns=1e5, residual_p99_ns=1e6),
+        members=SimpleNamespace(are_inside_a_host=lambda ranks: True),
+    )
+    units, suspect = SimpleNamespace(members=[(0, 1)]), SimpleNamespace(row=0)
+    assert not _exceeds_clock_errors(seen, units, suspect)

@@ -9,7 +9,14 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.losses import OF_TWO
-from detect.causes.searches import Loss, _Lost, _without_overlap, load_as_long
+from detect.causes.searches import (
+    Loss,
+    _Lost,
+    _without_overlap,
+    is_beyond_all,
+    load_as_long,
+    others_load_as_long,
+)
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.stats.residuals import Usual
@@ -125,24 +132,59 @@ def test_loaders_of_a_lone_tp_group_are_compared_where_all_load(job):
 
 
 def test_where_others_load_as_long_storage_is_slow(job):
-    """Rank 1's device waits for its data; then the others' loading takes as long as its own."""
+    """Rank 1's device waits for its data; then the others' loading takes as long as its own.
+
+    Not where all loads are equally long: hosts that are ahead wait in them for their devices.
+    """
     seen = observe(
         job(layout=Layout(dp=4), loading_ms=lambda slot: 6.0 if slot.rank == 1 else 1.0).timeline()
     )
-    alike = replace(seen, loading_ns=np.full_like(seen.busy_ns, 5e7))
+    scatter = np.random.default_rng(2).lognormal(0.0, 0.5, seen.busy_ns.shape)
+    alike = replace(seen, loading_ns=5e7 * scatter)
+    held_back = replace(seen, loading_ns=np.full_like(seen.busy_ns, 5e7))
     now_and_then = np.full_like(seen.busy_ns, 1e6)
     now_and_then[1], now_and_then[3, ::4] = 5e7, 8e7
     rarely = now_and_then.copy()
     rarely[3, 4:] = 1e6
     owners = [
         judge(one, DetectorSettings()).findings[0].owner
-        for one in (seen, alike, *(replace(seen, loading_ns=ns) for ns in (now_and_then, rarely)))
+        for one in (
+            *(seen, alike, held_back),
+            *(replace(seen, loading_ns=ns) for ns in (now_and_then, rarely)),
+        )
     ]
     # a quarter of one rank's iterations is a twelfth of all three: the tenth is not reached
-    assert owners == [Owner.NODE, Owner.UNDECIDED, Owner.NODE, Owner.NODE]
+    assert owners == [Owner.NODE, Owner.UNDECIDED, Owner.NODE, Owner.NODE, Owner.NODE]
     now_and_then[2, ::4] = 8e7
     often = replace(seen, loading_ns=now_and_then)
     assert judge(often, DetectorSettings()).findings[0].owner == Owner.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "others_ms", "is_beyond"),
+    [
+        ([720.0] * 6, [495.0] * 6, True),  # the other one's loading lasts while it waits
+        ([720.0] * 6, [495.0] * 5 + [730.0], False),  # storage is slow for both
+        ([720.0] * 4 + [490.0] * 2, [495.0] * 6, False),  # and for one and then the other
+        ([720.0] * 2, [495.0] * 2, False),  # chance
+    ],
+)
+def test_storage_that_all_share_is_not_slow_for_one_rank_always(own_ms, others_ms, is_beyond):
+    assert is_beyond_all(np.array(own_ms), np.array([others_ms])) == is_beyond
+
+
+@pytest.mark.parametrize(("then_ms", "is_shared"), [(40.0, True), (20.0, False)])
+def test_others_that_load_longer_in_just_these_iterations_share_the_storage(
+    job, then_ms, is_shared
+):
+    """Rank 1 loads for 88 ms in three iterations, the others for 16 ms and then for 40 ms."""
+    seen = observe(job(layout=Layout(tp=4)).timeline())
+    active = np.arange(len(seen.iterations)) < 3
+    loading = np.full_like(seen.busy_ns, 16e6)
+    loading[:, active] = then_ms * 1e6
+    loading[1, active], loading[2, 0] = 88e6, 89e6
+    told = replace(seen, loading_ns=loading)
+    assert others_load_as_long(told, 1, np.array([0, 2, 3]), active) == is_shared
 
 
 @pytest.mark.parametrize(
@@ -320,3 +362,45 @@ def test_a_host_that_loads_late_now_and_then_is_told_from_storage_that_all_share
     report = job(layout=Layout(dp=8), hosts=4, iterations=24, loading_ms=loading).report()
     hosts = [one.ranks for one in report.findings if one.owner is Owner.NODE]
     assert hosts == ([] if of_all else [(0, 1, 2, 3)])
+
+
+@pytest.mark.parametrize(
+    ("slow_ranks", "named", "owner"),
+    [((4,), (4,), Owner.NODE), ((6,), (6,), Owner.NODE), ((5, 6), (4, 5, 6, 7), Owner.UNDECIDED)],
+    ids=["the first rank", "another", "two of them"],
+)
+def test_of_a_group_that_waits_unseen_the_trace_tells_who_loads(job, slow_ranks, named, owner):
+    """A row stands for four ranks; ranks that load in time take 0.1 ms."""
+
+    def loading(slot):
+        return 20.0 if slot.rank in slow_ranks else 0.1
+
+    seen = observe(job(layout=Layout(tp=4, dp=4), hosts=4, loading_ms=loading).timeline())
+    report = judge(replace(seen, splits_tensor_groups=False), DetectorSettings())
+    (finding,) = [one for one in report.findings if one.cause is Cause.LOADER]
+    assert (finding.ranks, finding.owner) == (named, owner)
+
+
+@pytest.mark.parametrize(
+    ("collecting_ms", "owner"),
+    [(0.0, Owner.NODE), (40.0, Owner.UNDECIDED), (None, Owner.UNDECIDED)],
+    ids=["its host", "collects", "nobody knows"],
+)
+def test_a_loader_that_stops_with_its_host_is_its_hosts_unless_it_collects(
+    job, collecting_ms, owner
+):
+    """Rank 1 loads for 48 ms of an iteration, others now and then; its launches stop for 20 ms."""
+    seen = observe(
+        job(layout=Layout(dp=4), loading_ms=lambda slot: 6.0 if slot.rank == 1 else 1.0).timeline()
+    )
+    loading, stopped = np.full_like(seen.busy_ns, 5e7), np.zeros_like(seen.busy_ns)
+    stopped[1] = 20e6
+    lost_ns = {**seen.lost_ns, Cause.GC: np.zeros_like(stopped)}
+    if collecting_ms is None:
+        del lost_ns[Cause.GC]
+    else:
+        lost_ns[Cause.GC][1] = collecting_ms * 1e6
+    told = replace(seen, loading_ns=loading, stopped_ns=stopped, lost_ns=lost_ns)
+    found = judge(told, DetectorSettings()).findings
+    cause = Cause.HOST if owner is Owner.NODE else Cause.LOADER
+    assert [one.owner for one in found if one.cause is cause] == [owner]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict, render_text
-from detect.causes.networks import _is_in_most
+from detect.causes.networks import OF_TWO_HOSTS, _is_in_most
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, one_row_a_worker, steady
-from detect.observe.transfers import bus_factor
+from detect.observe.transfers import _by_wire, _Labels, bus_factor
 from megascan.topology import Layout
 
 MEGABYTE = 1 << 20
@@ -96,6 +96,16 @@ def test_all_that_stays_inside_a_host_is_slow_together(job, factor):
     assert finding.slowdown == pytest.approx(factor, rel=0.05)
 
 
+def test_of_two_hosts_one_may_be_built_otherwise_inside(job):
+    """Messages inside host 1 take 13 times as long as inside the job's only other host."""
+    report = job(
+        layout=Layout(pp=4, dp=4), hosts=8, message_bytes=MEGABYTE, transfer=inside([1], 13.0)
+    ).report()
+    found = [one for one in report.findings if one.cause is Cause.LINK]
+    assert [(one.ranks, one.owner) for one in found] == [(tuple(range(8, 16)), Owner.UNDECIDED)]
+    assert OF_TWO_HOSTS in found[0].evidence
+
+
 def test_a_rank_whose_connections_inside_its_host_are_slow_is_not_the_host(job):
     """Ranks 9 and 13 of host 1: the other three messages inside it are quick."""
     report = job(
@@ -129,6 +139,23 @@ def test_what_is_quicker_than_any_nic_is_no_measure_of_one(job, size, factor, is
     assert found == ([(8, 9, 10, 11)] if is_slow else [])
     kinds = {one.partition(" of ")[0] for one in observe(timeline).transfers.kinds}
     assert "p2p message over NVLink" in kinds
+
+
+@pytest.mark.parametrize(
+    ("size", "last_ns", "moved"),
+    [(12_600_000, 30e3, 1), (12_600_000, 1.2e6, 0), (4, 0.0, 0)],
+    ids=["420 GB/s", "10 GB/s", "few bytes"],
+)
+def test_large_transfers_by_one_clock_show_a_wire(size, last_ns, moved):
+    """Clock errors may leave nothing of a transfer; then it is as quick as nothing is."""
+    labels = _Labels(
+        unit=np.arange(3), members=[(0, 8), (1, 9), (2, 10)], kind=np.zeros(3, dtype=np.int64),
+        kinds=("p2p message of some bytes",), crosses=np.ones(3, bool), between=np.zeros(3, int),
+    )  # fmt: skip
+    shortest_ns = np.array([1.2e6, 1.2e6, last_ns])
+    kind, kinds = _by_wire(np.arange(3), np.full(3, size), shortest_ns, labels)
+    assert kind.tolist() == [0, 0, moved]
+    assert kinds[1] == "p2p message over NVLink of some bytes"
 
 
 def test_two_hosts_that_only_talk_to_each_other_stay_undecided(job):

@@ -11,7 +11,7 @@ import pytest
 from detect import Cause, DetectorSettings, Owner, render_text
 from detect.causes.compute import _perhaps_not_slow
 from detect.causes.finding import undecided_if_small_and_free
-from detect.causes.ordinary import _sigma_of_pairs
+from detect.causes.ordinary import _sigma_of_pairs, reach_of_sound
 from detect.causes.together import undecided_beside_larger
 from detect.observe.extract import observe
 from megascan.topology import Layout
@@ -32,8 +32,15 @@ def test_the_slowest_of_uneven_chips_is_undecided(job):
 
 
 def test_the_same_slowness_among_even_chips_is_the_node(job):
-    report = job(layout=Layout(dp=4), work=chips((1.0, 0.998, 1.002, 1.034))).report()
-    assert owners(report) == [((3,), Owner.NODE)]
+    even = [1.0 + 0.002 * (rank % 3 - 1) for rank in range(7)]
+    report = job(layout=Layout(dp=8), work=chips((*even, 1.04))).report()
+    assert owners(report) == [((7,), Owner.NODE)]
+
+
+@pytest.mark.parametrize(("level", "owner"), [(1.05, Owner.UNDECIDED), (1.08, Owner.NODE)])
+def test_three_peers_within_two_per_cent_show_little_of_what_chips_differ_by(job, level, owner):
+    report = job(layout=Layout(dp=4), work=chips((1.0, 0.99, 1.01, level))).report()
+    assert owners(report) == [((3,), owner)]
 
 
 def test_a_large_slowness_among_uneven_chips_is_the_node(job):
@@ -62,12 +69,12 @@ def test_three_slow_ones_among_even_chips_are_no_spread(job):
 def test_a_small_difference_from_two_peers_is_undecided(job):
     report = job(layout=Layout(dp=3), work=chips((1.0, 1.0005, 1.04))).report()
     assert owners(report) == [((2,), Owner.UNDECIDED)]
-    assert any("2 peers only" in one for one in report.findings[0].evidence)
+    assert any("may differ by as much" in one for one in report.findings[0].evidence)
 
 
 @pytest.mark.parametrize(
     ("level", "num_replicas", "owner"),
-    [(1.08, 3, Owner.UNDECIDED), (1.13, 3, Owner.NODE), (1.08, 4, Owner.NODE)],
+    [(1.045, 3, Owner.UNDECIDED), (1.13, 3, Owner.NODE), (1.08, 4, Owner.NODE)],
     ids=["two peers", "far more than chips differ", "three peers"],
 )
 def test_two_peers_alone_do_not_show_how_much_devices_differ(job, level, num_replicas, owner):
@@ -87,18 +94,21 @@ def test_three_that_happen_to_be_alike_are_no_measure_of_a_small_difference(job)
     assert not [one for one in three.report().findings if one.owner is Owner.NODE]
 
 
+@pytest.mark.parametrize("optimizer", [1.0, 1.03], ids=["passes alone", "its optimizer, too"])
 @pytest.mark.parametrize(
-    ("levels", "optimizer", "named"),
+    ("levels", "named"),
     [
-        ((1.0, 1.003, 1.065, 1.075), 1.0, []),
-        ((1.0, 1.003, 1.065, 1.075), 1.03, [(3,)]),
-        ((1.0, 1.003, 1.0, 1.075), 1.0, [(3,)]),
-        ((1.0, 1.003, 1.065, 1.2), 1.0, [(3,)]),
+        ((1.0, 1.003, 1.065, 1.075), []),
+        ((1.0, 1.003, 1.0, 1.075), [(3,)]),
+        ((1.0, 1.003, 1.045, 1.2), [(3,)]),
+        ((1.0, 1.003, 1.19, 1.2), [(2,), (3,)]),
     ],
-    ids=["two of four", "its optimizer is slow, too", "one of four", "far more than chips differ"],
+    ids=["two of four", "one of four", "far more than chips differ", "two that no chip is as slow"],
 )
 def test_two_of_four_that_are_a_little_slow_may_be_sound(job, levels, optimizer, named):
-    """Tokens are counted, so data are not the reason: only how much chips differ is unknown."""
+    """Tokens are counted, so data are not the reason: only how much chips differ is unknown, and
+    a chip that is slower in its passes is slower in its steps as well.
+    """
 
     def work(slot):
         if slot.name == "optimizer":
@@ -106,9 +116,47 @@ def test_two_of_four_that_are_a_little_slow_may_be_sound(job, levels, optimizer,
         return levels[slot.rank]
 
     report = job(layout=Layout(dp=4), work=work, tokens=lambda rank: (4096, 4096)).report()
-    assert [one.ranks for one in report.findings if one.owner is Owner.NODE] == named
+    assert sorted(one.ranks for one in report.findings if one.owner is Owner.NODE) == named
     if not named:
-        assert any("another of so few ranks" in one.evidence[-1] for one in report.findings)
+        assert any("differ by as much" in one.evidence[-1] for one in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("levels", "num_beside", "percent"),
+    [
+        ([[0.0]], 1, 15.0),
+        ([[0.0, 0.0]], 2, 4.9),
+        ([[0.0] * 3], 3, 2.2),
+        ([[0.0] * 7], 7, 0.8),
+        ([[-0.03, 0.0, 0.03]], 3, 18.1),
+        ([[0.001, -0.001], [0.0]], 1, 5.9),
+        ([[-0.05, 0.05], [-0.05, 0.05]], 2, 20.0),
+    ],
+)
+def test_how_slow_one_more_sound_device_may_be(levels, num_beside, percent):
+    """The fewer and the more uneven the others, the slower; never slower than any sound one is."""
+    reach = reach_of_sound([np.array(one) for one in levels], num_beside)
+    assert 100 * np.expm1(reach) == pytest.approx(percent, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("level", "quiet", "owner"),
+    [
+        (1.09, (), Owner.UNDECIDED),
+        (1.09, (6, 13, 20, 27), Owner.UNDECIDED),
+        (1.09, tuple(range(9)), Owner.NODE),
+        (1.17, (), Owner.NODE),
+    ],
+    ids=["from the start", "but for some", "became slow", "more than two chips differ"],
+)
+def test_one_of_a_pair_that_is_a_little_slow_may_be_the_slower_chip(job, level, quiet, owner):
+    """Equal data and a slow optimizer step show that it is the device, not that it is faulty."""
+
+    def work(slot):
+        return level if slot.rank == 1 and slot.iteration not in quiet else 1.0
+
+    pair = job(layout=Layout(dp=2), iterations=30, work=work, tokens=lambda rank: (4096, 4096))
+    assert owners(pair.report()) == [((1,), owner)]
 
 
 def test_a_small_difference_of_a_pair_is_undecided_and_says_why(job):
@@ -117,9 +165,9 @@ def test_a_small_difference_of_a_pair_is_undecided_and_says_why(job):
     assert "two sound devices may differ by as much" in " ".join(render_text(report).split())
 
 
-@pytest.mark.parametrize(("least", "owner"), [(1.03, Owner.NODE), (1.05, Owner.UNDECIDED)])
+@pytest.mark.parametrize(("least", "owner"), [(1.03, Owner.NODE), (1.15, Owner.UNDECIDED)])
 def test_what_is_ordinary_follows_the_floor_that_the_user_asks_for(job, least, owner):
-    pair = job(layout=Layout(tp=2), work=chips((1.0, 1.06)))
+    pair = job(layout=Layout(tp=2), work=chips((1.0, 1.2)))
     assert owners(pair.report(DetectorSettings(min_slowdown=least))) == [((1,), owner)]
 
 
@@ -130,7 +178,7 @@ def test_the_first_rank_of_the_only_tensor_group(job, factor, owner):
 
 
 def test_another_rank_of_the_only_tensor_group_is_the_node(job):
-    report = job(layout=Layout(tp=4), work=chips((1.0, 1.0, 1.05, 1.0))).report()
+    report = job(layout=Layout(tp=4), work=chips((1.0, 1.0, 1.065, 1.0))).report()
     assert owners(report) == [((2,), Owner.NODE)]
 
 
@@ -263,14 +311,6 @@ def test_hardly_slower_beside_one_that_is_slow_by_far_more(job, slow, slowdown, 
     assert undecided_beside_larger(read, [read, larger], 1.03).owner is Owner.NODE
 
 
-@pytest.mark.parametrize(("iterations", "owner"), [(3, Owner.UNDECIDED), (5, Owner.NODE)])
-def test_two_peers_of_three_iterations_show_large_faults_only(job, iterations, owner):
-    report = job(
-        layout=Layout(dp=3), iterations=iterations, work=chips((1.0, 1.0005, 1.075)), noise=0.005
-    ).report()
-    assert owners(report) == [((2,), owner)]
-
-
 @pytest.mark.parametrize(("num", "share"), [(12, 0.8), (15, 1.0), (7, 0.0)])
 def test_the_spread_of_few_pairs(num, share):
     """The quarter of 12 pairs is the third, of which more are sound ranks' than of many."""
@@ -286,10 +326,10 @@ def test_an_interval_that_holds_what_is_usual_names_nobody(low, is_doubtful):
 
 
 def test_a_small_difference_of_a_pair_is_measured_by_the_jobs_other_pair(job):
-    """Of two stages of two ranks each, ranks 0 and 3 are 5.1 and 3.6 % slower than their peers."""
+    """Of two stages of two ranks each, ranks 0 and 3 are 11 and 5 % slower than their peers."""
     small, alone = (
-        job(layout=Layout(dp=2, pp=2), work=chips((1.051, 1.0, 1.0, other))).report()
-        for other in (1.036, 1.0)
+        job(layout=Layout(dp=2, pp=2), work=chips((1.11, 1.0, 1.0, other))).report()
+        for other in (1.05, 1.0)
     )
     assert Owner.NODE not in {owner for _, owner in owners(small)}
     assert owners(alone) == [((0,), Owner.NODE)]

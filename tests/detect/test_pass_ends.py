@@ -32,11 +32,11 @@ def with_ends(seen, *, output=None, loss=None):
     return replace(seen, modules_ns=modules_ns, tokenwise=told)
 
 
-def of_pair(job, backward=1.0):
+def of_pair(job, backward=1.0, usual=1.0):
     """Observe a job of one TP group, of which rank 1's backward passes take so much longer."""
 
     def work(slot):
-        return backward if slot.rank == 1 and slot.phase == "backward" else 1.0
+        return usual * (backward if slot.rank == 1 and slot.phase == "backward" else 1.0)
 
     return observe(job(layout=Layout(tp=2), work=work).timeline())
 
@@ -61,3 +61,10 @@ def test_the_output_layer_of_a_lone_group_tells_who_is_slow(job, output, named):
 )
 def test_the_loss_tells_for_whom_the_others_wait(job, loss, backward, named):
     assert nodes(with_ends(of_pair(job, backward), loss=loss)) == named
+
+
+@pytest.mark.parametrize(("lead_ms", "named"), [(0.12, [((1,), Cause.COMPUTE)]), (0.05, [])])
+def test_a_short_loss_that_is_launched_late_is_no_waiting(job, lead_ms, named):
+    """Forward passes take 0.6 ms; a host launches some kernels of a loss in 0.1 ms."""
+    seen = of_pair(job, 1.2, usual=0.03)
+    assert nodes(with_ends(seen, loss=(0.01 + lead_ms, 0.01))) == named

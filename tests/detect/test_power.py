@@ -43,7 +43,9 @@ def test_a_device_that_is_slower_by_the_power_is_named(job, layout):
 def test_a_pair_does_not_claim_what_stays_undecided(job):
     """Two ranks: below 4.5 % one may be slower than the other and as good as any device."""
     report = job(layout=Layout(dp=2, pp=2), noise=0.002).report()
-    assert any("is found, but its node is named only from" in note for note in report.notes)
+    assert any(
+        "is found, but its node is sure to be named only from" in note for note in report.notes
+    )
 
 
 def test_two_iterations_claim_no_small_slowdown(job):

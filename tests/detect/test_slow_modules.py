@@ -88,9 +88,33 @@ def test_runs_of_one_rank_in_two_iterations_are_a_burst(job):
     assert np.flatnonzero(burst.hits).tolist() == [1, 6]
 
 
-def test_one_iteration_may_be_chance_and_what_others_have_is_no_fault(job):
-    assert found_in(job, [(5, 4, 4)]) == []
+@pytest.mark.parametrize(
+    ("num_modules", "cuts", "is_found"), [(24, True, True), (6, True, False), (24, False, False)]
+)
+def test_one_iteration_may_be_chance_unless_a_long_run_cuts_a_pass(
+    job, num_modules, cuts, is_found
+):
+    changes = {"num_modules": np.array([num_modules]), "cuts": np.array([cuts])}
+    assert [one.row for one in found_in(job, [(5, 4, 4)], **changes)] == [5] * is_found
+
+
+def test_runs_that_others_have_as_well_if_fewer_are_no_speed_of_one_device(job):
+    """As those of documents that are long by turns, by one factor."""
+    by_turns = [(5, 3, 4), (5, 4, 4), (5, 9, 4), (6, 7, 1)]
+    (burst,) = found_in(job, by_turns, cuts=np.zeros(4, dtype=bool))
+    assert burst.row == 5 and burst.other_hits == 1 and not burst.is_one_speed
+
+
+def test_somebody_else_has_to_show_no_runs(job):
+    seen = observe(job(layout=Layout(dp=2), iterations=10, noise=0.005).timeline())
+    seen = replace(seen, slow_runs=made_of([(1, 4, 2), (1, 9, 1)]))
+    assert len(bursts_of_modules(seen, np.zeros(2, dtype=bool), RATE, FLOOR)) == 1
+    assert bursts_of_modules(seen, np.array([True, False]), RATE, FLOOR) == []
+
+
+def test_what_others_have_is_no_fault(job):
     assert found_in(job, [(rank, 3 + rank, 1) for rank in range(8)] + [(5, 4, 2)]) == []
+    assert found_in(job, [(rank, 4, 2) for rank in range(8)]) == []
 
 
 def test_modules_that_began_when_launched_are_the_hosts(job):

@@ -1,0 +1,122 @@
+"""Whether longer data, or tokens for experts, may be why a rank is slow now and then.
+
+Problem: a replica that gets longer sequences in some iterations computes longer in these, as a
+device does that is throttled. Nobody else shows it, so the noise of the job does not tell.
+
+Idea: ask what else longer data would lengthen, and what a slow device would not.
+
+    the same data      TP mates, or else the other stages of the replica, get the same microbatches:
+                       where they are as quick as ever, it is no data
+    lookups            embedding and loss grow with the tokens as products of matrices do; a lower
+                       clock lengthens them by a quarter of that
+    one speed          a device has two speeds; sequences have any length
+    cut passes         a device slows down inside a pass, or between the two of a microbatch; data
+                       are those of all of it
+
+Who passes none of them may have longer data, whether the microbatches of other ranks vary or not.
+
+Example: in 14 of 24 iterations the passes of one of four replicas take 1.02 to 1.15 times as long,
+its products of matrices 1.19 times, its embedding 1.20 and its loss 1.19 times: longer data. Beside
+a lower clock that makes products 1.30 times as long, lookups take 1.07 times.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from detect.causes.device import (
+    Suspicion,
+    attention_residuals,
+    lookups_follow,
+    mates_of,
+    spares_lookups,
+)
+from detect.causes.hits import Burst
+from detect.causes.searches import averaged
+from detect.observe.observations import Observations
+from detect.stats import robust
+from detect.stats.residuals import (
+    compare_within,
+    data_of,
+    deviations,
+    peer_groups,
+    stage_groups,
+)
+from detect.thresholds import IMBALANCE, PAIRS
+from megascan.arrays import Flags, Floats
+
+
+def compute_excess(seen: Observations, known: Flags) -> Floats:
+    """Return the mean of each row's passes over that of its peers, less 1, (row, iteration).
+
+    A row that is `known` to be slow is nobody's peer. NaN where some row has no peer.
+    """
+    groups = peer_groups(seen.work, seen.members)
+    if min(len(rows) for rows in groups) < 2:
+        return np.full((len(seen.members), len(seen.iterations)), np.nan)
+    work = averaged(seen.work, groups, known)
+    return np.asarray(np.expm1(compare_within(work, seen.members, groups, known).value))
+
+
+def may_be_longer_data(seen: Observations, burst: Burst) -> bool:
+    """Return whether longer data may be why the row of a burst computes slowly in its hits."""
+    of = _suspicion(seen, burst)
+    if burst.cuts_passes or burst.splits_microbatches or seen.rules_data_out:
+        return False
+    if spares_lookups(of) or _others_spare_the_data(seen, burst):
+        return False
+    if are_uneven(seen) or varies(seen, burst):
+        return True
+    shares_data = int((seen.members.replica == seen.members.replica[burst.row]).sum()) > 1
+    if burst.in_modules and shares_data:
+        return False  # modules of all that share them would be slow, and those of others are not
+    return not burst.is_one_speed or lookups_follow(of)
+
+
+def may_be_its_experts(seen: Observations, burst: Burst) -> bool:
+    """Return whether the row's experts may get more tokens in its bursts: nothing that no router
+    lengthens is slow as well.
+    """
+    if seen.members.layout.ep < 2 or burst.cuts_passes:
+        return False
+    return not spares_lookups(_suspicion(seen, burst)) and not _shows_in_attention(seen, burst)
+
+
+def are_uneven(seen: Observations) -> bool:
+    """Return whether data lengthen passes of all ranks of a replica together."""
+    return bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
+
+
+def varies(seen: Observations, burst: Burst) -> bool:
+    """Return whether the same microbatch slot differs between the other rows as uneven data do."""
+    spread = robust.spread(deviations(seen.work, stage_groups(seen.members), ~burst.others))
+    return float(spread) >= IMBALANCE.min_sequence_spread_log
+
+
+def _suspicion(seen: Observations, burst: Burst) -> Suspicion:
+    return Suspicion(
+        seen=seen, excluded=~burst.others, row=burst.row, active=burst.hits, effect=burst.effect
+    )
+
+
+def _others_spare_the_data(seen: Observations, burst: Burst) -> bool:
+    """Return whether ranks that compute the same microbatches (TP mates, or the other stages of the
+    replica) are as quick as their peers in the bursts: longer data would slow all of these, while
+    mates may be slow because they wait.
+    """
+    members = seen.members
+    over = np.nan_to_num(compute_excess(seen, ~burst.others), nan=np.inf)[:, burst.hits]
+    most = PAIRS.elsewhere_share * float(burst.excess[burst.hits].mean())
+    same = (mates_of(members, burst.row), np.flatnonzero(members.other_stages(burst.row)))
+    return any(
+        len(rows) > 0 and float(robust.median(over[rows].mean(axis=1))) < most for rows in same
+    )
+
+
+def _shows_in_attention(seen: Observations, burst: Burst) -> bool:
+    """Return whether attention, which no routing of tokens lengthens, is slow in the hits, too."""
+    over = attention_residuals(seen, ~burst.others)
+    if over is None or burst.hits.all():
+        return False
+    change = robust.mean(over[burst.row][burst.hits]) - robust.median(over[burst.row][~burst.hits])
+    return bool(change >= PAIRS.agrees_share * burst.effect)

@@ -1,0 +1,218 @@
+"""Find ranks and hosts whose network is slow now and then, by what all slow paths have in common.
+
+Problem: a NIC that loses its link for seconds slows a few messages and rings by ten times, in one
+or two iterations of eight. On the mean of all iterations that is little, and the median message of
+an iteration may not show it. And a slow ring, or pair, does not say which of its members it is.
+
+Idea: compare what each connection between hosts transfers in an iteration with its own quick
+iterations. Whoever is in all that is slow then, and is the only one, is at fault:
+
+    slow     sum of its transfers >= slow_ratio · that of its quick iterations
+    common   the rank in all slow connections; if several are, the host
+    alone    without each other one a good part of what is lost stays unexplained
+    shown    nearly all connections of these ranks, of these kinds, are slow in these iterations
+
+A rank goes before its host: where a NIC is one GPU's, its neighbours' connections stay quick.
+
+Example: PP2 x DP2 x TP4 on hosts A, B (first stage), C and D (second). In iteration 5 of 6 messages
+A-C take 23 ms instead of 1.6, reductions C-D 310 instead of 19; B-D and A-B are as ever. A is in
+none of the slow reductions and D in none of the slow messages: C.
+
+Limits: of one ring, or of pairs between the same two hosts, nobody tells which member it is. What
+is slow in all iterations has no quick ones to be compared with, and is other searches'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from detect.causes.crossings import Crossings, crossings_of
+from detect.causes.finding import (
+    Answer,
+    Claim,
+    Inquiry,
+    build_finding,
+    connection_advice,
+    rows_of_findings,
+)
+from detect.observe.observations import Observations
+from detect.report import Cause, Finding, Owner
+from detect.stats.search import Course, interval_of_ratio
+from detect.text import counted, milliseconds, place, times
+from detect.thresholds import FLAPS, LINKS, NETWORKS
+from megascan.arrays import Flags, Floats
+from megascan.errors import listed
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Slow:
+    """What is slow now and then between hosts."""
+
+    crossings: Crossings
+    lost_ns: Floats
+    """(unit, iteration): beside the unit's quick iterations; 0 where it is not slow."""
+    usual_ns: Floats
+    """(unit,): sum of the transfers of a quick iteration."""
+
+    @property
+    def units(self) -> Flags:
+        """Flag the units that are slow in some iteration, (unit,)."""
+        return np.asarray((self.lost_ns > 0).any(axis=1))
+
+    def left_by(self, touches: Flags) -> float:
+        """Return the share of what is lost that units without a candidate lose; `touches` are the
+        units with it, (unit,).
+        """
+        return float(self.lost_ns[~touches].sum() / self.lost_ns.sum())
+
+
+def search_flaps(inquiry: Inquiry) -> Answer:
+    """Report the rank or host that all connections between hosts have in common that are slow now
+    and then; nothing on CPUs, whose transfers wait for the system.
+    """
+    seen = inquiry.seen
+    if seen.transfers is None or seen.members.device_kind == "cpu":
+        return Answer()
+    slow = _slow_now_and_then(seen, crossings_of(seen, seen.transfers))
+    members = [seen.transfers.members[unit] for unit in np.flatnonzero(slow.units).tolist()]
+    if len(set(members)) < FLAPS.least_connections:
+        return Answer()
+    ranks = _common_rank(slow) or _common_host(slow)
+    if not ranks or _is_known(inquiry, ranks):
+        return Answer()
+    lost_ns = _lost_by(seen, slow, ranks)
+    if float(lost_ns.mean()) < FLAPS.least_share * float(np.mean(seen.iteration_ns)):
+        return Answer()
+    touched = set().union(*members)
+
+    def explains(finding: Finding) -> bool:
+        is_undecided = finding.owner is Owner.UNDECIDED and finding.cause is Cause.LINK
+        return is_undecided and set(finding.ranks) <= touched
+
+    return Answer(findings=(_finding(seen, slow, ranks, lost_ns),), explains=explains)
+
+
+def _slow_now_and_then(seen: Observations, crossings: Crossings) -> _Slow:
+    """Return what large transfers between hosts lose in iterations in which they take far longer
+    than in their quick ones.
+    """
+    transfers = crossings.transfers
+    use = crossings.crosses & (transfers.size_bytes >= NETWORKS.min_bytes)
+    usual_ns = np.quantile(transfers.sum_ns, NETWORKS.outer_share, axis=1, method="lower")
+    lost_ns = transfers.sum_ns - usual_ns[:, None]
+    least_ns = NETWORKS.min_step_share * seen.iteration_ns
+    is_far = transfers.sum_ns >= FLAPS.slow_ratio * usual_ns[:, None]
+    is_slow = (use & (usual_ns > 0))[:, None] & is_far & (lost_ns >= least_ns)
+    return _Slow(crossings=crossings, lost_ns=np.where(is_slow, lost_ns, 0.0), usual_ns=usual_ns)
+
+
+def _common_rank(slow: _Slow) -> tuple[int, ...]:
+    """Return the only rank that is in all that is slow, (rank,); () where none or several are."""
+    ranks = _ranks_in(slow)
+    only = _only(slow, [slow.crossings.touches_ranks((rank,)) for rank in ranks])
+    if only is None or ranks[only] not in slow.crossings.device_of:
+        return ()
+    return _shown(slow, (ranks[only],))
+
+
+def _common_host(slow: _Slow) -> tuple[int, ...]:
+    """Return the ranks, with slow connections, of the only host that is in all that is slow; ()
+    where none or several are. A NIC may be that of some of a host's GPUs.
+    """
+    place = slow.crossings.device_of
+    hosts = sorted({host for host, _ in place.values()})
+    only = _only(slow, [slow.crossings.touches(host) for host in hosts])
+    if only is None or not hosts[only]:
+        return ()
+    own = [one for one in _ranks_in(slow) if one in place and place[one][0] == hosts[only]]
+    return _shown(slow, tuple(own))
+
+
+def _only(slow: _Slow, candidates: list[Flags]) -> int | None:
+    """Return the number of the only candidate that is in nearly all that is slow; None where
+    another one is in nearly as much. A candidate is the units with it, (unit,).
+    """
+    left = np.array([slow.left_by(touches) for touches in candidates])
+    first = int(np.argmin(left))
+    is_alone = np.delete(left, first).min(initial=1.0) >= FLAPS.least_left_share
+    return first if is_alone and left[first] <= FLAPS.most_left_share else None
+
+
+def _shown(slow: _Slow, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the ranks if nearly all their connections of the kinds that are slow are slow."""
+    kind = slow.crossings.transfers.kind
+    alike = np.isin(kind, kind[slow.units]) & slow.crossings.crosses
+    alike &= slow.crossings.touches_ranks(ranks)
+    return ranks if np.mean(slow.units[alike]) >= LINKS.all_of_a_rank_share else ()
+
+
+def _ranks_in(slow: _Slow) -> list[int]:
+    members = slow.crossings.transfers.members
+    return sorted({rank for unit in np.flatnonzero(slow.units) for rank in members[unit]})
+
+
+def _is_known(inquiry: Inquiry, ranks: Iterable[int]) -> bool:
+    """Return whether a connection of one of these ranks is named already."""
+    named = [
+        one for one in inquiry.found if one.cause is Cause.LINK and one.owner is Owner.NODE
+    ]  # fmt: skip
+    members = inquiry.seen.members
+    return bool(rows_of_findings(members, named)[list(members.rows_with(ranks))].any())
+
+
+def _lost_by(seen: Observations, slow: _Slow, ranks: tuple[int, ...]) -> Floats:
+    """Return what one of the ranks loses at most, (iteration,): no more than iterations are longer
+    than quick ones.
+    """
+    by_rank = np.array([
+        slow.lost_ns[slow.crossings.touches_ranks((rank,))].sum(axis=0) for rank in ranks
+    ])  # fmt: skip
+    quick_ns = np.quantile(seen.iteration_ns, NETWORKS.outer_share, method="lower")
+    longer_ns = np.maximum(seen.iteration_ns - quick_ns, 0.0)
+    return np.asarray(np.minimum(by_rank.max(axis=0), longer_ns))
+
+
+def _finding(seen: Observations, slow: _Slow, ranks: tuple[int, ...], lost_ns: Floats) -> Finding:
+    """Name the rank, or the ranks of the host, whose network is slow now and then."""
+    transfers, units = slow.crossings.transfers, slow.units
+    active = np.asarray((slow.lost_ns > 0).any(axis=0))
+    worst, at = np.unravel_index(int(np.argmax(slow.lost_ns)), slow.lost_ns.shape)
+    factor = 1.0 + float(slow.lost_ns[worst, at] / slow.usual_ns[worst])
+    over = np.log1p(slow.lost_ns[units] / slow.usual_ns[units, None])
+    effect, error = float(np.median(over[over > 0])), float(np.std(over[over > 0]))
+    rows = seen.members.rows_with(ranks)
+    others = int((slow.crossings.crosses & ~units).sum())
+    subject = f"the network of rank {ranks[0]} ({place(seen.members, rows[0])})"
+    if len(ranks) > 1:
+        subject = f"host {seen.members.hosts[rows[0]]}'s network (ranks {listed(ranks)})"
+    kinds = sorted({transfers.kinds[int(one)] for one in transfers.kind[units]})
+    return build_finding(
+        seen,
+        Claim(
+            ranks=ranks,
+            rows=rows,
+            cause=Cause.LINK,
+            owner=Owner.NODE,
+            slowdown=float(np.exp(effect)),
+            interval=interval_of_ratio(effect, error / float(np.sqrt(units.sum()))),
+            course=Course.of(active, effect, error),
+            q_value=0.0,
+            num_peers=others,
+            saved_ns=lost_ns,
+            subject=subject,
+            predicate=f"transfers {times(float(np.exp(effect)))} slower than in other iterations",
+            evidence=(
+                f"in iterations {listed(seen.iterations[active].tolist())} it alone is in all "
+                f"{counted(int(units.sum()), 'connection')} between hosts that are slow, of "
+                f"{counted(len(kinds), 'kind')}; {counted(others, 'other')} are not",
+                f"one kind, {transfers.kinds[int(transfers.kind[worst])]}, takes "
+                f"{milliseconds(float(slow.lost_ns[worst, at] + slow.usual_ns[worst]))} of "
+                f"iteration {seen.iterations[at]}, {times(factor)} what it takes in a quick one",
+            ),
+            advice=connection_advice(seen, ranks),
+            is_replayed=False,
+        ),
+    )

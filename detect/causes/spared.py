@@ -1,0 +1,241 @@
+"""Hosts, and stages of one rank, whose devices are slow where they multiply matrices.
+
+Problem: all ranks of a host are slow alike, and no rank of another host does the same: the host is
+a replica, whose documents may be longer, or a stage, whose layers may be heavier. Times of passes
+do not tell these from a power cap, or from heat, of the whole host.
+
+Idea: what a layer consists of tells them apart. A lower clock slows products of matrices most, and
+by less what moves memory, of which attention (norms, masks, rotations, scores) has more than an
+MLP. So MLPs are slower by more than attention, and attention is slow as well. Nothing that the job
+does looks like that:
+
+    more tokens, longer documents     attention is longer by as much, or by more: its time grows
+                                      with the square of the length
+    heavier layers                    both are longer by one factor
+    wider MLPs, more for experts      attention is as quick as ever
+    late launches                     attention is longer by more: its kernels are shorter
+
+Example: a host that is a stage of two. MLPs of all its ranks take 1.17 times the time of those of
+the other stage's host, attention 1.12 times; the ranks of the other host differ by 0.5 %.
+
+A stage of one rank is judged alike, but sound chips of a model differ in their clocks by a few per
+cent, too: so beside few other ranks its MLPs must be slower by more than that. In a profile kernels
+that multiply matrices stand beside those that only move memory, of equal names and launches on all
+stages: heavier layers launch larger ones of both. Example: 1.30 times, nearly all of the former,
+and 1.04 times.
+
+Limits: granularity full or a profile, and no experts. Where attention is bound by its products of
+matrices (long documents, fused), a lower clock slows both alike, and nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from detect.causes.device import GPU_ADVICE, over_others
+from detect.causes.finding import Answer, Claim, Inquiry, build_finding, rows_of_findings
+from detect.causes.launching import half_starved, is_host_bound
+from detect.observe.observations import (
+    ATTENTION_OF_MODULES,
+    FORWARD,
+    MLP_OF_MODULES,
+    Observations,
+)
+from detect.report import Cause, Finding, Owner
+from detect.stats import robust
+from detect.stats.residuals import chance_of_mean, deviations, stage_groups
+from detect.stats.search import Course, interval_of_ratio
+from detect.text import counted, ranks_text, times
+from detect.thresholds import DEVICE, ORDINARY, PAIRS, SPELLS
+from megascan.arrays import Flags, Integers, mask_of
+
+SPARES_MEMORY = (
+    "kernels that multiply matrices take {mlp} the time of those of the other stages, nearly all "
+    "of them, and those that only move memory {attention}: of equal name and launch they have as "
+    "much to do on every stage, and a lower clock slows the former"
+)
+SPARED = (
+    "MLPs take {mlp} the time of those of the other ranks, attention {attention}: a lower clock "
+    "slows what moves memory by less; longer data lengthen attention by more, heavier layers both "
+    "alike"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spared:
+    """Rows whose attention is spared, beside MLPs that are slow."""
+
+    mlp: float
+    """Log slowdown of their MLPs."""
+    attention: float
+    """That of their attention."""
+    passes: float
+    """That of passes."""
+    error: float
+    p_value: float
+    words: str
+
+
+def search_spared(inquiry: Inquiry) -> Answer:
+    """Search hosts, and stages of one rank, whose MLPs are slow and attention by less."""
+    seen, members = inquiry.seen, inquiry.seen.members
+    if not _tells_parts(seen):
+        return Answer()
+    blamed = [one for one in inquiry.found if one.owner is Owner.NODE]
+    known = rows_of_findings(members, blamed)
+    slow = inquiry.slow | known
+    findings, rows_found = [], list[int]()
+    for rows in _candidates(seen):
+        if known[rows].any():
+            continue
+        own = mask_of(rows.tolist(), len(members))
+        found = _by_modules(seen, own, slow) or _by_kernels(seen, own, slow)
+        if found is not None and found.p_value <= inquiry.settings.false_discovery_rate:
+            findings.append(_finding(seen, rows, found))
+            rows_found += rows.tolist()
+    ranks = set(members.ranks_of(rows_found))
+    return Answer(
+        findings=tuple(findings),
+        slow=mask_of(rows_found, len(members)),
+        explains=lambda one: (
+            one.owner is Owner.UNDECIDED and bool(one.ranks) and set(one.ranks) <= ranks
+        ),
+    )
+
+
+def _tells_parts(seen: Observations) -> bool:
+    """Return whether modules or kernels hold nothing but computing on GPUs, the same for all."""
+    if seen.modules_ns is None and seen.boundness is None:
+        return False
+    waits = bool(seen.hidden_axes) or FORWARD in seen.entangled_phases
+    waits |= seen.waits_between_layers or seen.hides_waiting
+    is_gpu = seen.members.device_kind != "cpu" and not is_host_bound(seen)
+    return is_gpu and not waits and seen.members.layout.ep == 1
+
+
+def _candidates(seen: Observations) -> Iterator[Integers]:
+    """Yield the rows of each host, if it has several and there are others, and those that are alone
+    on their stage.
+    """
+    members = seen.members
+    hosts = np.array(members.hosts)
+    for host in np.unique(hosts[hosts != ""]):
+        rows = np.flatnonzero(hosts == host)
+        if 1 < len(rows) < len(members):
+            yield rows
+    for rows in stage_groups(members):
+        if len(rows) == 1 < len(members):
+            yield rows
+
+
+def _by_kernels(seen: Observations, own: Flags, slow: Flags) -> _Spared | None:
+    """Return by how much kernels of a row that is alone on its stage are slow where they multiply
+    matrices, and hardly where they move memory; None where they are not.
+    """
+    kinds, excluded = seen.boundness, own | slow
+    if kinds is None or seen.may_have_stages or own.sum() > 1 or not (~excluded).any():
+        return None
+    row, everybody = int(np.flatnonzero(own)[0]), [np.arange(len(own))]
+    over = [deviations(one, everybody, excluded)[row] for one in (kinds.matrix, kinds.memory)]
+    parts = [robust.median(one, axis=0) for one in over]
+    if not all(np.isfinite(one).any() for one in parts):
+        return None
+    matrix, memory = (float(robust.median(one)) for one in parts)
+    of_matrix = parts[0][np.isfinite(parts[0])]
+    are_slow = np.mean(of_matrix >= PAIRS.agrees_share * matrix) >= SPELLS.parts_share
+    if matrix < ORDINARY.most_log or memory >= PAIRS.agrees_share * matrix or not are_slow:
+        return None
+    course = robust.median(over[0], axis=1)
+    busy = float(robust.median(kinds.memory_ns[row]) / robust.median(seen.busy_ns[row]))
+    return _Spared(
+        mlp=matrix,
+        attention=memory,
+        passes=(1.0 - busy) * matrix + busy * max(memory, 0.0),
+        error=robust.standard_error(course),
+        p_value=chance_of_mean(course) if len(course) > 1 else 1.0,
+        words=SPARES_MEMORY,
+    )
+
+
+def _by_modules(seen: Observations, own: Flags, slow: Flags) -> _Spared | None:
+    """Return by how much MLPs and attention of `own` rows, (row,), are slow; None where they are
+    not, or not as a lower clock makes them. Rows that are `slow` are nobody's measure.
+    """
+    groups, excluded = stage_groups(seen.members), own | slow
+    if seen.modules_ns is None:
+        return None
+    if not all((~excluded[rows]).any() for rows in groups if own[rows].any()):
+        groups = [np.arange(len(own))]
+    mlp, attention = (
+        over_others(seen.modules_ns[:, :, kind], groups, excluded)
+        for kind in (MLP_OF_MODULES, ATTENTION_OF_MODULES)
+    )
+    levels = np.stack([robust.centre(one) for one in (mlp, attention, mlp - attention)])
+    others = ~excluded & np.isfinite(levels).all(axis=0)
+    if not np.isfinite(levels[:, own]).all():
+        return None
+    slower, less, spared = (float(np.median(one)) for one in levels[:, own])
+    floor, spreads = ORDINARY.most_log, np.zeros(len(levels))
+    if others.sum() >= ORDINARY.min_peers:
+        floor = float(np.log(ORDINARY.little_ratio))
+        spreads = ORDINARY.rms_factor * np.sqrt(np.mean(levels[:, others] ** 2, axis=1))
+    least = max(DEVICE.least_spared * slower, float(spreads[2]))
+    is_slow = slower >= max(floor, float(spreads[0]))
+    is_spared = least <= spared <= PAIRS.agrees_share * slower
+    are_alike = levels[0, own].min() >= DEVICE.alike_share * slower
+    are_spared = levels[2, own].min() >= DEVICE.least_spared * slower / 2
+    every = np.ones(mlp.shape[1], dtype=bool)
+    if not (is_slow and is_spared and are_alike and are_spared) or any(
+        half_starved(seen, row, every) for row in np.flatnonzero(own).tolist()
+    ):
+        return None
+    over = np.median((mlp - attention)[own], axis=0)
+    over = over[np.isfinite(over)]
+    return _Spared(
+        mlp=slower,
+        attention=less,
+        passes=(slower + less) / 2,
+        error=(slower - less) / 2,
+        p_value=chance_of_mean(over) if len(over) > 1 else 1.0,
+        words=SPARED,
+    )
+
+
+def _finding(seen: Observations, rows: Integers, found: _Spared) -> Finding:
+    members, num_iterations = seen.members, len(seen.iterations)
+    ranks, factor = members.ranks_of(rows), float(np.exp(found.passes))
+    busy_ns = np.nan_to_num(seen.busy_ns)
+    quicker_ns = busy_ns.copy()
+    quicker_ns[rows] *= np.exp(-found.passes)
+    saved_ns = np.maximum(busy_ns.max(axis=0) - quicker_ns.max(axis=0), 0.0)
+    stages = np.isin(members.stage, members.stage[rows]) & ~mask_of(rows.tolist(), len(members))
+    subject = f"host {members.hosts[rows[0]]} ({ranks_text(ranks)})"
+    return build_finding(
+        seen,
+        Claim(
+            ranks=ranks,
+            rows=tuple(rows.tolist()),
+            cause=Cause.COMPUTE,
+            owner=Owner.NODE,
+            slowdown=factor,
+            interval=interval_of_ratio(found.passes, found.error / 2),
+            course=Course.of(np.ones(num_iterations, dtype=bool), found.passes, found.error),
+            q_value=found.p_value,
+            num_peers=len(members) - len(rows),
+            saved_ns=saved_ns,
+            is_replayed=bool(stages.any()),
+            subject=subject if len(rows) > 1 else ranks_text(ranks),
+            predicate=f"{'computes' if len(rows) == 1 else 'computes as a whole'} "
+            f"{times(factor)} slower than {counted(len(members) - len(rows), 'other rank')}",
+            evidence=(
+                found.words.format(
+                    mlp=times(float(np.exp(found.mlp))),
+                    attention=times(float(np.exp(found.attention))),
+                ),
+            ),
+            advice=GPU_ADVICE,
+        ),
+    )

@@ -1,0 +1,98 @@
+"""A network that is slow now and then is told by what all slow connections have in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from detect import Cause, DetectorSettings, Owner
+from detect.detector import judge
+from megascan.topology import Layout
+
+MESSAGES = tuple((rank, rank + 8) for rank in range(8))
+RINGS = tuple((rank, rank + 4) for rank in (*range(4), *range(8, 12)))
+UNITS = MESSAGES + RINGS
+HOST_C = {8, 9, 10, 11}
+
+
+def flapping(job, exchanging, is_slow, at=(8,), factor=15.0):
+    """Return the findings on two stages of eight replicas on hosts A, B, C and D, connections of
+    which take `factor` times as long in iterations `at`, if `is_slow` says so.
+    """
+    timeline = job(layout=Layout(dp=8, pp=2), hosts=4).timeline()
+    sizes = [10**7] * len(MESSAGES) + [10**9] * len(RINGS)
+    usual_ms = [10.0] * len(MESSAGES) + [20.0] * len(RINGS)
+    seen = exchanging(timeline, list(zip(UNITS, sizes, usual_ms, strict=True)))
+    now = np.isin(seen.iterations, at)
+    slow = np.array([bool(is_slow(unit)) for unit in seen.transfers.members])
+    longer = np.where(slow[:, None] & now, factor, 1.0)
+    transfers = replace(
+        seen.transfers,
+        transfer_ns=seen.transfers.transfer_ns * longer,
+        sum_ns=seen.transfers.sum_ns * longer,
+    )
+    longest_ns = (transfers.sum_ns.max(axis=0) - seen.transfers.sum_ns.max(axis=0)) * now
+    iteration_ns = seen.iteration_ns + longest_ns
+    found = judge(
+        replace(seen, transfers=transfers, iteration_ns=iteration_ns, costs=None),
+        DetectorSettings(),
+    ).findings
+    return [one for one in found if one.cause is Cause.LINK and one.owner is Owner.NODE]
+
+
+def test_the_host_that_all_slow_connections_share_is_named(job, exchanging):
+    (finding,) = flapping(job, exchanging, lambda unit: set(unit) & HOST_C)
+    assert finding.ranks == (8, 9, 10, 11)
+    assert "host n02's network" in finding.headline
+    assert (finding.first_iteration, finding.last_iteration) == (8, 8)
+    assert "it alone is in all 8 connections between hosts that are slow" in finding.evidence[0]
+
+
+def test_a_nic_may_be_that_of_two_of_a_hosts_gpus(job, exchanging):
+    (finding,) = flapping(job, exchanging, lambda unit: set(unit) & {8, 9})
+    assert finding.ranks == (8, 9)
+
+
+@pytest.mark.parametrize(
+    "is_slow",
+    [
+        lambda unit: unit in MESSAGES and set(unit) & HOST_C,  # messages A-C: A or C
+        lambda unit: unit == (8, 12),  # one pair
+        lambda unit: True,  # all of the network
+        lambda unit: unit in ((0, 8), (5, 13), (9, 13)),  # nothing in common
+        lambda unit: unit in ((0, 8), (8, 12)),  # two connections
+    ],
+    ids=["two hosts", "pair", "all", "nothing", "two connections"],
+)
+def test_what_several_or_none_share_is_nobodys(job, exchanging, is_slow):
+    assert flapping(job, exchanging, is_slow) == []
+
+
+def test_a_few_slow_ones_of_many_are_not_their_hosts(job, exchanging):
+    """Three of the host's eight connections, which no rank shares."""
+    few = ((0, 8), (9, 13), (10, 14))
+    assert flapping(job, exchanging, lambda unit: unit in few) == []
+
+
+def test_the_rank_that_several_groups_share_is_named(job, exchanging):
+    """Three of its connections, of two kinds; its neighbours' are as quick as ever."""
+    timeline = job(layout=Layout(dp=16), hosts=4).timeline()
+    groups = [(0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15)]
+    pairs = [(0, 5), (1, 6), (2, 7), (3, 4), (8, 13), (9, 14), (10, 15), (11, 12), (5, 10)]
+    at = np.isin(np.arange(20), [7])
+    units = [
+        (unit, 10**9 if len(unit) > 2 else 10**8, 20.0 * np.where(at & (5 in unit), 12.0, 1.0))
+        for unit in groups + pairs
+    ]
+    seen = exchanging(timeline, units)
+    longer_ns = np.where(at[: len(seen.iterations)], 400e6, 0.0)
+    longer = replace(seen, iteration_ns=seen.iteration_ns + longer_ns)
+    found = judge(longer, DetectorSettings()).findings
+    (finding,) = [one for one in found if one.cause is Cause.LINK and one.owner is Owner.NODE]
+    assert finding.ranks == (5,) and finding.headline.startswith("the network of rank 5 (")
+
+
+def test_what_costs_next_to_nothing_is_not_spoken_of(job, exchanging):
+    assert flapping(job, exchanging, lambda unit: set(unit) & HOST_C, factor=1.9) == []
