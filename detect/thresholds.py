@@ -541,6 +541,11 @@ class _Ordinary:
     usual_weight: float = limit(
         1.0, "ranks", Origin.BENCHMARK, "that this counts for beside measured ones"
     )
+    steps_alike_ratio: float = limit(
+        1.08, "ratio", Origin.BENCHMARK,
+        "by which one of few devices is slower from where on its optimizer step confirms it: sound "
+        "chips of few ranks were seen up to 1.07",
+    )  # fmt: skip
     reach_share: float = limit(
         0.995, "share of sound ranks", Origin.CONVENTION,
         "that are no slower than one more beside few others may be",

@@ -121,6 +121,18 @@ def test_two_of_four_that_are_a_little_slow_may_be_sound(job, levels, optimizer,
         assert any("differ by as much" in one.evidence[-1] for one in report.findings)
 
 
+@pytest.mark.parametrize(("in_steps", "named"), [(True, [(2,), (3,)]), (False, [])])
+def test_two_of_four_whose_steps_are_as_slow_are_no_slower_chips(job, in_steps, named):
+    """Steps move memory, which a slower chip has as quick as others."""
+    levels = (1.0, 1.002, 1.1, 1.11)
+
+    def work(slot):
+        return levels[slot.rank] if in_steps or slot.name != "optimizer" else 1.0
+
+    report = job(layout=Layout(dp=4), work=work, tokens=lambda rank: (4096, 4096)).report()
+    assert sorted(one.ranks for one in report.findings if one.owner is Owner.NODE) == named
+
+
 @pytest.mark.parametrize(
     ("levels", "num_beside", "percent"),
     [
