@@ -19,13 +19,11 @@ Example: a host that is a stage of two. MLPs of all its ranks take 1.17 times th
 the other stage's host, attention 1.12 times; the ranks of the other host differ by 0.5 %.
 
 A stage of one rank is judged alike, but sound chips of a model differ in their clocks by a few per
-cent, too: so beside few other ranks its MLPs must be slower by more than that. In a profile kernels
-that multiply matrices stand beside those that only move memory, of equal names and launches on all
-stages: heavier layers launch larger ones of both. Example: 1.30 times, nearly all of the former,
-and 1.04 times.
+cent, too: so beside few other ranks its MLPs must be slower by more than that.
 
-Limits: granularity full or a profile, and no experts. Where attention is bound by its products of
-matrices (long documents, fused), a lower clock slows both alike, and nothing is said.
+Limits: granularity full, and no experts. Where attention is bound by its products of matrices (long
+documents, fused), a lower clock slows both alike, and nothing is said. Kernels of a profile do not
+tell a lone stage: products that sum over more are longer at equal names and launches.
 """
 
 from __future__ import annotations
@@ -46,17 +44,12 @@ from detect.observe.observations import (
 )
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import chance_of_mean, deviations, stage_groups
+from detect.stats.residuals import chance_of_mean, stage_groups
 from detect.stats.search import Course, interval_of_ratio
 from detect.text import counted, ranks_text, times
-from detect.thresholds import DEVICE, ORDINARY, PAIRS, SPELLS
+from detect.thresholds import DEVICE, ORDINARY, PAIRS
 from megascan.arrays import Flags, Integers, mask_of
 
-SPARES_MEMORY = (
-    "kernels that multiply matrices take {mlp} the time of those of the other stages, nearly all "
-    "of them, and those that only move memory {attention}: of equal name and launch they have as "
-    "much to do on every stage, and a lower clock slows the former"
-)
 SPARED = (
     "MLPs take {mlp} the time of those of the other ranks, attention {attention}: a lower clock "
     "slows what moves memory by less; longer data lengthen attention by more, heavier layers both "
@@ -76,7 +69,6 @@ class _Spared:
     """That of passes."""
     error: float
     p_value: float
-    words: str
 
 
 def search_spared(inquiry: Inquiry) -> Answer:
@@ -92,7 +84,7 @@ def search_spared(inquiry: Inquiry) -> Answer:
         if known[rows].any():
             continue
         own = mask_of(rows.tolist(), len(members))
-        found = _by_modules(seen, own, slow) or _by_kernels(seen, own, slow)
+        found = _by_modules(seen, own, slow)
         if found is not None and found.p_value <= inquiry.settings.false_discovery_rate:
             findings.append(_finding(seen, rows, found))
             rows_found += rows.tolist()
@@ -107,8 +99,8 @@ def search_spared(inquiry: Inquiry) -> Answer:
 
 
 def _tells_parts(seen: Observations) -> bool:
-    """Return whether modules or kernels hold nothing but computing on GPUs, the same for all."""
-    if seen.modules_ns is None and seen.boundness is None:
+    """Return whether modules hold nothing but computing on GPUs, the same for all."""
+    if seen.modules_ns is None:
         return False
     waits = bool(seen.hidden_axes) or FORWARD in seen.entangled_phases
     waits |= seen.waits_between_layers or seen.hides_waiting
@@ -131,42 +123,12 @@ def _candidates(seen: Observations) -> Iterator[Integers]:
             yield rows
 
 
-def _by_kernels(seen: Observations, own: Flags, slow: Flags) -> _Spared | None:
-    """Return by how much kernels of a row that is alone on its stage are slow where they multiply
-    matrices, and hardly where they move memory; None where they are not.
-    """
-    kinds, excluded = seen.boundness, own | slow
-    if kinds is None or seen.may_have_stages or own.sum() > 1 or not (~excluded).any():
-        return None
-    row, everybody = int(np.flatnonzero(own)[0]), [np.arange(len(own))]
-    over = [deviations(one, everybody, excluded)[row] for one in (kinds.matrix, kinds.memory)]
-    parts = [robust.median(one, axis=0) for one in over]
-    if not all(np.isfinite(one).any() for one in parts):
-        return None
-    matrix, memory = (float(robust.median(one)) for one in parts)
-    of_matrix = parts[0][np.isfinite(parts[0])]
-    are_slow = np.mean(of_matrix >= PAIRS.agrees_share * matrix) >= SPELLS.parts_share
-    if matrix < ORDINARY.most_log or memory >= PAIRS.agrees_share * matrix or not are_slow:
-        return None
-    course = robust.median(over[0], axis=1)
-    busy = float(robust.median(kinds.memory_ns[row]) / robust.median(seen.busy_ns[row]))
-    return _Spared(
-        mlp=matrix,
-        attention=memory,
-        passes=(1.0 - busy) * matrix + busy * max(memory, 0.0),
-        error=robust.standard_error(course),
-        p_value=chance_of_mean(course) if len(course) > 1 else 1.0,
-        words=SPARES_MEMORY,
-    )
-
-
 def _by_modules(seen: Observations, own: Flags, slow: Flags) -> _Spared | None:
     """Return by how much MLPs and attention of `own` rows, (row,), are slow; None where they are
     not, or not as a lower clock makes them. Rows that are `slow` are nobody's measure.
     """
     groups, excluded = stage_groups(seen.members), own | slow
-    if seen.modules_ns is None:
-        return None
+    assert seen.modules_ns is not None  # of `_tells_parts`
     if not all((~excluded[rows]).any() for rows in groups if own[rows].any()):
         groups = [np.arange(len(own))]
     mlp, attention = (
@@ -200,7 +162,6 @@ def _by_modules(seen: Observations, own: Flags, slow: Flags) -> _Spared | None:
         passes=(slower + less) / 2,
         error=(slower - less) / 2,
         p_value=chance_of_mean(over) if len(over) > 1 else 1.0,
-        words=SPARED,
     )
 
 
@@ -231,7 +192,7 @@ def _finding(seen: Observations, rows: Integers, found: _Spared) -> Finding:
             predicate=f"{'computes' if len(rows) == 1 else 'computes as a whole'} "
             f"{times(factor)} slower than {counted(len(members) - len(rows), 'other rank')}",
             evidence=(
-                found.words.format(
+                SPARED.format(
                     mlp=times(float(np.exp(found.mlp))),
                     attention=times(float(np.exp(found.attention))),
                 ),

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
-from detect.causes.spared import _by_kernels
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import Boundness, Work, steady
+from detect.observe.observations import steady
 from megascan.topology import Layout
 
 
@@ -59,28 +58,3 @@ def test_mlps_beside_attention_tell_slow_devices_from_heavier_stages(
 def test_one_device_of_two_stages_may_be_an_ordinary_slower_chip(job, mlp, is_named):
     found = named(job, Layout(pp=2), (1,), mlp, mlp**0.7)
     assert found == ({(1,): Cause.COMPUTE} if is_named else {})
-
-
-@pytest.mark.parametrize(
-    ("matrix", "memory", "parts", "is_slow"),
-    [(1.3, 1.04, 8, True), (1.3, 1.2, 8, False), (1.1, 1.02, 8, False), (1.4, 1.0, 5, False)],
-    ids=["a low clock", "more of everything", "an ordinary chip", "wider MLPs"],
-)
-def test_kernels_of_a_lone_stage_tell_a_slow_device(job, matrix, memory, parts, is_slow):
-    """Products of matrices of the second of two stages are slower, all of them or some parts."""
-    seen = steady(observe(job(layout=Layout(pp=2)).timeline()), DetectorSettings())
-    shape, phase = (*seen.busy_ns.shape, 8), np.repeat([0, 1], 4)
-
-    def of_kind(factor, number):
-        log_ns = np.zeros(shape)
-        log_ns[1, :, :number] = np.log(factor)
-        return Work(log_ns=log_ns, phase=phase, microbatch=np.zeros(8, dtype=np.int64))
-
-    kinds = Boundness(
-        memory=of_kind(memory, 8),
-        matrix=of_kind(matrix, parts),
-        memory_ns=0.2 * seen.busy_ns,
-    )
-    own = np.array([False, True])
-    found = _by_kernels(replace(seen, boundness=kinds), own, np.zeros(2, dtype=bool))
-    assert (found is not None) == is_slow
