@@ -79,7 +79,7 @@ def _search_ends(inquiry: Inquiry) -> Answer:
 def _search_spared(inquiry: Inquiry) -> Answer:
     """Search devices that are slow where they multiply matrices, where the trace tells parts."""
     seen = inquiry.seen
-    if (seen.modules_ns is None and seen.boundness is None) or len(seen.members) < 2:
+    if seen.modules_ns is None or len(seen.members) < 2:
         return Answer()
     from detect.causes.spared import search_spared
 

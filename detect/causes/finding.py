@@ -61,6 +61,12 @@ class Inquiry:
         """Flag the rows that a finding of an earlier search names, of whatever cause, (row,)."""
         return rows_of_findings(self.seen.members, self.found)
 
+    @cached_property
+    def blamed(self) -> Flags:
+        """Flag the rows whose node an earlier search blames, for whatever cause, (row,)."""
+        blaming = [one for one in self.found if one.owner is Owner.NODE]
+        return rows_of_findings(self.seen.members, blaming)
+
     def named_for(self, cause: Cause) -> Flags:
         """Flag the rows whose node an earlier search blames for a `cause`, (row,)."""
         blaming = [one for one in self.found if one.cause is cause and one.owner is Owner.NODE]

@@ -36,7 +36,6 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
     connection_advice,
-    rows_of_findings,
 )
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
@@ -156,11 +155,8 @@ def _ranks_in(slow: _Slow) -> list[int]:
 
 def _is_known(inquiry: Inquiry, ranks: Iterable[int]) -> bool:
     """Return whether a connection of one of these ranks is named already."""
-    named = [
-        one for one in inquiry.found if one.cause is Cause.LINK and one.owner is Owner.NODE
-    ]  # fmt: skip
-    members = inquiry.seen.members
-    return bool(rows_of_findings(members, named)[list(members.rows_with(ranks))].any())
+    rows = list(inquiry.seen.members.rows_with(ranks))
+    return bool(inquiry.named_for(Cause.LINK)[rows].any())
 
 
 def _lost_by(seen: Observations, slow: _Slow, ranks: tuple[int, ...]) -> Floats:

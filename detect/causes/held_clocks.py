@@ -44,8 +44,7 @@ def search_held_clocks(inquiry: Inquiry) -> Answer:
     seen, members = inquiry.seen, inquiry.seen.members
     if members.device_kind == "cpu" or not seen.counters:
         return Answer()
-    blamed = [one for one in inquiry.found if one.owner is Owner.NODE]
-    known = rows_of_findings(members, blamed)
+    known = inquiry.blamed
     found, decided = [], list[Finding]()
     for one in inquiry.found:
         is_open = one.owner is Owner.UNDECIDED and one.cause is Cause.STAGE_IMBALANCE

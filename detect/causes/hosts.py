@@ -526,9 +526,10 @@ def _cause_of_passes(
     compute = _slower_passes(inquiry, sure)
     if compute is None or _wait_for_mates(sides):
         return None
-    clocks_are_low = bool(_slow_clocks(sides.seen, sides.own, compute.effect))
-    if clocks_are_low or not waits_for_launches(sides, compute):
-        if _shows_in_devices(sides, compute, sure.get(OPTIMIZER)):
+    if _slow_clocks(sides.seen, sides.own, compute.effect):
+        return Cause.COMPUTE, compute
+    if not waits_for_launches(sides, compute):
+        if _shows_in_steps(compute, sure.get(OPTIMIZER)):
             return Cause.COMPUTE, compute
         # where all devices wait for their hosts, a pass takes as long as its launches
         if not (_may_be_its_data(sides, compute) or is_host_bound(sides.seen)):
@@ -538,10 +539,14 @@ def _cause_of_passes(
 
 def _shows_in_devices(sides: Sides, compute: HostTest, optimizer: HostTest | None) -> bool:
     """Return whether the optimizer, or the clocks of all devices, are as slow as the passes."""
-    least = HOSTS.device_share * compute.effect
-    if optimizer is not None and optimizer.effect >= least:
-        return True
-    return bool(_slow_clocks(sides.seen, sides.own, compute.effect))
+    return _shows_in_steps(compute, optimizer) or bool(
+        _slow_clocks(sides.seen, sides.own, compute.effect)
+    )
+
+
+def _shows_in_steps(compute: HostTest, optimizer: HostTest | None) -> bool:
+    """Return whether the optimizer is as slow as the passes."""
+    return optimizer is not None and optimizer.effect >= HOSTS.device_share * compute.effect
 
 
 def _may_be_its_data(sides: Sides, compute: HostTest) -> bool:

@@ -142,8 +142,8 @@ def _doubt_of_loading(
     lasting = bool(active.all())
     if mates is not None and lasting and seen.members.place["tp"][row] == 0:
         return OF_FIRST
-    is_told = is_of_stages and lasting and _quicker_at_the_other_end(seen, row, active)
-    return OF_STAGE if is_of_stages and lasting and not is_told else ""
+    is_open = is_of_stages and lasting and not _quicker_at_the_other_end(seen, row, active)
+    return OF_STAGE if is_open else ""
 
 
 def _stops_as_well(seen: Observations, suspect: Suspect) -> tuple[str, ...]:

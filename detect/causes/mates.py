@@ -19,7 +19,6 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
-    rows_of_findings,
     saved_by_compute,
 )
 from detect.causes.longer_steps import LongerStep, Steps
@@ -75,8 +74,7 @@ def search_mates(inquiry: Inquiry) -> Answer:
     groups = _groups(seen)
     if groups is None or members.device_kind == "cpu":
         return Answer()
-    blamed = [one for one in inquiry.found if one.owner is Owner.NODE]
-    known = rows_of_findings(members, blamed)
+    known = inquiry.blamed
     findings, explained = [], set[int]()
     for group in np.unique(groups).tolist():
         own = groups == group

@@ -39,7 +39,6 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
     placed_at,
-    rows_of_findings,
 )
 from detect.causes.launching import is_host_bound
 from detect.causes.ordinary import few_factor
@@ -91,8 +90,7 @@ def search_ends(inquiry: Inquiry) -> Answer:
     is_blind = seen.members.device_kind == "cpu" or not seen.tells_passes or is_host_bound(seen)
     if seen.hidden_axes != ("tp",) or is_blind:
         return Answer()
-    blamed = [one for one in inquiry.found if one.owner is Owner.NODE]
-    known = rows_of_findings(seen.members, blamed)
+    known = inquiry.blamed
     every = EachRank.of(seen) if seen.workers is None else seen.workers
     findings, explained = [], set[int]()
     for own in _groups(every):

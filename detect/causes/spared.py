@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from detect.causes.device import GPU_ADVICE, over_others
-from detect.causes.finding import Answer, Claim, Inquiry, build_finding, rows_of_findings
+from detect.causes.finding import Answer, Claim, Inquiry, build_finding
 from detect.causes.launching import half_starved, is_host_bound
 from detect.observe.observations import (
     ATTENTION_OF_MODULES,
@@ -76,8 +76,7 @@ def search_spared(inquiry: Inquiry) -> Answer:
     seen, members = inquiry.seen, inquiry.seen.members
     if not _tells_parts(seen):
         return Answer()
-    blamed = [one for one in inquiry.found if one.owner is Owner.NODE]
-    known = rows_of_findings(members, blamed)
+    known = inquiry.blamed
     slow = inquiry.slow | known
     findings, rows_found = [], list[int]()
     for rows in _candidates(seen):

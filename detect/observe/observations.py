@@ -673,13 +673,15 @@ def one_row_a_worker(seen: Observations) -> Observations:
     )
     kept = cut(seen, "row", rows)
     kept = replace(kept, workers=EachRank.of(seen))
-    groups = [group == group[row] for row in rows]
+
+    def longest(time_ns: Floats) -> Floats:
+        return np.stack([np.fmax.reduce(time_ns[group == group[row]]) for row in rows])
+
     if Cause.LOADER in seen.lost_ns:
-        longest = np.stack([np.fmax.reduce(seen.lost(Cause.LOADER)[own]) for own in groups])
-        kept = replace(kept, lost_ns={**kept.lost_ns, Cause.LOADER: longest})
+        lost_ns = longest(seen.lost(Cause.LOADER))
+        kept = replace(kept, lost_ns={**kept.lost_ns, Cause.LOADER: lost_ns})
     if seen.loading_ns is not None:
-        longest = np.stack([np.fmax.reduce(seen.loading_ns[own]) for own in groups])
-        kept = replace(kept, loading_ns=longest)
+        kept = replace(kept, loading_ns=longest(seen.loading_ns))
     places = {rank: members.device_of(rank) for rank in members.recorded}
     on = [{places[rank][0] for rank in ranks} for ranks in workers]
     merged = replace(
