@@ -520,6 +520,7 @@ def replay_of_op_table(table: OpTable) -> Replay:
         measured=(end.max(axis=(0, 1)) - start.min(axis=(0, 1))).astype(np.float64),
         recorded=np.ones(ranks.shape, dtype=bool),
         instants=TableInstants(graph.stage, start, end),
+        mates=np.arange(num_lanes),
         gpus_per_worker=table.gpus_per_worker,
         layout_text=f"DP {num_lanes} PP {graph.num_stages}, {gpus} to a recorded rank",
         labels={int(rank): f"DP{lane} PP{stage}" for (stage, lane), rank in np.ndenumerate(ranks)},

@@ -265,6 +265,8 @@ class Replay:
     """(stage, lane): whether the rank ran what its stage usually runs. The weights of any other are
     those of a typical rank."""
     instants: Instants
+    mates: Integers
+    """Number of the set of lanes that TP, CP and EP groups join, (lane,)."""
     gpus_per_worker: int = 1
     layout_text: str = ""
     labels: Mapping[int, str] = field(default_factory=dict)

@@ -47,11 +47,10 @@ def collective(rank: int, start: float, end: float, wait: float, **more: object)
         start,
         end,
         op="all_reduce",
-        match=0,
         wait_ns=wait,
         transfer_ns=end - start - wait,
         self_ns=-1,
-        **{"group": "dp@0", "track": int(Track.COMMUNICATION), **more},
+        **{"group": "dp@0", "match": 0, "track": int(Track.COMMUNICATION), **more},
     )
 
 
@@ -493,6 +492,77 @@ def test_where_stages_exchange_the_norm_their_steps_stay_as_they_are(
     assert replay.traced_s.tolist() == pytest.approx([0.05])
     halved = np.where((graph.stage == 0)[:, None, None], replay.weights / 2, replay.weights)
     assert sweep(graph, lambda node: halved[node][:, None, :]).item() < 0.031
+
+
+def reducing_pipeline(ends: tuple[float, float]) -> list[Span]:
+    """Two stages of two replicas, of which the second is through 20 ms before the first.
+
+    stage 0 (ranks 0 and 1):  forward 0-10   backward 10-30  reduce 30-40       optimizer 45-50
+    stage 1 (ranks 2 and 3):  forward 0-5    backward 5-10   reduce 10 to `ends`, optimizer 45-50
+    """
+    spans = []
+    for rank in range(4):
+        turn, begin, end = ((10, 30, 40), (5, 10, ends[rank - 2]))[rank // 2]
+        group = f"dp@{rank // 2}"
+        spans += [
+            span(rank, "iteration", "iteration", 0, 50),
+            *passes(rank, (0, turn), (turn, begin)),
+            collective(rank, begin, end, 0, group=group, match=rank // 2),
+            span(rank, "optimizer", "optimizer", 45, 50),
+        ]
+    return spans
+
+
+OF_STAGES = {"dp@0": (0, 1), "dp@1": (2, 3)}
+TWO_STAGES = Layout(pp=2, dp=2)
+
+
+def reductions_ms(replay: Replay) -> list[float]:
+    """Return what the reductions of stage 0 and stage 1 take, the mean of all lanes."""
+    nodes = replay.graph.of_type("dp-all_reduce")
+    return [1e3 * float(replay.weights[node].mean()) for node in nodes]
+
+
+def test_the_last_stage_waits_in_its_reduction_for_the_first(
+    timeline: Callable[..., Timeline],
+) -> None:
+    """Both reduce the word embedding's gradients together: 20 of 30 ms are waiting."""
+    spans = reducing_pipeline((40, 40.1))
+    replay = replay_of_timeline(timeline(TWO_STAGES, spans, OF_STAGES))
+    assert reductions_ms(replay) == pytest.approx([10, 10], abs=0.2)
+    assert replay.traced_s.tolist() == pytest.approx([0.05])
+    quick = np.array([node.optype.endswith("compute") for node in replay.graph.nodes])
+    quick &= replay.graph.stage == 0
+    halved = np.where(quick[:, None, None], replay.weights / 2, replay.weights)
+    assert sweep(replay.graph, lambda node: halved[node][:, None, :]).item() == pytest.approx(0.035)
+
+
+@pytest.mark.parametrize("ends", [(36, 36), (44, 44)], ids=["before", "after"])
+def test_reductions_that_do_not_end_together_are_not_tied(
+    timeline: Callable[..., Timeline], ends: tuple[float, float]
+) -> None:
+    spans = reducing_pipeline(ends)
+    replay = replay_of_timeline(timeline(TWO_STAGES, spans, OF_STAGES))
+    assert reductions_ms(replay) == pytest.approx([10, ends[0] - 10])
+
+
+def test_mates_that_wait_inside_passes_are_mended_with_the_slow_rank(
+    timeline: Callable[..., Timeline],
+) -> None:
+    """Ranks 0 and 1 share a CP group, whose messages nobody recorded: rank 1 waits for rank 0."""
+    layout, groups = Layout(cp=2, dp=2), {"dp_cp@0": (0, 1, 2, 3)}
+    spans = []
+    for rank, done in enumerate((30, 25, 20, 20)):
+        spans += [
+            span(rank, "iteration", "iteration", 0, 40),
+            *passes(rank, (0, done / 2), (done / 2, done)),
+            collective(rank, done, 35, 30 - done, group="dp_cp@0"),
+            span(rank, "optimizer", "optimizer", 35, 40),
+        ]
+    replay = replay_of_timeline(timeline(layout, spans, groups))
+    assert saved_by_fixing(replay, [0]).fixed_step_s == pytest.approx(0.03)
+    assert saved_by_fixing(replay, [1]).fixed_step_s == pytest.approx(0.04)
+    assert saved_by_fixing(replay, [2]).fixed_step_s == pytest.approx(0.04)
 
 
 def test_steps_before_an_exchange_of_stages_do_not_meet() -> None:
