@@ -135,7 +135,8 @@ def saved_by_fixing(
             f"rank {unknown[0]} is not in this trace, which has ranks {replay.ranks.min()} to "
             f"{replay.ranks.max()}"
         )
-    chosen = replay.with_shared_work(ranks)
+    # a connection is its ranks' own, whoever shares their work
+    chosen = tuple(sorted(ranks)) if links else replay.with_shared_work(ranks)
     places = replay.mask(chosen)
     weights = replay.weights.copy()
     compared_with = _fix_work(
@@ -143,7 +144,7 @@ def saved_by_fixing(
     )
     if links:
         _fix_links(replay, places, weights)
-        _shorten_waits(replay, replay.mask(tuple(ranks)), weights)
+        _shorten_waits(replay, places, weights)
     elif compared_with == PEERS:
         _shorten_mates(replay, places, weights)
     return _saving(replay, chosen, weights, during, compared_with)

@@ -135,6 +135,8 @@ class _WalkOverMarks:
         self.burst_waits_for: tuple[int, ...] = ()
         self.pending: dict[int, int] = {}
         """Overlapped communication not yet consumed: mark to node."""
+        self.last_of_group: dict[str, tuple[int, int]] = {}
+        """Mark and node of the latest overlapped communication, by process group."""
         self.open: list[_Open] = []
         self.num_parts: Counter[tuple[str, int, int]] = Counter()
         """Pieces of local work so far, by (type, microbatch, chunk)."""
@@ -239,7 +241,10 @@ class _WalkOverMarks:
         """Add a communication; a synchronous one holds up what follows."""
         row = self.rows[number]
         if self.spans.overlapped[row]:
-            self.pending[number] = self._communication(number, self.waits_for)
+            waits_for = {*self.waits_for, *self._still_sending(number)}
+            node = self._communication(number, tuple(sorted(waits_for)))
+            self.pending[number] = node
+            self.last_of_group[self.spans.group[row]] = number, node
             return
         node = self._communication(number, self.burst_waits_for)
         self.waits_for = (node,) if not self.burst else (*self.waits_for, node)
@@ -247,6 +252,17 @@ class _WalkOverMarks:
         self.until = np.maximum(self.until, self.end[:, :, number])
         if len(self.burst) > 1:
             self._weigh_burst()
+
+    def _still_sending(self, number: int) -> tuple[int, ...]:
+        """Return the overlapped communication before in the same process group, whose communication
+        runs one after the other; none if this one is recorded to begin before that has ended.
+        """
+        mark, node = self.last_of_group.get(self.spans.group[self.rows[number]], (NO_MARK, 0))
+        if mark == NO_MARK:
+            return ()
+        ended, lasted = self.end[:, :, mark], self.end[:, :, mark] - self.time[:, :, mark]
+        begins = self.time[:, :, number] + COSTS.most_early_share * lasted
+        return (node,) if self._mostly(ended <= begins) else ()
 
     def _communication(self, number: int, waits_for: tuple[int, ...]) -> int:
         row, spans = self.rows[number], self.spans
@@ -309,8 +325,8 @@ class _WalkOverMarks:
         has_come = self._mostly(self.end[:, :, mark] <= self.time[:, :, number])
         if vocabulary.is_data_parallel(spans.group[row]) and op != "all_gather":
             if self.open:
-                return self.open[-1].optype == OPTIMIZER
-            return number > self.last_pass and has_come
+                return has_come and self.open[-1].optype == OPTIMIZER
+            return has_come and number > self.last_pass
         if op == "recv" and self.edges[number] == BEGIN:
             return self._feeds(row, number)
         return has_come and not (op == "recv" and spans.microbatch[row] >= 0)
