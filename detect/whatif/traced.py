@@ -136,7 +136,7 @@ class _WalkOverMarks:
         self.pending: dict[int, int] = {}
         """Overlapped communication not yet consumed: mark to node."""
         self.last_of_group: dict[str, tuple[int, int]] = {}
-        """Mark and node of the latest overlapped communication, by process group."""
+        """Mark and node of the latest overlapped collective, by process group."""
         self.open: list[_Open] = []
         self.num_parts: Counter[tuple[str, int, int]] = Counter()
         """Pieces of local work so far, by (type, microbatch, chunk)."""
@@ -244,7 +244,8 @@ class _WalkOverMarks:
             waits_for = {*self.waits_for, *self._still_sending(number)}
             node = self._communication(number, tuple(sorted(waits_for)))
             self.pending[number] = node
-            self.last_of_group[self.spans.group[row]] = number, node
+            if self.spans.kind[row] == Kind.COLLECTIVE:
+                self.last_of_group[self.spans.group[row]] = number, node
             return
         node = self._communication(number, self.burst_waits_for)
         self.waits_for = (node,) if not self.burst else (*self.waits_for, node)
@@ -254,15 +255,17 @@ class _WalkOverMarks:
             self._weigh_burst()
 
     def _still_sending(self, number: int) -> tuple[int, ...]:
-        """Return the overlapped communication before in the same process group, whose communication
-        runs one after the other; none if this one is recorded to begin before that has ended.
+        """Return the overlapped collective before in the same process group, whose collectives run
+        one after the other; none if this one is recorded to begin before that has ended.
         """
         mark, node = self.last_of_group.get(self.spans.group[self.rows[number]], (NO_MARK, 0))
         if mark == NO_MARK:
             return ()
-        ended, lasted = self.end[:, :, mark], self.end[:, :, mark] - self.time[:, :, mark]
-        begins = self.time[:, :, number] + COSTS.most_early_share * lasted
-        return (node,) if self._mostly(ended <= begins) else ()
+        before, this = self.spans.duration_ns[self.lane_rows[:, :, [mark, number]]].transpose(
+            2, 0, 1
+        )
+        begins = self.end[:, :, number] - this + COSTS.most_early_share * before
+        return (node,) if self._mostly(self.end[:, :, mark] <= begins) else ()
 
     def _communication(self, number: int, waits_for: tuple[int, ...]) -> int:
         row, spans = self.rows[number], self.spans
