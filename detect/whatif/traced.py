@@ -330,9 +330,9 @@ class _WalkOverMarks:
             if self.open:
                 return has_come and self.open[-1].optype == OPTIMIZER
             return has_come and number > self.last_pass
-        if op == "recv" and self.edges[number] == BEGIN:
-            return self._feeds(row, number)
-        return has_come and not (op == "recv" and spans.microbatch[row] >= 0)
+        if op == "recv" and spans.microbatch[row] >= 0:
+            return self.edges[number] == BEGIN and self._feeds(row, number)
+        return has_come
 
     def _feeds(self, row: int, number: int) -> bool:
         """Return whether a received tensor is the input of the pass that begins at a mark."""
