@@ -76,6 +76,15 @@ def _search_ends(inquiry: Inquiry) -> Answer:
     return search_ends(inquiry)
 
 
+def _search_changed_ends(inquiry: Inquiry) -> Answer:
+    """Search the slow rank of a group that waits unseen, and is slow at times."""
+    if not inquiry.seen.hidden_axes:
+        return Answer()
+    from detect.causes.changed_ends import search_changed_ends
+
+    return search_changed_ends(inquiry)
+
+
 def _search_spared(inquiry: Inquiry) -> Answer:
     """Search devices that are slow where they multiply matrices, where the trace tells parts."""
     seen = inquiry.seen
@@ -176,6 +185,7 @@ def _search_corruption(inquiry: Inquiry) -> Answer:
 
 AWAITED_MATE = CauseSpec(cause=Cause.COMPUTE, search=_search_mates)
 LATE_END = CauseSpec(cause=Cause.COMPUTE, search=_search_ends)
+CHANGED_END = CauseSpec(cause=Cause.COMPUTE, search=_search_changed_ends)
 SLOW_MEMORY = CauseSpec(
     cause=Cause.COMPUTE,
     search=_search_memory,
@@ -199,6 +209,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     compute.COMPUTE,
     AWAITED_MATE,
     LATE_END,
+    CHANGED_END,
     SLOW_MEMORY,
     optimizer.SLOW_OPTIMIZER,
     losses.LOADER,

@@ -782,6 +782,34 @@ class _Ends:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _ChangedEnds:
+    """Ranks of groups that wait unseen, whose own work is longer where the group is slow."""
+
+    least_iterations: int = limit(
+        2, "iterations", Origin.CONVENTION, "in which a group is slow, and in which it is not"
+    )
+    least_end_share: float = limit(
+        0.005, "share of a forward pass", Origin.BENCHMARK,
+        "by which passes end later, or begin late, where the group is slow: less is no device that "
+        "is 3 % slower",
+    )  # fmt: skip
+    least_own_share: float = limit(
+        0.003, "share of the work", Origin.BENCHMARK,
+        "by which lookups, losses, output layers and steps are longer then; of a device 1.2 times "
+        "slower whose step is bound by memory it was 0.004",
+    )  # fmt: skip
+    most_end_share: float = limit(
+        0.5, "share of what the group loses", Origin.BENCHMARK,
+        "that lies behind the last exchange; of slow devices it was 0.3 at most, of a pause there "
+        "it is all",
+    )  # fmt: skip
+    agrees_p_value: float = limit(
+        0.02, "probability", Origin.CONVENTION, "of chance for a second kind of work to agree"
+    )
+    kinds: int = limit(6, "kinds", Origin.MATHEMATICS, "of work that are tried")
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Hosts:
     """Hosts that are slow as a whole."""
 
@@ -2047,6 +2075,7 @@ ORDINARY = _Ordinary()
 PAIRS = _Pairs()
 DEVICE = _Device()
 ENDS = _Ends()
+CHANGED_ENDS = _ChangedEnds()
 HOSTS = _Hosts()
 CHANGES = _Changes()
 NETWORKS = _Networks()

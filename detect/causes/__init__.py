@@ -13,6 +13,8 @@ Causes:                                             What they share, and what fo
     spells.py        slow in few iterations (profiles)  searches.py  slow rows, and time lost
     pass_ends.py     whose passes end late, of a TP
                      group that waits unseen
+    changed_ends.py  the same of groups that are
+                     slow at times
     slow_modules.py  slow for parts of passes
     burst_data.py    slow now and then, or on data
                      that are longer then

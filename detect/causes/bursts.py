@@ -522,8 +522,9 @@ def _in_passes(inquiry: Inquiry, known: Flags) -> list[Burst]:
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     if len(seen.members) == 2:
         order = np.argsort(seen.work.microbatch, kind="stable")
-        log_ns = seen.work.log_ns[:, :, order]
-        lone = None if known.any() else pair_burst(log_ns, rate)
+        work = seen.work
+        places = work.phase[order], work.microbatch[order]
+        lone = None if known.any() else pair_burst(work.log_ns[:, :, order], rate, places)
         return [lone] if lone else []
     floor = inquiry.settings.min_slowdown - 1.0
     found = slow_passes(seen, known, rate, floor)

@@ -328,19 +328,8 @@ class _Passes:
         return is_single and float(np.median(self.over[row][hits])) >= np.log(BURSTS.stop_ratio)
 
     def splits_microbatches(self, row: int) -> bool:
-        """Return whether beside a good part of a row's slow passes others of their microbatches are
-        as quick as ever: longer data would lengthen forward and backward passes.
-
-        Example: 44 slow passes, 17 of them backward passes of microbatches whose forward passes ran
-        before the device slowed down, or the other way round.
-        """
-        hits, size = self.hits[row], self.over[row]
-        same = self.microbatch == self.microbatch[:, None]
-        pairs = same & (self.phase != self.phase[:, None])
-        quick = (size[:, None, :] < DEVICE.quick_part_share * size[:, :, None]) | ~pairs
-        split = hits & pairs.any(axis=1) & quick.all(axis=2)
-        is_enough = int(split.sum()) >= BURSTS.least_of_one_speed
-        return is_enough and float(split.sum()) >= BURSTS.split_share * float(hits.sum())
+        """Return whether of microbatches with slow passes of a row others are as quick as ever."""
+        return _split_microbatches(self.hits[row], self.over[row], self.phase, self.microbatch)
 
     def is_of_others(self, row: int, hits: Flags, others: Flags) -> bool:
         """Return whether some other row has `hits` about as large, and a good part of as many, in
@@ -378,6 +367,21 @@ class _Passes:
         slow = np.zeros(len(self.over), dtype=bool)
         passes = Slowness(effects=robust.mean(by_phase, axis=0), slow=slow, by_phase=by_phase)
         return is_isolated(seen.members, passes, row)
+
+
+def _split_microbatches(hits: Flags, size: Floats, phase: Integers, microbatch: Integers) -> bool:
+    """Return whether beside a good part of a row's slow passes, `hits` (iteration, operation),
+    others of their microbatches are as quick as ever: longer data would lengthen forward and
+    backward passes.
+
+    Example: 44 slow passes, 17 of them backward passes of microbatches whose forward passes ran
+    before the device slowed down, or the other way round.
+    """
+    pairs = (microbatch == microbatch[:, None]) & (phase != phase[:, None])
+    quick = (size[:, None, :] < DEVICE.quick_part_share * size[:, :, None]) | ~pairs
+    split = hits & pairs.any(axis=1) & quick.all(axis=2)
+    is_enough = int(split.sum()) >= BURSTS.least_of_one_speed
+    return is_enough and float(split.sum()) >= BURSTS.split_share * float(hits.sum())
 
 
 def _quiet_level(beside_peers: Floats, phase: Integers) -> tuple[Floats, Floats]:
@@ -536,12 +540,15 @@ def hits_of(value: Floats, known: Flags) -> tuple[Flags, Floats]:
     return hits, np.where(hits, excess, 0.0)
 
 
-def pair_burst(log_ns: Floats, rate: float) -> Burst | None:
+def pair_burst(
+    log_ns: Floats, rate: float, places: tuple[Integers, Integers] | None = None
+) -> Burst | None:
     """Return the row of two that is slow now and then, None where that is not shown.
 
     `log_ns` (2, iteration, operation) are the rows' own times, operations in the order in which
-    they run. Slow passes in a row are one burst. Example: 17 bursts of row 0, none of row 1: p =
-    2^-16. Three bursts may be chance: the row is then returned as not sure.
+    they run; `places` are the phase and the microbatch of each, where these are known. Slow passes
+    in a row are one burst. Example: 17 bursts of row 0, none of row 1: p = 2^-16. Three bursts may
+    be chance: the row is then returned as not sure.
     """
     gap, longer = _apart(log_ns[0] - log_ns[1])
     num_bursts = [num_runs(one) for one in longer]
@@ -576,6 +583,8 @@ def pair_burst(log_ns: Floats, rate: float) -> Burst | None:
         other_hits=other_hits,
         is_sure=is_sure,
         is_one_speed=is_one_speed,
+        splits_microbatches=places is not None
+        and _split_microbatches(slow, np.where(longer[1 - row], 0.0, gap), *places),
     )
 
 

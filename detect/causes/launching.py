@@ -30,7 +30,7 @@ from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import milliseconds
-from detect.thresholds import COSTS, LINKS, PACE, STARVATION
+from detect.thresholds import BURSTS, COSTS, LINKS, PACE, STARVATION
 from megascan.arrays import Flags, Floats, Integers
 
 IN_DOUBT_LAUNCH = (
@@ -368,11 +368,17 @@ def _behind_by_launching(
     """Return how much longer the host of a starved device takes from launch to launch than its
     peers' (log), if nothing else holds the device up; NaN where something may, where the device is
     not starved (`least_starved`, by default `_least_starved`), and where launches are not told.
+
+    A device that is fed, and waits for launches no more often than its peers', has no host that
+    lags: what it loses are few long pauses. Example: 12 % of its work comes just in time, as on its
+    peers, and it stands still for 33 to 71 ms an iteration in two or three passes.
     """
     if seen.held_pace is None:
         return np.nan
     own, theirs = _just_in_time(seen, row, active)
     if not own >= (least_starved or _least_starved(theirs)):
+        return np.nan
+    if own < STARVATION.fed_share and own - theirs < BURSTS.alike_starved:
         return np.nan
     is_held_up = stands_still(seen, row, active) or _prepares_its_passes(seen, row, active)
     if is_held_up or _idle_beyond_launching(seen, row, active):

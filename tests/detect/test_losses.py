@@ -647,6 +647,22 @@ def test_work_that_a_slow_host_launches_late_may_be_as_slow_as_the_host(
 
 
 @pytest.mark.parametrize(
+    ("own", "owner"),
+    [(0.25, Owner.NODE), (0.4, Owner.UNDECIDED), (0.6, Owner.UNDECIDED)],
+    ids=["as often as its peers'", "more often", "starved"],
+)
+def test_a_device_that_hardly_waits_for_launches_loses_pauses_whatever_its_hosts_pace(
+    job, own, owner
+):
+    made = job(layout=Layout(dp=4), gap_ms=lambda slot: 40.0 if slot.rank == 2 else 2.0)
+    starved, paces = np.full((4, 20), 0.25), np.zeros((4, 20))
+    starved[2] = own
+    told = replace(observe(made.timeline()), starved_share=starved, held_pace=paces)
+    (finding,) = judge(told, DetectorSettings()).findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((2,), Cause.HOST, owner)
+
+
+@pytest.mark.parametrize(
     ("pace", "launching_ms", "owner"),
     [(0.08, 50.0, Owner.UNDECIDED), (0.45, 50.0, Owner.NODE), (0.08, 5.0, Owner.NODE)],
 )

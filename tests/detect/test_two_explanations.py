@@ -104,6 +104,19 @@ def test_throttling_of_one_of_two_is_told_by_its_own_times():
     assert pair_burst(quicker, rate=0.01) is None
 
 
+@pytest.mark.parametrize("is_split", [True, False])
+def test_of_one_of_two_no_data_are_slow_in_one_pass_of_a_microbatch_only(is_split):
+    hits = np.random.default_rng(0).random((38, 4)) < 0.3
+    slow = np.zeros((38, 4, 2), dtype=bool)
+    slow[:, :, 0] = hits
+    slow[:, :, 1] = hits & (not is_split)  # longer data lengthen both passes
+    own = 16.0 + 0.005 * np.random.default_rng(1).standard_normal((2, 38, 8))
+    own[1, slow.reshape(38, 8)] += 0.17
+    found = pair_burst(own, 0.01, places=(np.tile([0, 1], 4), np.repeat(np.arange(4), 2)))
+    assert found is not None and found.row == 1
+    assert found.splits_microbatches == is_split
+
+
 def test_passes_that_follow_each_other_are_one_burst():
     own = 16.0 + 0.002 * np.random.default_rng(0).standard_normal((2, 10, 8))
     own[1, 3:5] += 0.2  # once for two iterations: no more than a coin that fell once
