@@ -1029,6 +1029,9 @@ class _Flaps:
     least_connections: int = limit(
         3, "connections", Origin.CONVENTION, "that are slow before what they share is at fault"
     )
+    least_times: int = limit(
+        3, "iterations", Origin.CONVENTION, "in which each of two is slow, for these to be enough"
+    )
     most_left_share: float = limit(
         0.05, "share of what is lost", Origin.CONVENTION,
         "that connections lose without whoever is named",
@@ -1053,6 +1056,10 @@ class _NvLinks:
     surely_full_share: float = limit(
         0.45, "share of the one-way rate", Origin.PHYSICS,
         "that no group reaches of which an NVLink is at half its speed: half of 0.81, and a little",
+    )  # fmt: skip
+    most_of_pcie: float = limit(
+        64.0, "GB/s one way", Origin.PHYSICS,
+        "of sixteen lanes of PCIe 5: groups of one host that carry more do so over NVLink",
     )  # fmt: skip
     min_step_share: float = limit(
         0.02, "share of an iteration", Origin.CONVENTION,
@@ -1450,6 +1457,12 @@ class _Links:
         2.0, "ratio", Origin.PHYSICS,
         "the same of a connection inside a host that has one equal only, which may be the quick "
         "one: a lane or a port that fell to half its speed",
+    )  # fmt: skip
+    worth_two_hosts: float = limit(
+        1.05, "ratio", Origin.BENCHMARK,
+        "of a step to the step without a pair of two hosts, from which on both are named for what "
+        "one may have done: of ten that cost less, six had one slow end; of those that cost more "
+        "one in twenty had",
     )  # fmt: skip
     late_launch_ns: float = limit(
         100_000.0, "ns a transfer", Origin.PHYSICS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,6 +50,16 @@ class Crossings:
     def are_unsized_rings(self) -> Flags:
         """Flag the rings whose sizes were not recorded, (unit,)."""
         return self.are_rings & (self.transfers.size_bytes < 0)
+
+    def by_quickest(self) -> Crossings:
+        """Return them with the time of each unit's quickest iteration as its level: messages that
+        share a NIC take twice or three times as long where they meet, now and then.
+
+        Example: four messages that leave a host together take 5.3 ms alone and up to 15.3 together,
+        those of another host 2.7 and up to 7.6: means lie between 5.3 and 10.4, and 2.7 and 4.9.
+        """
+        quickest_ns = self.transfers.transfer_ns.min(axis=1)
+        return replace(self, level=np.log(np.where(quickest_ns > 0, quickest_ns, np.nan)))
 
     def hosts_of(self, ranks: Collection[int]) -> frozenset[str]:
         """Return the hosts of those of the ranks that were recorded."""

@@ -413,6 +413,13 @@ BETWEEN_HOSTS = (
 )
 
 
+TOGETHER = "all connections of the kind become slower together, so none stands out beside others"
+OF_ONE_HOST = (
+    "the job runs on this host alone, and messages of one size take longer from then on to the "
+    "end: its NVLinks or switches, whichever of its devices it is"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Change:
     """A kind of transfers that is slower in some iterations than in the others."""
@@ -529,18 +536,19 @@ def _slower_links(seen: Observations, change: _Change, lost_ns: Floats, num_kind
     transfers, members = seen.transfers, seen.members
     ranks = tuple(sorted({rank for unit in change.units for rank in transfers.members[unit]}))
     is_inside = members.are_inside_a_host(ranks)
+    of_one_host = is_inside and change.lasts and len(ranks) == len(members.recorded)
     slowdown, active = float(np.exp(change.effect)), change.active
     rows = members.rows_with(ranks)
     kind = transfers.kinds[int(transfers.kind[change.units[0]])]
     where = f"inside host {members.hosts[rows[0]]}".rstrip() if is_inside else "between hosts"
     count = f"{int(active.sum())} of {counted(len(active), 'iteration')}"
+    why = (OF_ONE_HOST,) if of_one_host else (TOGETHER,) if is_inside else (TOGETHER, BETWEEN_HOSTS)
     then, before, than = "from then on", "before", "before"
     if not change.lasts:
         then, before, than = f"in {count}", "in the others", "in other iterations"
     evidence = (
         f"one {kind} takes {milliseconds(change.usual_ns * slowdown)} {then} against "
-        f"{milliseconds(change.usual_ns)} {before}, counted from the last member's arrival",
-        "all connections of the kind become slower together, so none stands out beside others",
+        f"{milliseconds(change.usual_ns)} {before}, counted from the last member's arrival"
     )
     return build_finding(
         seen,
@@ -548,7 +556,7 @@ def _slower_links(seen: Observations, change: _Change, lost_ns: Floats, num_kind
             ranks=ranks,
             rows=rows,
             cause=Cause.LINK,
-            owner=Owner.UNDECIDED,
+            owner=Owner.NODE if of_one_host else Owner.UNDECIDED,
             slowdown=slowdown,
             interval=interval_of_ratio(change.effect, change.error),
             course=Course.of(active, change.effect, change.error),
@@ -557,7 +565,7 @@ def _slower_links(seen: Observations, change: _Change, lost_ns: Floats, num_kind
             saved_ns=lost_ns,
             subject=f"communication {where} (ranks {listed(ranks)})",
             predicate=f"transfers {times(slowdown)} slower than {than}",
-            evidence=evidence if is_inside else (*evidence, BETWEEN_HOSTS),
+            evidence=(evidence, *why),
             advice=connection_advice(seen, ranks),
             is_replayed=False,
         ),

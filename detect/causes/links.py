@@ -48,6 +48,10 @@ EITHER_END = (
     "either of its ends may be at fault, or what lies between: look at both, and drain neither for "
     "this alone"
 )
+IN_DOUBT_CHEAP = (
+    "one of its two hosts is sound if the NIC of an end is slow, and the step loses too little to "
+    "drain both: a transfer of each end to a third host decides"
+)
 INSIDE_A_HOST = (
     "either of its ends may be at fault, or what lies between: all that is of this one host, which "
     "is to be drained in either case"
@@ -155,15 +159,17 @@ def _links_at_fault(
     """Return the connections that make the suspected units slow, the worst unit's first.
 
     Of two groups that lose the same, one of which waits for the other, neither tells which end of
-    another connection is slow. Example: of the slow pair (5, 13) each end is in a ring of its stage
-    that lasts 94 ms longer than an equal one, of unknown size, and nobody knows which ring waits.
+    another connection is slow, unless one of the two alone has a member in what else is slow.
+    Example: of the slow pair (5, 13) each end is in a ring of its stage that lasts 94 ms longer
+    than an equal one, of unknown size, and nobody knows which ring waits.
     """
     left = [one for one in suspects if _exceeds_clock_errors(seen, units, one)]
     waiting = [(one, other) for one in left for other in left if _waits_for(units, one, other)]
     left = [one for one in left if not any(one is waits for waits, _ in waiting)]
     slow = mask_of([one.row for one in suspects], len(units.members))
     over = np.nan_to_num(robust.median(units.values(slow), axis=1))
-    tell_nothing = mask_of([one.row for pair in waiting for one in pair], len(over))
+    unsettled = [pair for pair in waiting if not _is_settled(units, suspects, waiting, *pair)]
+    tell_nothing = mask_of([one.row for pair in unsettled for one in pair], len(over))
     over[tell_nothing] = np.nan
     found = []
     while left:
@@ -427,6 +433,27 @@ def _waits_for(units: Units, suspect: Suspect, other: Suspect) -> bool:
     return abs(lost / others - 1.0) <= LINKS.same_loss_share
 
 
+def _is_settled(
+    units: Units,
+    suspects: tuple[Suspect, ...],
+    waiting: list[tuple[Suspect, Suspect]],
+    waits: Suspect,
+    other: Suspect,
+) -> bool:
+    """Return whether of a group that `waits` and the `other` one the latter alone has a member in
+    further slow connections: then it is known which of the two waits.
+
+    Example: rings (2, 6) and (10, 14) of two stages lose 20 ms each, and the TP group of ranks 4 to
+    7 is four times as slow as others: (10, 14) waits, and what is slow is rank 6.
+    """
+    rows = {one.row for pair in waiting for one in pair}
+    further = {
+        rank for one in suspects if one.row not in rows for rank in units.members[one.row]
+    }  # fmt: skip
+    own, its = (set(units.members[one.row]) for one in (waits, other))
+    return bool(its & further) and not own & further
+
+
 def _shared_ranks(units: Units, compared: Flags, slow: list[Suspect]) -> tuple[int, ...]:
     """Return what the `slow` units, the worst first, have in common: one rank or two of which
     nearly all units are slow; else those ranks of the worst unit that other slow units share with
@@ -524,9 +551,12 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
     num_iterations = len(link.course.active)
     is_few = num_iterations < ORDINARY.few_iterations and not _is_told_twice(link)
     finding = undecided_if_little(finding, is_few=is_few)
-    is_cheap = finding.step_time_cost_ratio < ORDINARY.worthwhile_ratio
-    if link.is_deduced and is_cheap and finding.owner is Owner.NODE:
-        finding = undecided(finding, NO_GAIN)
+    cost = finding.step_time_cost_ratio
+    if finding.owner is Owner.NODE:
+        if link.is_deduced and cost < ORDINARY.worthwhile_ratio:
+            finding = undecided(finding, NO_GAIN)
+        elif len(_hosts_of(seen, link)) > 1 and cost < LINKS.worth_two_hosts:
+            finding = undecided(finding, IN_DOUBT_CHEAP)
     if 0 <= link.size_bytes < NETWORKS.min_bytes:
         is_short = link.actual_ns - link.normal_ns < LINKS.late_launch_ns
         doubted = undecided if is_short else undecided_if_free

@@ -58,13 +58,21 @@ from detect.causes.finding import (
 )
 from detect.causes.launching import IN_DOUBT_LAUNCH, launches_explain
 from detect.observe.observations import Observations, Transfers
-from detect.observe.transfers import longest_of_a_rank
+from detect.observe.transfers import bus_factors, longest_of_a_rank
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.host_tests import since_it_began
 from detect.stats.search import Course, active_in, interval_of_ratio
 from detect.text import counted, milliseconds, times
-from detect.thresholds import LINKS, NETWORKS, ORDINARY, POWER, STARVATION, DetectorSettings
+from detect.thresholds import (
+    LINKS,
+    NETWORKS,
+    NVLINKS,
+    ORDINARY,
+    POWER,
+    STARVATION,
+    DetectorSettings,
+)
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -151,18 +159,20 @@ class _Split:
 
 def _slow_network(inquiry: Inquiry, crossings: Crossings) -> SlowNetwork | None:
     """Return the slow host network, or else the slow rail, or else the host that is slow inside, if
-    there is one; several that cannot be told apart are one.
+    there is one; several that cannot be told apart are one. First by the mean times of transfers,
+    then by the quickest, which met no others at a port.
     """
     floor = float(np.log(inquiry.least_of_links))
-    between, inside = kinds_of(crossings, crossings.crosses, floor), kinds_inside(crossings, floor)
-    for way, ports, kinds in (
-        (Way.NETWORK, _hosts(crossings), between),
-        (Way.RAIL, _rails(crossings), between),
-        (Way.INSIDE, _hosts(crossings), inside),
-    ):
-        slow = _slowest(inquiry, crossings, kinds, ports, way)
-        if slow is not None:
-            return slow
+    for by in (crossings, crossings.by_quickest()):
+        between, inside = kinds_of(by, by.crosses, floor), kinds_inside(by, floor)
+        for way, ports, kinds in (
+            (Way.NETWORK, _hosts(by), between),
+            (Way.RAIL, _rails(by), between),
+            (Way.INSIDE, _hosts(by), inside),
+        ):
+            slow = _slowest(inquiry, by, kinds, ports, way)
+            if slow is not None:
+                return slow
     return None
 
 
@@ -474,13 +484,20 @@ def _finding(seen: Observations, transfers: Transfers, slow: SlowNetwork) -> Fin
 
 def _is_beside_one(seen: Observations, transfers: Transfers, split: _Split) -> bool:
     """Return whether what is quick inside hosts is of one host only, which shows how that one is
-    built, and not whether the slow one should be as quick.
+    built, and not whether the slow one should be as quick: not where both carry more than PCIe can,
+    since then both have NVLinks.
 
     Example: all-reduces of 50 MB take 2.66 ms between GPUs of a host without NVLink, and 0.2 ms on
-    the job's other host.
+    the job's other host; 136 GB/s beside 266 are NVLinks that lost half of their rate.
     """
     quick = {seen.members.device_of(transfers.members[unit][0])[0] for unit in split.quick.tolist()}
-    return len(quick) < NETWORKS.least_quick_hosts
+    if len(quick) >= NETWORKS.least_quick_hosts:
+        return False
+    kinds, slow = transfers.kind[split.slow], split.slow.tolist()
+    factors = bus_factors(transfers.kinds, kinds, [transfers.members[unit] for unit in slow])
+    typical_ns = robust.median(transfers.transfer_ns[slow], axis=1)
+    rates = factors * transfers.size_bytes[slow] / typical_ns
+    return float(np.median(rates)) <= NVLINKS.most_of_pcie
 
 
 def _who(slow: SlowNetwork) -> str:

@@ -70,6 +70,15 @@ def test_what_several_or_none_share_is_nobodys(job, exchanging, is_slow):
     assert flapping(job, exchanging, is_slow) == []
 
 
+@pytest.mark.parametrize(("at", "names"), [((5, 8, 13), [(12,)]), ((5, 8), [])])
+def test_two_connections_that_are_slow_again_and_again_have_a_rank_in_common(
+    job, exchanging, at, names
+):
+    """All of rank 12: its messages with 4, and its ring with 8."""
+    found = flapping(job, exchanging, lambda unit: 12 in unit, at)
+    assert [one.ranks for one in found] == names
+
+
 def test_a_few_slow_ones_of_many_are_not_their_hosts(job, exchanging):
     """Three of the host's eight connections, which no rank shares."""
     few = ((0, 8), (9, 13), (10, 14))

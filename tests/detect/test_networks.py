@@ -106,6 +106,20 @@ def test_of_two_hosts_one_may_be_built_otherwise_inside(job):
     assert OF_TWO_HOSTS in found[0].evidence
 
 
+@pytest.mark.parametrize(
+    ("slow_ms", "owner"), [(6.0, Owner.NODE), (30.0, Owner.UNDECIDED)], ids=["167 GB/s", "33 GB/s"]
+)
+def test_two_hosts_that_both_carry_more_than_pcie_can_are_built_alike(
+    job, exchanging, slow_ms, owner
+):
+    """All-reduces of 1 GB in pairs take 3 ms on one host, and longer on the other."""
+    timeline = job(layout=Layout(tp=2, dp=4), hosts=4).timeline()
+    pairs = [((rank, rank + 1), 10**9, 3.0 if rank < 4 else slow_ms) for rank in range(0, 8, 2)]
+    rings = [((0, 2, 4, 6), 10**9, 50.0), ((1, 3, 5, 7), 10**9, 50.0)]
+    found = judge(exchanging(timeline, pairs + rings), DetectorSettings()).findings
+    assert [(one.ranks, one.owner) for one in found] == [((4, 5, 6, 7), owner)]
+
+
 def test_a_rank_whose_connections_inside_its_host_are_slow_is_not_the_host(job):
     """Ranks 9 and 13 of host 1: the other three messages inside it are quick."""
     report = job(
@@ -314,6 +328,23 @@ def test_messages_that_find_their_nic_taken_now_and_then_are_judged_by_their_mea
     timeline = job(layout=Layout(pp=4, dp=4), hosts=4).timeline()
     found = judge(exchanging(timeline, units), DetectorSettings()).findings
     assert [(one.ranks, one.owner) for one in found] == [((8, 9, 10, 11), Owner.NODE)]
+
+
+@pytest.mark.parametrize(("factor", "names"), [(2.0, [(4, 5, 6, 7)]), (1.0, [])])
+def test_messages_that_meet_at_their_nic_are_judged_by_the_quickest(job, exchanging, factor, names):
+    """Alone on its NIC a message takes 2 ms, one from or to host 1 `factor` times that; up to four
+    meet there, as it happens.
+    """
+    meet = np.random.default_rng(3).choice([1, 1, 2, 3, 4], (12, 20))
+    meet[:, 4] = 1
+    units = [
+        ((rank, rank + 4), 10**8, 2.0 * meet[rank] * (factor if rank < 8 else 1.0))
+        for rank in range(12)
+    ]
+    timeline = job(layout=Layout(pp=4, dp=4), hosts=4).timeline()
+    found = judge(exchanging(timeline, units), DetectorSettings()).findings
+    named = [one.ranks for one in found if one.owner is Owner.NODE]
+    assert named == names
 
 
 def test_transfers_that_clocks_make_vanish_make_no_others_slow(job, exchanging):
