@@ -1206,6 +1206,16 @@ class _Bursts:
         0.25, "share of iterations", Origin.BENCHMARK,
         "in which others compute as slowly, before an estimate that it costs nothing counts",
     )  # fmt: skip
+    noise_ratio: float = limit(
+        3.0, "ratio", Origin.BENCHMARK,
+        "to what the next host loses in all, for a host that is a stage of its own: of sound ones "
+        "it was 2.8 at most, of faults 1.5 once, 2.1 once, and 3 and more",
+    )  # fmt: skip
+    beyond_noise_ratio: float = limit(
+        4.0, "ratio", Origin.BENCHMARK,
+        "the same from which no noise, nor work of its stage, is the reason: of sound hosts whose "
+        "pauses came more than once none reached it, of faults most are beyond 10",
+    )  # fmt: skip
     without_one_q: float = limit(
         0.05, "probability", Origin.CONVENTION,
         "of the pauses of a host's ranks but the one that has most, at the rate of other hosts",

@@ -32,6 +32,15 @@ host take 100 to 1,300 ms an iteration, 8 of the other one 1 ms; the slowest cos
 Where no other host has these places, the loaders of the other end of the pipeline count, which load
 the same from the same storage.
 
+**Noise.** All hosts of a job may be noisy, and of a few one is always the noisiest. Where a pause
+shows depends on the stage: between operations where devices wait for their hosts anyway, elsewhere
+inside passes. So what ranks lose in either way is added up, and a host compared with the one that
+loses most of the others (`_Noise`). A host whose stages are on no other one must lose three times
+as much. Four times as much, in two iterations or more, is no chance, however few they are, and no
+matter of launching either. Example: a sound host has all of the job's gaps, 5 % of an iteration,
+but its passes lose 21 % of it and those of the other host 10 %: 2.3 times as much in all. Hosts
+that were short of memory lost 5 to 40 times as much as the next one.
+
 Limits: pauses inside passes of ranks with experts may be tokens that a router sends them: the host
 is undecided then. The first stage alone loads, the last one computes the loss. A host that holds
 one is named for pauses in backward passes, in which neither happens, and for others where no work
@@ -83,6 +92,10 @@ LONGER = (
     "its ranks' passes are longer than those of other hosts in quiet times, too: what makes them "
     "longer (the length of their sequences, say) may vary"
 )
+NOISY = (
+    "ranks of other hosts stand still as well, inside passes: where all hosts are noisy one is "
+    "always the noisiest, and whether its pauses show between operations depends on its stage"
+)
 OF_ONE = (
     "without one of its ranks the others pause no more often than those elsewhere: that rank's own "
     "work may be the reason as well"
@@ -111,6 +124,44 @@ class PausedHost:
     def pauses(self) -> Flags:
         """Flag the ranks of the host that have pauses."""
         return np.asarray((self.lost > 0).any(axis=1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Noise:
+    """What the rank of each host loses that loses most, above its own quiet level, (host,) ns on
+    the mean of the iterations.
+    """
+
+    everywhere_ns: Floats
+    """Between operations, waiting for data, and inside passes."""
+    inside_ns: Floats
+    """Inside passes alone."""
+
+    @classmethod
+    def of(cls, seen: Observations) -> _Noise:
+        """Add up what the ranks of each host lose."""
+        inside_ns = _lost_inside_ns(seen.work, _over_quiet_passes(seen.work).clip(0.0))
+        causes = [one for one in (Cause.HOST, Cause.LOADER) if one in seen.lost_ns]
+        nobody = np.zeros(len(inside_ns), dtype=bool)
+        between = over_own_level(lost_share(seen, causes), nobody) if causes else inside_ns * 0.0
+        between = _without_collections(seen, between).clip(0.0)
+        lost_ns = inside_ns + between * float(np.median(seen.iteration_ns))
+        _, host = np.unique(seen.members.hosts, return_inverse=True)
+        everywhere_ns, inside_ns = (
+            np.array([time_ns[host == one].max(axis=0).mean() for one in range(host.max() + 1)])
+            for time_ns in (lost_ns, inside_ns)
+        )
+        return cls(everywhere_ns=everywhere_ns, inside_ns=inside_ns)
+
+    def explains(self, number: int, ratio: float) -> bool:
+        """Return whether some other host loses a `ratio`-th of what host `number` does, or more."""
+        return bool(
+            self.everywhere_ns[number] < ratio * np.delete(self.everywhere_ns, number).max()
+        )
+
+    def explains_passes(self, number: int, ratio: float) -> bool:
+        """Return the same of what is lost inside passes."""
+        return bool(self.inside_ns[number] < ratio * np.delete(self.inside_ns, number).max())
 
 
 def _paused_host(seen: Observations, known: Flags, rate: float) -> PausedHost | None:
@@ -163,10 +214,10 @@ def _pausing_inside(
     Where only some layers stand for the passes, lost time is a share of them, not of the iteration.
     """
     over = _over_quiet_passes(work)
-    work_ns = np.nan_to_num(np.exp(work.log_ns))
-    lost_ns = (over / (1.0 + over) * work_ns).sum(axis=2)
+    lost_ns = _lost_inside_ns(work, over)
     has_passes = Cause.HOST in seen.lost_ns
-    whole_ns = np.median(seen.iteration_ns if has_passes else work_ns.sum(axis=2))
+    work_ns = np.nan_to_num(np.exp(work.log_ns)).sum(axis=2)
+    whole_ns = np.median(seen.iteration_ns if has_passes else work_ns)
     apart = (over > _least_lead(over)).reshape(len(over), -1)
     paused = _pausing_host(lost_ns / max(float(whole_ns), 1.0), names, host, rate, apart)
     if paused is None or not (_are_apart(seen, over, paused) or _leads_change(over, paused.rows)):
@@ -322,6 +373,11 @@ def _over_quiet_passes(work: Work) -> Floats:
     return np.asarray(over - _lower_quartile(over, axis=0))
 
 
+def _lost_inside_ns(work: Work, over: Floats) -> Floats:
+    """Return what the passes take longer that are `over` their quiet level, (row, iteration) ns."""
+    return np.asarray((over / (1.0 + over) * np.nan_to_num(np.exp(work.log_ns))).sum(axis=2))
+
+
 def _lower_quartile(values: Floats, axis: int) -> Floats:
     """Return the lower quartile along an axis, which stays; 0 where nothing is known."""
     known = np.where(np.isfinite(values), values, np.inf)
@@ -400,12 +456,14 @@ def _finding(seen: Observations, paused: PausedHost) -> Finding:
 
 def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
     """Return what else may be the reason of a host's pauses; none where nothing is."""
-    doubts = []
-    if not paused.burst.is_sure:
+    doubts, number, noise = [], paused.burst.row, _Noise.of(seen)
+    is_repeated = int(paused.burst.hits.sum()) >= BURSTS.min_hits
+    is_beyond = is_repeated and not noise.explains(number, BURSTS.beyond_noise_ratio)
+    if not (paused.burst.is_sure or is_beyond):
         doubts.append(FEW)
     if paused.is_of_one:
         doubts.append(OF_ONE)
-    if _launches_all_the_time(seen, paused):
+    if not is_beyond and _launches_all_the_time(seen, paused):
         doubts.append(NEARLY_BOUND)
     if paused.in_passes and seen.members.layout.ep > 1:
         doubts.append(ROUTED)
@@ -414,8 +472,13 @@ def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
     unseen = may_wait_unseen(seen, paused.rows, paused.burst.hits)
     doubts += [unseen] if unseen else []
     is_end = not paused.in_backward and _holds_an_end_alone(seen.members, paused.rows)
-    if is_end and not _is_no_work_of_an_end(seen, paused):
+    is_work = noise.explains_passes(number, BURSTS.beyond_noise_ratio)
+    if is_end and is_work and not _is_no_work_of_an_end(seen, paused):
         doubts.append(ALONE)
+    stage = seen.members.stage
+    are_elsewhere = np.isin(stage[paused.rows], np.delete(stage, paused.rows)).all()
+    if not are_elsewhere and noise.explains(number, BURSTS.noise_ratio):
+        doubts.append(NOISY)
     return doubts
 
 

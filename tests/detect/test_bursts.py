@@ -11,9 +11,9 @@ import pytest
 from detect import Cause, DetectorSettings, Owner, detect
 from detect.causes import bursts as of_bursts
 from detect.causes.bursts import _are_paired, _others_pause, _undecided
-from detect.causes.hits import Burst, bursts, pair_pause
+from detect.causes.hits import FEW, Burst, bursts, pair_pause
 from detect.causes.launching import WANDERS
-from detect.causes.paused_hosts import ROUTED, _pausing_host, in_turn
+from detect.causes.paused_hosts import NEARLY_BOUND, NOISY, ROUTED, _pausing_host, in_turn
 from detect.detector import judge
 from detect.observe.extract import observe
 from megascan.topology import Layout
@@ -304,24 +304,34 @@ def test_pauses_of_most_ranks_of_a_host_are_the_hosts(job):
 @pytest.fixture
 def paused_passes(job):
     """A job whose ranks 4 to 7, one host of two, pause inside passes of some iterations: each for
-    itself, or all as long as rank 5.
+    itself, or all as long as rank 5. Those of the other host pause in the iterations `elsewhere`.
     """
 
-    def make(*, together=False, phases=("forward", "backward"), **settings):
+    usual_hits = (5, 6, 9, 12, 13, 15)
+
+    def make(
+        *,
+        together=False,
+        hits=usual_hits,
+        elsewhere=(),
+        phases=("forward", "backward"),
+        **settings,
+    ):
         random = np.random.default_rng(3)
         longer = 1.0 + random.exponential(1.0, (8, 24, 8, 2)) * (random.random((8, 24, 8, 2)) < 0.2)
 
         def pause(slot):
-            hit = slot.iteration in (5, 6, 9, 12, 13, 15) and slot.phase in phases
-            if slot.rank < 4 or not hit or slot.name == "optimizer":
+            hit = slot.iteration in (hits if slot.rank >= 4 else elsewhere)
+            hit = hit and slot.phase in phases
+            if not hit or slot.name == "optimizer":
                 return 1.0
             rank = 5 if together else slot.rank
             return float(
                 longer[rank, slot.iteration, slot.microbatch, int(slot.phase == "backward")]
             )
 
-        layout = settings.pop("layout", Layout(dp=8))
-        return job(layout=layout, hosts=4, iterations=14, work=pause, noise=0.005, **settings)
+        usual = {"layout": Layout(dp=8), "iterations": 14, "noise": 0.005}
+        return job(hosts=4, work=pause, **usual | settings)
 
     return make
 
@@ -354,14 +364,52 @@ def test_ranks_that_hardly_ever_lead_pause_for_their_host_if_nothing_ties_them(j
     assert [one.ranks for one in found if len(one.ranks) > 1] == named
 
 
-@pytest.mark.parametrize(("share", "owner"), [(0.3, Owner.NODE), (0.8, Owner.UNDECIDED)])
+@pytest.mark.parametrize(
+    ("share", "elsewhere", "owner"),
+    [(0.3, (6, 12), Owner.NODE), (0.8, (6, 12), Owner.UNDECIDED), (0.8, (), Owner.NODE)],
+    ids=["launching takes little", "launching takes most", "other hosts are as busy, and quiet"],
+)
 def test_devices_whose_hosts_launch_all_the_time_run_out_of_work_by_themselves(
-    paused_passes, share, owner
+    paused_passes, share, elsewhere, owner
 ):
-    seen = observe(paused_passes().timeline())
+    seen = observe(paused_passes(elsewhere=elsewhere).timeline())
     told = replace(seen, launching_ns=share * np.ones((8, 1)) * seen.iteration_ns)
-    (finding,) = judge(told, DetectorSettings()).findings
+    found = judge(told, DetectorSettings()).findings
+    (finding,) = (one for one in found if len(one.ranks) > 1)
     assert (finding.owner, finding.ranks) == (owner, (4, 5, 6, 7))
+    assert (NEARLY_BOUND in finding.evidence) == (owner is Owner.UNDECIDED)
+
+
+@pytest.mark.parametrize(
+    ("noise", "owner"), [(0.0, Owner.NODE), (0.05, Owner.UNDECIDED)], ids=["quiet", "noisy"]
+)
+def test_gaps_of_a_stage_are_no_hosts_where_passes_of_all_hosts_are_as_noisy(job, noise, owner):
+    """Only the middle stage, ranks 4 to 7, has gaps; passes of all are longer now and then."""
+    random = np.random.default_rng(4)
+    shape = (12, 24, 8, 2)
+    longer = 1.0 + noise * random.exponential(8.0, shape) * (random.random(shape) < 0.2)
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return 1.0
+        place = (slot.rank, slot.iteration, slot.microbatch, int(slot.phase == "backward"))
+        return float(longer[place])
+
+    layout, gaps = Layout(pp=3, dp=4), _pressed(range(4, 8))
+    made = job(layout=layout, hosts=4, iterations=20, gap_ms=gaps, work=work, noise=0.005)
+    (finding,) = (one for one in made.report().findings if one.ranks == (4, 5, 6, 7))
+    assert (finding.cause, finding.owner) == (Cause.HOST, owner)
+    assert (NOISY in finding.evidence) == (owner is Owner.UNDECIDED)
+
+
+@pytest.mark.parametrize(("hits", "owner"), [((5, 6), Owner.NODE), ((5,), Owner.UNDECIDED)])
+def test_two_iterations_with_pauses_are_no_chance_where_other_hosts_are_quiet(
+    paused_passes, hits, owner
+):
+    made = paused_passes(hits=hits, iterations=6)
+    (finding,) = (one for one in made.report().findings if one.ranks == (4, 5, 6, 7))
+    assert (finding.cause, finding.owner) == (Cause.HOST, owner)
+    assert (FEW in finding.evidence) == (owner is Owner.UNDECIDED)
 
 
 def test_pauses_inside_passes_of_ranks_with_experts_may_be_their_tokens(paused_passes):

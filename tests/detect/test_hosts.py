@@ -637,6 +637,27 @@ def test_a_stage_that_launches_more_has_gaps_of_its_own(job, pace, is_of_stage):
     assert paused is not None and (ALONE in _doubts(seen, paused)) == is_of_stage
 
 
+@pytest.mark.parametrize(("pace", "owner"), [(1.0, Owner.NODE), (1.6, Owner.UNDECIDED)])
+def test_steady_gaps_of_a_stage_that_launches_more_are_its_own(job, pace, owner):
+    made = job(layout=Layout(dp=4, pp=4), hosts=4, gap_ms=lost_by(range(4), 60.0))
+    seen, own = observe(made.timeline()), np.arange(16)[:, None] < 4
+    paces = np.where(own, np.log(pace), 0.0) + np.zeros(seen.busy_ns.shape)
+    (finding,) = judge(replace(seen, launch_pace=paces), DetectorSettings()).findings
+    assert (finding.ranks, finding.owner) == ((0, 1, 2, 3), owner)
+
+
+@pytest.mark.parametrize(("gap_ms", "named"), [(12.0, [(4, 5, 6, 7)]), (6.0, [])])
+def test_gaps_that_all_hosts_have_do_not_weigh_beside_slow_optimizer_steps(job, gap_ms, named):
+    """Optimizer steps of ranks 4 to 7 take 2 ms longer; other ranks have gaps of 6 ms."""
+    made = job(
+        layout=Layout(dp=16),
+        hosts=4,
+        work=lambda slot: 1.4 if slot.name == "optimizer" and 4 <= slot.rank < 8 else 1.0,
+        gap_ms=lambda slot: gap_ms if 4 <= slot.rank < 8 else 6.0,
+    )
+    assert [one.ranks for one in made.report().findings if one.owner is Owner.NODE] == named
+
+
 @pytest.mark.parametrize(
     ("elsewhere", "named"), [(0.025, True), (0.2, False)], ids=["short ones", "as long"]
 )
