@@ -511,10 +511,22 @@ def _throttled(inquiry: Inquiry, known: Flags, told: Flags) -> list[Burst]:
                 and _is_usual_there(_alike(seen, *hits, one), ~known & (stage == at), one.row)
             ),
             is_mates=(not one.in_modules or bool(seen.entangled_phases))
-            and _waits_for_mate(seen, one, known, rows),
+            and _waits_for_mate(seen, one, known | _far_slower(inquiry), rows),
         )
         for one, at in zip(found, stage[rows], strict=True)
     ]
+
+
+def _far_slower(inquiry: Inquiry) -> Flags:
+    """Flag the rows that compute far slower than their peers, (row,), whoever is at fault for that:
+    their TP mates wait for them.
+    """
+    far = [
+        one
+        for one in inquiry.found
+        if one.cause is Cause.COMPUTE and one.slowdown >= ORDINARY.plain_ratio
+    ]
+    return rows_of_findings(inquiry.seen.members, far)
 
 
 def _in_passes(inquiry: Inquiry, known: Flags) -> list[Burst]:
