@@ -35,7 +35,7 @@ def test_pauses_of_one_rank_may_be_its_collectors_where_these_were_not_traced(jo
 
     made = job(layout=Layout(dp=16), iterations=10, gap_ms=pauses)
     (finding,) = detect(made.original_timeline()).findings
-    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.UNDECIDED, (5,))
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.GC, Owner.UNDECIDED, (5,))
     assert any("garbage collection was not traced" in one for one in finding.evidence)
 
 
