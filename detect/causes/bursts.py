@@ -487,8 +487,10 @@ def _pauses(inquiry: Inquiry) -> list[Burst]:
         return found
     collecting = lost_share(seen, (Cause.GC,))
     lost = loading + collecting  # garbage is collected where it is made, whatever the place
-    over = _over_place(loading, places) + _over_place(collecting, [np.arange(len(known))])
-    lone = lone_pause(over, _margin(lost), rate)
+    over_collecting = _over_place(collecting, [np.arange(len(known))])
+    lone = lone_pause(_over_place(loading, places) + over_collecting, _margin(lost), rate)
+    # a collection was recorded as such, so that a single one is no noise
+    lone = lone or lone_pause(over_collecting, _margin(lost), rate, BURSTS.lone_share)
     return [lone] if lone else []
 
 

@@ -537,20 +537,20 @@ def _loading_hosts(seen: Observations, rate: float) -> Iterator[_LoadingHost]:
         usual_ns = float(np.quantile(others_ns, HOSTS.usual_loads_share))
         most_ns = max(HOSTS.loading_ratio * usual_ns, BURSTS.margin_share * step_ns)
         long, others_long = own_ns > most_ns, others_ns > most_ns
-        if np.isin(place[loaders], place[others]).all():
-            num_others = len(np.unique(hosts[others]))
-            are_late = _load_late(long) or _load_late_alone(own_ns, long, others_ns)
-        else:
-            num_others = 0
-            are_late = _load_late(long) and _are_unlike(own_ns, long, others_ns)
+        is_other_end = not np.isin(place[loaders], place[others]).any()
+        is_first = is_other_end and bool((members.stage[loaders] == members.stage.min()).any())
+        are_late = _load_late(long) or (not is_first and _load_late_alone(own_ns, long, others_ns))
+        if not np.isin(place[loaders], place[others]).all():
+            are_late = are_late and _are_unlike(own_ns, long, others_ns)
+        num_others = len(np.unique(hosts[others]))
         q_value = min(1.0, _chance_of_loads(long, others_long, num_others) * num_hosts)
-        if not are_late or q_value > rate or load_as_long(np.median(own_ns[long]), others_ns):
+        if not are_late or q_value > rate:
+            continue
+        if load_as_long(float(np.median(own_ns[long])), others_ns):
             continue
         lost_ns = np.nan_to_num(seen.lost(Cause.LOADER))
         usually_lost_ns = robust.median(lost_ns[others], axis=0)
         lost = (lost_ns[loaders].max(axis=0) - usually_lost_ns) / step_ns
-        is_other_end = not np.isin(place[loaders], place[others]).any()
-        is_first = is_other_end and bool((members.stage[loaders] == members.stage.min()).any())
         if is_first and not _are_waited_for(seen, loaders, lost * step_ns):
             continue
         if lost.mean() >= (HOSTS.unlike_share if is_first else BURSTS.sure_host_share):
@@ -595,7 +595,8 @@ def _load_late(long: Flags) -> bool:
 
 def _load_late_alone(own_ns: Floats, long: Flags, others_ns: Floats) -> bool:
     """Return whether most loaders of a host, (loader, iteration), have `long` loads now and then,
-    and none elsewhere one that is nearly as long: what all read from would be slow there, too.
+    and none elsewhere one that is nearly as long: what all read from would be slow there, too. Not
+    asked of a first stage alone, which may have inputs of its own to load.
 
     Example: of 24 loads of the four ranks of a host eleven take 26 to 62 ms, those of twelve ranks
     elsewhere 0.4 ms at most.
@@ -620,7 +621,7 @@ def _chance_of_loads(long: Flags, others_long: Flags, num_others: int) -> float:
     """Return how probable so many `long` loads, (loader, iteration), are at the others' rate: each
     by itself where most are long, or else iterations with some of them, on `num_others` hosts.
     """
-    if _load_late(long) or not num_others:
+    if _load_late(long):
         return chance(int(long.sum()), long.size, int(others_long.sum()), others_long.size)
     hits = long.any(axis=0)
     other_hits = int(others_long.any(axis=0).sum())

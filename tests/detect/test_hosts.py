@@ -766,6 +766,28 @@ def test_a_host_loads_slowly_if_the_other_end_of_the_pipeline_does_not(
     assert bool(found) or owner is Owner.UNDECIDED
 
 
+@pytest.mark.parametrize(
+    ("late_in", "elsewhere", "ranks"),
+    [
+        ((range(12, 16),), (), {(12, 13, 14, 15)}),
+        ((range(12, 16),), range(4), set()),
+        ((range(4),), (), set()),
+    ],
+    ids=["labels", "both ends", "inputs"],
+)
+def test_loaders_of_the_last_stage_that_are_late_now_and_then(job, late_in, elsewhere, ranks):
+    """By turns two of them load for 60 ms of 380; the first stage may have more to load."""
+
+    def loading(slot):
+        is_late = slot.rank in late_in[0] and (slot.rank + slot.iteration // 2) % 2 == 0
+        is_late |= slot.rank in elsewhere and slot.iteration % 5 == 0
+        return 60.0 if is_late and slot.microbatch == 0 else 0.1 if slot.stage in (0, 3) else 0.0
+
+    report = job(layout=Layout(pp=4, dp=4), hosts=4, loading_ms=loading).report()
+    named = {one.ranks for one in report.findings if one.owner is Owner.NODE}
+    assert {one for one in named if len(one) > 1} == ranks
+
+
 @pytest.mark.parametrize("is_waited_for", [True, False])
 def test_a_first_stage_that_loads_while_it_waits_anyway_is_no_slow_host(job, is_waited_for):
     """Ranks 0 to 3 load for 200 ms of an iteration, those of the last stage for 2 ms."""
