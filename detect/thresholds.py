@@ -633,6 +633,11 @@ class _Ordinary:
         0.7, "share of the largest", Origin.CONVENTION,
         "that every rank of a place must reach for the place to be slow alike",
     )  # fmt: skip
+    several_at_place: int = limit(
+        3, "ranks", Origin.CONVENTION,
+        "all slow that have one place in their TP groups, which as many faults would hardly share: "
+        "half as slow as the slowest is then slow alike",
+    )  # fmt: skip
     position_reach_log: float = limit(
         math.log(1.07), "log", Origin.PHYSICS,
         "what the duties of a TP group's first rank may cost it: 7 %",
@@ -864,6 +869,10 @@ class _Hosts:
     unlike_ratio: float = limit(
         5.0, "ratio", Origin.BENCHMARK, "by which such gaps differ between stages of a sound job"
     )
+    in_step_share: float = limit(
+        0.02, "share of their mean", Origin.BENCHMARK,
+        "by which loads of a host differ in an iteration where what all read from limits them",
+    )  # fmt: skip
     device_share: float = limit(
         0.1, "share of the effect", Origin.BENCHMARK,
         "that the optimizer shows where data, or the partition, may make all passes longer",

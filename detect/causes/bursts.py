@@ -142,10 +142,13 @@ STORAGE = (
 )
 COLLECTOR = (
     "single passes take twice as long and more, and the next one is as quick as ever, so the rank "
-    "stands still in them; garbage collection was not traced, which would show the same, as its "
-    "host and its device would"
+    "stands still in them: mostly to collect garbage, which was not traced, but its host and its "
+    "device could show the same"
 )
-COLLECTS = "garbage collection was not traced, which stops one rank now and then as its host would"
+COLLECTS = (
+    "garbage collection was not traced, for which one rank stops now and then more often than for "
+    "its host"
+)
 PAUSES = (Cause.GC, Cause.LOADER, Cause.HOST)
 WORDS = {
     Cause.COMPUTE: "computes slowly",
@@ -154,6 +157,7 @@ WORDS = {
     Cause.LOADER: "waits for its data loader",
 }
 STOPS = "stands still in single passes"
+STOPS_UNSEEN = "stands still, to collect garbage or for its host,"
 
 
 def _over_place(value: Floats, places: list[Integers]) -> Floats:
@@ -215,7 +219,8 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
     share = float(burst.excess.mean())
     what = "its passes" if cause == Cause.COMPUTE else "the window"
     cause, owner, reasons = _blamed(seen, burst, cause)
-    does = STOPS if burst.is_stops else WORDS[cause]
+    is_told = cause is not Cause.GC or cause in seen.lost_ns
+    does = STOPS if burst.is_stops else WORDS[cause] if is_told else STOPS_UNSEEN
     finding = build_finding(
         seen,
         Claim(
@@ -238,7 +243,7 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
                 f"ranks {burst.other_hits} lost as much",
                 *reasons,
             ),
-            advice=ADVICE[cause],
+            advice=ADVICE[cause] if is_told else (*ADVICE[cause], *ADVICE[Cause.HOST][:1]),
             slow_passes_ratio=burst.size,
         ),
     )
@@ -271,7 +276,9 @@ def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owne
         doubt = _first_of(reasons)
         return Cause.HOST, Owner.UNDECIDED if doubt else owner, (why, doubt) if doubt else (why,)
     doubt = _doubt(seen, burst, cause)
-    if burst.is_stops:
+    if doubt in (COLLECTOR, COLLECTS):
+        cause = Cause.GC
+    elif burst.is_stops:
         cause = Cause.HOST
     if doubt:
         return cause, Owner.UNDECIDED, (doubt,)
@@ -480,8 +487,10 @@ def _pauses(inquiry: Inquiry) -> list[Burst]:
         return found
     collecting = lost_share(seen, (Cause.GC,))
     lost = loading + collecting  # garbage is collected where it is made, whatever the place
-    over = _over_place(loading, places) + _over_place(collecting, [np.arange(len(known))])
-    lone = lone_pause(over, _margin(lost), rate)
+    over_collecting = _over_place(collecting, [np.arange(len(known))])
+    lone = lone_pause(_over_place(loading, places) + over_collecting, _margin(lost), rate)
+    # a collection was recorded as such, so that a single one is no noise
+    lone = lone or lone_pause(over_collecting, _margin(lost), rate, BURSTS.lone_share)
     return [lone] if lone else []
 
 
@@ -511,10 +520,22 @@ def _throttled(inquiry: Inquiry, known: Flags, told: Flags) -> list[Burst]:
                 and _is_usual_there(_alike(seen, *hits, one), ~known & (stage == at), one.row)
             ),
             is_mates=(not one.in_modules or bool(seen.entangled_phases))
-            and _waits_for_mate(seen, one, known, rows),
+            and _waits_for_mate(seen, one, known | _far_slower(inquiry), rows),
         )
         for one, at in zip(found, stage[rows], strict=True)
     ]
+
+
+def _far_slower(inquiry: Inquiry) -> Flags:
+    """Flag the rows that compute far slower than their peers, (row,), whoever is at fault for that:
+    their TP mates wait for them.
+    """
+    far = [
+        one
+        for one in inquiry.found
+        if one.cause is Cause.COMPUTE and one.slowdown >= ORDINARY.plain_ratio
+    ]
+    return rows_of_findings(inquiry.seen.members, far)
 
 
 def _in_passes(inquiry: Inquiry, known: Flags) -> list[Burst]:

@@ -454,9 +454,11 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
     return found
 
 
-def lone_pause(excess: Floats, margin: float, rate: float) -> Burst | None:
-    """Return the row that alone loses a tenth of all time in pauses, few of them or of any size; or
-    a twentieth in three iterations and more, if no other row has any.
+def lone_pause(
+    excess: Floats, margin: float, rate: float, least: float = OCCUPANCY.least_share
+) -> Burst | None:
+    """Return the row that alone loses a tenth of all time, or `least`, in pauses, few of them or of
+    any size; or a twentieth in three iterations and more, if no other row has any.
 
     `excess` (row, iteration) is what each row loses more than others; a hit is more than `margin`.
     A row's own spread is no measure of noise: pauses of 90 ms now and 570 ms then are no noise. A
@@ -468,7 +470,7 @@ def lone_pause(excess: Floats, margin: float, rate: float) -> Burst | None:
     others = np.arange(num_rows) != row
     tally = Tally.of(hits, row, others)
     is_repeated = tally.num_hits >= BURSTS.min_pair and not tally.other_hits
-    least = BURSTS.lone_share if is_repeated else OCCUPANCY.least_share
+    least = BURSTS.lone_share if is_repeated else least
     if not tally.is_alone or not lost[row].mean() >= least:
         return None
     q_value = min(1.0, tally.by_chance * num_rows)

@@ -183,6 +183,23 @@ def test_a_host_that_is_a_little_slow_is_named_if_something_confirms_it(
 
 
 @pytest.mark.parametrize(
+    ("levels", "is_host"),
+    [((0.12, 0.05, 0.03, -0.04), False), ((0.12, 0.10, 0.09, 0.08), True)],
+    ids=["one of them", "all of them"],
+)
+def test_one_slow_rank_beside_chips_that_differ_is_no_slow_host(job, levels, is_host):
+    usual = np.random.default_rng(5).normal(0.0, 0.02, 32)
+    slower = dict(zip(range(8, 12), levels, strict=True))
+
+    def work(slot):
+        factor = float(np.exp(slower.get(slot.rank, usual[slot.rank])))
+        return 1.0 if slot.name == "optimizer" else factor
+
+    report = job(layout=Layout(dp=16, pp=2), hosts=4, work=work).report()
+    assert any(len(one.ranks) > 1 and 8 in one.ranks for one in report.findings) == is_host
+
+
+@pytest.mark.parametrize(
     ("waits", "names"),
     [(True, [(8,), (10,)]), (False, [(8, 9, 10, 11)])],
     ids=["mates wait backward", "all slow in both"],
@@ -465,6 +482,23 @@ def test_a_host_all_of_whose_loaders_are_slow_is_named(job, slow_ms, layout, nam
     assert whole == named
 
 
+@pytest.mark.parametrize(
+    ("most_ms", "least_ms", "owner"),
+    [(1.2, 0.1, Owner.NODE), (1.2, 0.7, Owner.UNDECIDED)],
+    ids=["far longer", "as documents differ"],
+)
+def test_of_two_hosts_one_is_always_noisier_but_not_by_far(job, most_ms, least_ms, owner):
+    """Loading takes the ranks of one host 10 ms of 255, those of the other 1 or 6 ms."""
+
+    def loading(slot):
+        usual_ms = most_ms if slot.rank < 4 else least_ms
+        return usual_ms * (0.5 + (slot.iteration * 7 + slot.rank * 3) % 5 / 4)
+
+    report = job(layout=Layout(dp=8), hosts=4, loading_ms=loading).report()
+    found = [one.owner for one in report.findings if one.ranks == (0, 1, 2, 3)]
+    assert found == [owner] or (not found and owner is Owner.UNDECIDED)
+
+
 @pytest.mark.parametrize(("late_ms", "owner"), [((1.5,) * 4, Owner.NODE), ((1.5, 0, 0, 0), None)])
 def test_loaders_of_a_host_that_are_named_one_by_one_are_the_hosts(job, late_ms, owner):
     """12 ms of 255 each, which two hosts may differ by: but each is late beside its peers."""
@@ -724,27 +758,55 @@ def test_what_makes_a_hosts_passes_longer_may_vary(job, longer, layout, owner):
 
 
 @pytest.mark.parametrize(
-    ("first_ms", "last_ms", "owner"),
+    ("first_ms", "last_ms", "apart", "owner"),
     [
-        (24.0, 0.2, Owner.NODE),
-        (24.0, 8.0, Owner.UNDECIDED),
-        (2.5, 0.2, Owner.UNDECIDED),
+        (24.0, 0.2, 0.2, Owner.NODE),
+        (24.0, 8.0, 0.2, Owner.UNDECIDED),
+        (2.5, 0.2, 0.2, Owner.UNDECIDED),
+        (24.0, 0.2, 0.001, Owner.UNDECIDED),
     ],
-    ids=["the other end is quick", "both ends are slow", "inputs of the first stage"],
+    ids=[
+        "the other end is quick",
+        "both ends are slow",
+        "inputs of the first stage",
+        "all take as long as each other",
+    ],
 )
 def test_a_host_loads_slowly_if_the_other_end_of_the_pipeline_does_not(
-    job, first_ms, last_ms, owner
+    job, first_ms, last_ms, apart, owner
 ):
     """Both ends load the same from the same storage; the first may have inputs of its own."""
 
     def loading(slot):
-        wobble = LOADING[slot.iteration, slot.rank] ** 0.2
+        wobble = LOADING[slot.iteration, slot.rank] ** apart
         return wobble * {0: first_ms, 3: last_ms}.get(slot.stage, 0.0)
 
     made = job(layout=Layout(pp=4, dp=4), hosts=4, loading_ms=loading)
     found = [one for one in made.report().findings if one.ranks == (0, 1, 2, 3)]
     assert {one.owner for one in found if one.cause == Cause.LOADER} <= {owner}
     assert bool(found) or owner is Owner.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("late_in", "elsewhere", "ranks"),
+    [
+        ((range(12, 16),), (), {(12, 13, 14, 15)}),
+        ((range(12, 16),), range(4), set()),
+        ((range(4),), (), set()),
+    ],
+    ids=["labels", "both ends", "inputs"],
+)
+def test_loaders_of_the_last_stage_that_are_late_now_and_then(job, late_in, elsewhere, ranks):
+    """By turns two of them load for 60 ms of 380; the first stage may have more to load."""
+
+    def loading(slot):
+        is_late = slot.rank in late_in[0] and (slot.rank + slot.iteration // 2) % 2 == 0
+        is_late |= slot.rank in elsewhere and slot.iteration % 5 == 0
+        return 60.0 if is_late and slot.microbatch == 0 else 0.1 if slot.stage in (0, 3) else 0.0
+
+    report = job(layout=Layout(pp=4, dp=4), hosts=4, loading_ms=loading).report()
+    named = {one.ranks for one in report.findings if one.owner is Owner.NODE}
+    assert {one for one in named if len(one) > 1} == ranks
 
 
 @pytest.mark.parametrize("is_waited_for", [True, False])

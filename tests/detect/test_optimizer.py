@@ -10,7 +10,7 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.device import GPU_ADVICE, HOST_ADVICE
-from detect.causes.optimizer import ADVICE, END_TOGETHER, NOBODY_WAITS, NOT_ALONE, ONE_PEER
+from detect.causes.optimizer import ADVICE, END_TOGETHER, MATE, NOBODY_WAITS, NOT_ALONE, ONE_PEER
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Tokenwise
@@ -144,6 +144,20 @@ def test_one_rank_of_a_group_whose_communication_is_hidden_is_told(job):
     made = job(layout=Layout(tp=2, dp=4), work=slow_step(5, 3.0))
     report = report_of(made, [9.0] * 4 + [0.0, 0.0] + [9.0] * 2, splits_tensor_groups=False)
     assert named(report) == [((5,), Cause.COMPUTE, Owner.NODE)]
+
+
+@pytest.mark.parametrize("other", [4, 6])
+def test_a_rank_whose_mate_has_a_far_longer_step_may_wait_for_it(job, other):
+    """Rank 5's step takes 3 times as long; that of its mate, or of another rank, 1.9 times."""
+
+    def both(slot):
+        return slow_step(5, 3.0)(slot) * slow_step(other, 1.9)(slot)
+
+    waits = [9.0] * 4 + [0.0] * 4
+    report = report_of(job(layout=Layout(tp=2, dp=4), work=both), waits)
+    found = {one.ranks: one for one in report.findings}
+    assert found[5,].owner is Owner.NODE and MATE not in found[5,].evidence
+    assert (MATE in found[other,].evidence) == (other == 4)
 
 
 def test_steps_of_two_pairs_that_are_slow_alike_may_wait(job):

@@ -358,3 +358,22 @@ def test_chips_of_its_own_stage_that_differ_more_than_others_are_its_measure(job
     even_job[19] = 1.075
     report = job(layout=Layout(dp=12, pp=2), work=chips(even_job)).report()
     assert owners(report) == [((19,), Owner.NODE)]
+
+
+@pytest.mark.parametrize(
+    ("slower", "named"),
+    [
+        ({16: 1.75, 20: 1.83, 24: 2.55, 28: 2.3}, set()),
+        ({16: 1.75, 20: 1.83, 24: 2.55}, {16, 20, 24}),
+        ({17: 1.75, 20: 1.83, 26: 2.55, 31: 2.3}, {17, 20, 26, 31}),
+    ],
+    ids=["the first of each group", "not all of them", "apart"],
+)
+def test_all_ranks_of_a_place_in_their_groups_need_not_be_slow_by_as_much(job, slower, named):
+    """Of the second stage; none has a longer optimizer step."""
+
+    def work(slot):
+        return 1.0 if slot.name == "optimizer" else slower.get(slot.rank, 1.0)
+
+    report = job(layout=Layout(tp=4, dp=4, pp=2), work=work).report()
+    assert {one.ranks[0] for one in report.findings if one.owner is Owner.NODE} == named

@@ -205,8 +205,11 @@ def test_who_stands_still_in_single_passes_is_held_up_by_its_host(job):
 def test_where_collections_were_not_traced_they_may_be_why_a_rank_stands_still(job):
     made = job(layout=Layout(dp=16), iterations=12, noise=QUIET, work=stopped(5))
     report = detect(made.original_timeline())
-    assert owners(report) == {(5,): (Cause.HOST, Owner.UNDECIDED)}
-    assert any("garbage collection was not traced" in each for each in report.findings[0].evidence)
+    assert owners(report) == {(5,): (Cause.GC, Owner.UNDECIDED)}
+    (finding,) = report.findings
+    assert any("garbage, which was not traced" in each for each in finding.evidence)
+    assert any("gc.disable" in step for step in finding.next_steps)
+    assert any("memory pressure" in step for step in finding.next_steps)
 
 
 @pytest.mark.parametrize("factor", [1.24, 2.5])
