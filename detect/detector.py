@@ -48,9 +48,9 @@ from detect.causes.together import folded, gathered, undecided_beside_larger, wi
 from detect.observe.extract import observe
 from detect.observe.observations import Observations, cut, num_judgeable, one_row_a_worker, steady
 from detect.report import Cause, Finding, Owner, Report
-from detect.stats.residuals import compare_within, stage_groups
+from detect.stats.residuals import compare_within, deviations, stage_groups
 from detect.text import counted, ranks_text
-from detect.thresholds import WINDOW, DetectorSettings
+from detect.thresholds import PAIRS, WINDOW, DetectorSettings
 from megascan.arrays import Flags, Floats
 from megascan.timeline import ShardedTimeline, Timeline
 
@@ -173,6 +173,15 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     return search_loading(inquiry)
 
 
+def _search_low_clocks(inquiry: Inquiry) -> Answer:
+    """Search devices whose clocks are far below all others, where clocks were read."""
+    if not inquiry.seen.counters:
+        return Answer()
+    from detect.causes.low_clocks import search_low_clocks
+
+    return search_low_clocks(inquiry)
+
+
 def _search_corruption(inquiry: Inquiry) -> Answer:
     """Judge the probes that were stored with the trace, if there are any."""
     if inquiry.seen.probes is None:
@@ -203,6 +212,7 @@ PAUSED_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_pauses)
 LOADING_HOSTS = CauseSpec(cause=Cause.LOADER, search=_search_loading)
 SPARED = CauseSpec(cause=Cause.COMPUTE, search=_search_spared)
 HELD_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_held_clocks)
+LOW_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_low_clocks)
 CORRUPTION = CauseSpec(cause=Cause.CORRUPTION, search=_search_corruption)
 
 CAUSES: tuple[CauseSpec, ...] = (
@@ -234,6 +244,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     unexplained.STEP_CHANGE,
     imbalance.STAGES,
     HELD_CLOCKS,
+    LOW_CLOCKS,
     imbalance.SEQUENCES,
     shares.SHARES_OF_WORK,
     CORRUPTION,
@@ -250,6 +261,10 @@ QUANTITIES = {spec.cause: spec.quantity for spec in CAUSES if spec.quantity}
 ONE_ITERATION = (
     "that is one iteration only, the last of so few that nothing else can be judged by them: trace "
     "more of them in a row"
+)
+IN_ALL_PASSES = (
+    "that is one iteration only, in which nearly all passes are slow alike, or the clock was low, "
+    "as a slow device makes them: trace more iterations to see whether it lasts"
 )
 RANK_CAUSES = (Cause.COMPUTE, Cause.HOST, Cause.UNKNOWN)
 """Causes that make a rank's own passes longer than those of its peers."""
@@ -388,9 +403,12 @@ def _report_on_few(seen: Observations, settings: DetectorSettings, num_traced: i
     wrong = CORRUPTION.search(inquiry)
     # a slow clock or a starved device may name a node here; all else is undecided
     found = compute.COMPUTE.search(inquiry).findings if is_warming else ()
-    found = found or _slow_in_the_last(seen, settings)
+    if not any(one.owner is Owner.NODE for one in found):
+        found = _slow_in_the_last(seen, settings) or found
     least = settings.min_slowdown
+    found = tuple(with_joint_costs(seen, folded(list(found))))
     found = tuple(undecided_if_small_and_free(seen, one, found, least) for one in found)
+    found = tuple(gathered(seen, list(found)))
     return _report(
         seen,
         settings,
@@ -417,22 +435,35 @@ def _weighed(
 
 
 def _slow_in_the_last(seen: Observations, settings: DetectorSettings) -> tuple[Finding, ...]:
-    """Return undecided findings on ranks that compute far slower in the last iteration alone.
+    """Return findings on ranks that compute far slower in the last iteration alone.
 
     One iteration has many passes, and the last is the least disturbed by warm-up. Not on CPUs,
     where processes take each other's time by as much. Example: in iterations 1 and 2 ranks compile
     and allocate, for 35 to 48 ms a pass at first; iteration 2 shows rank 5 at 34.4 ms and the seven
-    others at 26.9 to 27.5.
+    others at 26.9 to 27.5. What one rank does once (allocation, compilation) lengthens single
+    passes: a node is named only where nearly all passes are slow alike, or its clock is read low.
     """
     if not len(seen.iterations) or seen.members.device_kind == "cpu":
         return ()
     last = cut(seen, "iteration", np.arange(len(seen.iterations)) == len(seen.iterations) - 1)
     found = compute.COMPUTE.search(_inquiry(last, settings)).findings
+    slow = rows_of_findings(seen.members, found)
     return tuple(
-        undecided(one, ONE_ITERATION)
+        replace(one, evidence=(*one.evidence, IN_ALL_PASSES))
+        if one.owner is Owner.NODE and (one.is_read or _in_all_passes(last, one, slow))
+        else undecided(one, ONE_ITERATION)
         for one in found
         if one.cause is Cause.COMPUTE and one.slowdown >= WINDOW.one_iteration_ratio
     )
+
+
+def _in_all_passes(seen: Observations, finding: Finding, slow: Flags) -> bool:
+    """Return whether nearly all passes of a finding's ranks are slow by half of it and more."""
+    rows = sorted(seen.members.rows_with(finding.ranks))
+    least = PAIRS.agrees_share * float(np.log(finding.slowdown))
+    over = deviations(seen.work, stage_groups(seen.members), slow)[rows]
+    known = over[np.isfinite(over)]
+    return bool(len(known)) and float(np.mean(known >= least)) >= WINDOW.passes_share
 
 
 def _is_comparable(seen: Observations) -> bool:

@@ -127,6 +127,11 @@ class _Window:
         1.1, "ratio", Origin.CONVENTION,
         "by which a rank computes slower in a single iteration before it is worth a word",
     )  # fmt: skip
+    passes_share: float = limit(
+        0.9, "share", Origin.PHYSICS,
+        "of the passes of a single iteration that a slow device lengthens: what a rank does once "
+        "lengthens one or two",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,7 @@ Causes:                                             What they share, and what fo
                      links of a kind become slower
     held_clocks.py   clocks that tell slow stages
                      from heavy ones
+    low_clocks.py    clocks far below all others
     unexplained.py   all wait for one rank; the step
                      became longer, nobody says why
 

@@ -439,9 +439,11 @@ def _one_of_group(case: Case) -> Decision:
 
 def _warms_up(case: Case) -> bool:
     """Return whether nearly all iterations to judge are the run's first ones, and those in which
-    the row is slow still get quicker.
+    the row is slow still get quicker. A single one is judged by its passes.
     """
     seen, settings = case.seen, case.inquiry.settings
+    if len(seen.iterations) == 1:
+        return False
     if num_judgeable(seen, settings) >= WINDOW.min_iterations:
         return False
     of_row = case.active & settled(seen, settings)

@@ -588,7 +588,7 @@ def _low_clock(
     reasons = int(own.get(REASONS_NAME, 0))
     if min(clock, lowest) <= 0 or is_at_rest(reasons):
         return ""
-    if is_capped(reasons) and not (_draws_less(own, sound) or _is_lowest_of_limited(own, sound)):
+    if work_lowers_clock(own, sound):
         return ""
     ratio, apart = np.log(float(np.median(others)) / clock), np.log(lowest / clock)
     if apart < -np.log1p(-READINGS.clock_share):
@@ -601,6 +601,14 @@ def _low_clock(
         f"{clock:.0f} MHz against {np.median(others):.0f} MHz of sound devices "
         f"({times(float(np.exp(ratio)))})"
     )
+
+
+def work_lowers_clock(own: Mapping[str, float], sound: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether a device at its power limit may have a lower clock than sound ones for the
+    work that it is given: it draws no less than they do, and they are not limited themselves.
+    """
+    is_limited = is_capped(int(own.get(REASONS_NAME, 0)))
+    return is_limited and not (_draws_less(own, sound) or _is_lowest_of_limited(own, sound))
 
 
 def _draws_less(own: Mapping[str, float], sound: Sequence[Mapping[str, float]]) -> bool:

@@ -597,7 +597,7 @@ def steady(observations: Observations, settings: DetectorSettings) -> Observatio
     The run's first iterations are left out, and leading iterations that are slow for everybody: of
     iterations 1 to 20 the first two, and the third, too, if everybody computes 15 % longer in it
     than in the rest. At least `WINDOW.min_kept` iterations, and of more than nine two thirds, are
-    always kept.
+    always kept; of three, two that are as quick as each other after a first one that is not.
     """
     observations = replace(observations, num_warmup_iterations=settings.num_warmup_iterations)
     keep = _after_warm_up(observations, settings)
@@ -624,6 +624,8 @@ def _after_warm_up(observations: Observations, settings: DetectorSettings) -> Fl
         keep[:] = True
         num_early = max(0, len(keep) - WINDOW.min_kept)
         keep[:num_early] = iterations[:num_early] > 1
+        is_settled = _settled(iterations, level, settings)
+        keep &= is_settled | (is_settled[keep].sum() < WINDOW.min_iterations)
     return keep
 
 
@@ -641,14 +643,16 @@ def num_judgeable(seen: Observations, settings: DetectorSettings) -> int:
     early = seen.iterations <= settings.num_warmup_iterations
     if not early.any():  # nearly always, and asked for every slow rank
         return len(seen.iterations)
-    is_warming = not settled(seen, settings).all()
-    return int((~early).sum()) if is_warming else len(seen.iterations)
+    return int(settled(seen, settings).sum())
 
 
 def settled(seen: Observations, settings: DetectorSettings) -> Flags:
     """Flag the iterations, (iteration,), after the last early one that is slow for everybody."""
-    level = _typical_level(seen)
-    is_early = seen.iterations <= settings.num_warmup_iterations
+    return _settled(seen.iterations, _typical_level(seen), settings)
+
+
+def _settled(iterations: Integers, level: Floats, settings: DetectorSettings) -> Flags:
+    is_early = iterations <= settings.num_warmup_iterations
     warm = np.flatnonzero(is_early & (level >= level[-1] + np.log(WINDOW.warm_ratio)))
     last = int(warm.max(initial=-1))
     return np.asarray(np.arange(len(level)) > last)

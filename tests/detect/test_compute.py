@@ -15,8 +15,9 @@ from detect.causes.compute import _is_estimated_in_one, _unsaid
 from detect.causes.device import waits_beside
 from detect.causes.searches import search_compute
 from detect.causes.spells import _finding, _Spell
-from detect.detector import ONE_ITERATION, _inquiry, judge
+from detect.detector import IN_ALL_PASSES, _inquiry, judge
 from detect.observe.extract import observe
+from detect.observe.observations import steady
 from detect.observe.spans import SpanIndex, waiting_beside
 from detect.stats.search import Course
 from detect.thresholds import POWER
@@ -167,7 +168,7 @@ def test_counters_contradict(job, slow):
 
 
 @pytest.mark.parametrize("warms_up", [True, False])
-def test_the_first_iterations_of_a_run_that_gets_quicker_name_nobody(job, warms_up):
+def test_the_first_iterations_of_a_run_that_gets_quicker_tell_by_the_last(job, warms_up):
     """Rank 5 takes 1.3 times as long in both; the job takes 1.6 times as long in the first."""
 
     def work(slot):
@@ -176,17 +177,22 @@ def test_the_first_iterations_of_a_run_that_gets_quicker_name_nobody(job, warms_
 
     report = job(layout=Layout(dp=8), iterations=2, first_iteration=1, work=work).report()
     (finding,) = report.findings
-    assert finding.ranks == (5,)
-    assert finding.owner == (Owner.UNDECIDED if warms_up else Owner.NODE)
+    assert (finding.ranks, finding.owner) == ((5,), Owner.NODE)
+    assert (IN_ALL_PASSES in finding.evidence) is warms_up
 
 
-def test_two_iterations_after_the_one_that_is_slow_for_all_are_enough(job):
+@pytest.mark.parametrize("second", [1.0, 1.5], ids=["settled", "warming up as well"])
+def test_iterations_after_those_that_are_slow_for_all_are_enough(job, second):
     def work(slot):
-        first = 1.6 if slot.iteration == 1 else 1.0
-        return first * (1.3 if slot.rank == 5 else 1.0)
+        early = {1: 1.6, 2: second}.get(slot.iteration, 1.0)
+        return early * (1.3 if slot.rank == 5 else 1.0)
 
-    report = job(layout=Layout(dp=8), iterations=3, first_iteration=1, work=work).report()
-    assert [(one.ranks, one.owner) for one in report.findings] == [((5,), Owner.NODE)]
+    made = job(layout=Layout(dp=8), iterations=3, first_iteration=1, work=work)
+    (finding,) = made.report().findings
+    assert (finding.ranks, finding.owner) == ((5,), Owner.NODE)
+    judged = steady(observe(made.timeline()), DetectorSettings()).iterations.tolist()
+    assert judged == ([2, 3] if second == 1.0 else [1, 2, 3])
+    assert (IN_ALL_PASSES in finding.evidence) is (second > 1.0)
 
 
 def test_eight_slow_ranks_are_found_in_a_short_window(job, together, slow):
@@ -206,8 +212,26 @@ def test_one_iteration_tells_who_is_far_slower(job, slow, factor, device, is_tol
         layout=Layout(dp=8), work=slow(5, factor), iterations=1, device=device
     ).report()  # fmt: skip
     found = [(one.ranks, one.cause, one.owner) for one in report.findings]
-    assert found == ([((5,), Cause.COMPUTE, Owner.UNDECIDED)] if is_told else [])
-    assert report.verdict == Verdict.UNDECIDED
+    assert found == ([((5,), Cause.COMPUTE, Owner.NODE)] if is_told else [])
+    assert report.verdict == (Verdict.DEGRADED if is_told else Verdict.UNDECIDED)
+
+
+@pytest.mark.parametrize(
+    ("is_slow", "owner"),
+    [
+        (lambda slot: slot.microbatch < 5 and slot.name != "optimizer", Owner.UNDECIDED),
+        (lambda slot: slot.name != "optimizer", Owner.UNDECIDED),
+        (lambda slot: True, Owner.NODE),
+    ],
+    ids=["in most passes", "not in its optimizer step", "in all"],
+)
+def test_one_iteration_names_who_is_slow_in_all_that_it_does(job, is_slow, owner):
+    """Passes alone may have longer documents; what a rank compiles lengthens some of them."""
+    report = job(
+        layout=Layout(dp=8), iterations=1,
+        work=lambda slot: 1.3 if slot.rank == 5 and is_slow(slot) else 1.0,
+    ).report()  # fmt: skip
+    assert [(one.ranks, one.owner) for one in report.findings] == [((5,), owner)]
 
 
 def test_who_is_slow_in_one_iteration_is_told_which(job):
@@ -219,7 +243,7 @@ def test_who_is_slow_in_one_iteration_is_told_which(job):
 
     made = job(layout=Layout(dp=8), work=work, iterations=2, first_iteration=1)
     (finding,) = made.report().findings
-    assert "in iteration 2;" in finding.headline and ONE_ITERATION in finding.evidence
+    assert "in iteration 2;" in finding.headline and IN_ALL_PASSES in finding.evidence
 
 
 @pytest.mark.parametrize(

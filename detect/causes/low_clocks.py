@@ -1,0 +1,212 @@
+"""Devices whose clocks are held far below those of all others.
+
+Problem: how slow a device is may not be seen beside its peers. Documents differ in length from one
+iteration to the next, mates wait for each other where nobody recorded it, or too few iterations
+were traced. Its clock says it at once.
+
+Idea: sound devices of one model run the same job at clocks that differ by a per cent. One that lies
+below the lowest of them by more than one more sound device may (`ordinary.reach_of_sound`) computes
+as much more slowly, whatever its passes show; unless they show that it does not.
+
+* A device that has no work, or is at its power limit because it has more to do than the others,
+  has a lower clock, too. At its limit its clock counts only where it draws less than each of them,
+  or where they run below their highest clocks as well (`device.work_lowers_clock`).
+* Several devices count where they are of one host, and a reason that no other device has holds
+  all of them down (heat, a brake).
+* Where fewer than seven others were read, it must lie a tenth below them.
+
+Example: passes of eight replicas vary by 20 % with their documents, and rank 0's are as long as any
+on the median. It runs at 1725 MHz and draws 525 W, seven others run at 1980 MHz and draw 584 W and
+more.
+
+Limits: clocks are read at a window's end. What holds a device down for a part of the time is seen
+where it holds it down in most readings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from detect.causes.device import CLOCK_NAME, GPU_ADVICE, work_lowers_clock
+from detect.causes.finding import (
+    Answer,
+    Claim,
+    Inquiry,
+    build_finding,
+    placed_at,
+    rows_of_findings,
+    saved_by_compute,
+)
+from detect.causes.launching import is_host_bound
+from detect.causes.ordinary import reach_of_sound
+from detect.observe.observations import REASONS_NAME, Observations, is_at_rest, peculiar_reasons
+from detect.report import Cause, Finding, Owner
+from detect.stats import robust
+from detect.stats.residuals import compare_within, peer_groups
+from detect.stats.search import interval_of_ratio
+from detect.text import counted, ranks_text, times
+from detect.thresholds import DEVICE, ORDINARY, PAIRS, READINGS
+from megascan.arrays import Flags, Floats, Integers, mask_of
+
+WHY = (
+    "its clock is {clock:.0f} MHz, those of {others} of its model {lowest:.0f} to {highest:.0f} "
+    "MHz: neither data nor layers hold a clock down"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Low:
+    """A device whose clock is held down."""
+
+    rank: int
+    clock: float
+    others: Floats
+    """(device,): clocks of the sound ones."""
+    p_value: float
+    """How probable so low a clock is on a sound device."""
+
+    @property
+    def ratio_log(self) -> float:
+        return float(np.log(np.median(self.others) / self.clock))
+
+
+def search_low_clocks(inquiry: Inquiry) -> Answer:
+    """Name the devices whose clocks are far below all others, and that nobody else has named."""
+    seen, members = inquiry.seen, inquiry.seen.members
+    if members.device_kind == "cpu" or not seen.counters or is_host_bound(seen):
+        return Answer()
+    low = [one for model in _models(seen) for one in _held_down(seen, model)]
+    rows = {one.rank: members.rows_with([one.rank])[0] for one in low}
+    excluded = inquiry.slow | mask_of(list(rows.values()), len(members))
+    level, error = _levels(seen, excluded)
+    findings = []
+    for one in low:
+        row = rows[one.rank]
+        may_be = level[row] + DEVICE.sure_sigmas * error[row]
+        if inquiry.blamed[row] or may_be < PAIRS.agrees_share * one.ratio_log:
+            continue
+        shows = level[row] >= PAIRS.agrees_share * one.ratio_log
+        findings.append(_finding(seen, row, one, float(level[row]) if shows else one.ratio_log))
+    ranks = {rank for one in findings for rank in one.ranks}
+    return Answer(
+        findings=tuple(findings),
+        slow=rows_of_findings(members, findings),
+        explains=lambda one: (
+            one.owner is Owner.UNDECIDED
+            and one.cause in (Cause.COMPUTE, Cause.UNKNOWN, Cause.STAGE_IMBALANCE)
+            and bool(ranks & {*one.ranks})
+        ),
+    )
+
+
+def _models(seen: Observations) -> Iterator[list[int]]:
+    """Yield the ranks of each model of device whose clocks were read at work."""
+    members = seen.members
+    for model in dict.fromkeys(members.devices):
+        ranks = [
+            rank
+            for row, name in enumerate(members.devices)
+            if name == model
+            for rank in members.workers[row]
+            if seen.counters.get(rank, {}).get(CLOCK_NAME, 0.0) > 0
+            and not is_at_rest(int(seen.counters[rank].get(REASONS_NAME, 0)))
+        ]
+        if len(ranks) > ORDINARY.min_peers:
+            yield ranks
+
+
+def _held_down(seen: Observations, ranks: list[int]) -> list[_Low]:
+    """Return those of some ranks whose clocks lie far below all others, as many as do."""
+    ranks = sorted(ranks, key=lambda rank: seen.counters[rank][CLOCK_NAME])
+    clocks = np.array([seen.counters[rank][CLOCK_NAME] for rank in ranks])
+    for number in range(len(ranks) // 2, 0, -1):
+        own, others = ranks[:number], ranks[number:]
+        if len(others) >= ORDINARY.min_peers and _are_apart(seen, own, others):
+            sound = clocks[number:]
+            return [
+                _Low(rank=rank, clock=clock, others=sound, p_value=_chance(clock, sound))
+                for rank, clock in zip(own, clocks[:number].tolist(), strict=True)
+            ]
+    return []
+
+
+def _are_apart(seen: Observations, own: list[int], others: list[int]) -> bool:
+    """Return whether the clocks of some ranks all lie far below those of all others, and their own
+    work does not hold them down.
+    """
+    readings = [seen.counters[rank] for rank in others]
+    sound = np.log([one[CLOCK_NAME] for one in readings])
+    highest = float(np.log(max(seen.counters[rank][CLOCK_NAME] for rank in own)))
+    reach = max(reach_of_sound([sound], len(sound)), -float(np.log1p(-READINGS.clock_share)))
+    if len(others) < ORDINARY.min_ranks - 1:
+        reach = max(reach, float(np.log(ORDINARY.little_ratio)))
+    is_far = float(np.median(sound)) - highest >= reach
+    if not is_far or float(sound.min()) - highest < PAIRS.agrees_share * reach:
+        return False
+    theirs = [int(one.get(REASONS_NAME, 0)) for one in readings]
+    reasons = [int(seen.counters[rank].get(REASONS_NAME, 0)) for rank in own]
+    if len(own) > 1:
+        hosts = {seen.members.device_of(rank)[0] for rank in own}
+        return len(hosts) == 1 and all(peculiar_reasons(one, theirs) for one in reasons)
+    return not work_lowers_clock(seen.counters[own[0]], readings)
+
+
+def _chance(clock: float, others: Floats) -> float:
+    """Return how probable so low a clock is on one more sound device."""
+    logs, number = np.log(others), len(others)
+    usual = ORDINARY.usual_weight * ORDINARY.usual_log**2
+    degrees = number - 1 + ORDINARY.usual_weight
+    variance = (float(np.sum((logs - logs.mean()) ** 2)) + usual) / degrees * (1 + 1 / number)
+    return float(special.stdtr(degrees, -(logs.mean() - np.log(clock)) / np.sqrt(variance)))
+
+
+def _levels(seen: Observations, excluded: Flags) -> tuple[Floats, Floats]:
+    """Return by how much rows are slower than their peers, (row,) log, and how far that may be off;
+    infinitely far where nobody knows.
+    """
+    groups: list[Integers] = peer_groups(seen.work, seen.members)
+    value = compare_within(seen.work, seen.members, groups, excluded).value
+    known = np.maximum(np.isfinite(value).sum(axis=1), 1)
+    error = robust.spread(value, axis=1) / np.sqrt(known)
+    level = robust.median(value, axis=1)
+    is_known = np.isfinite(level)
+    return np.where(is_known, level, 0.0), np.where(is_known, np.nan_to_num(error), np.inf)
+
+
+def _finding(seen: Observations, row: int, low: _Low, slower_log: float) -> Finding:
+    members, ranks = seen.members, (low.rank,)
+    busy_ns = np.nan_to_num(seen.busy_ns[row])
+    factor, others = float(np.exp(slower_log)), counted(len(low.others), "device")
+    finding = build_finding(
+        seen,
+        Claim(
+            ranks=ranks,
+            rows=(row,),
+            cause=Cause.COMPUTE,
+            owner=Owner.NODE,
+            slowdown=factor,
+            interval=interval_of_ratio(slower_log, PAIRS.agrees_share * slower_log / 2),
+            course=None,
+            q_value=low.p_value,
+            num_peers=len(low.others),
+            saved_ns=saved_by_compute(seen, row, busy_ns * -np.expm1(-slower_log)),
+            subject=ranks_text(ranks),
+            predicate=f"computes {times(factor)} slower than {others} of its model: its clock is "
+            "held down",
+            evidence=(
+                WHY.format(
+                    clock=low.clock,
+                    others=others,
+                    lowest=low.others.min(),
+                    highest=low.others.max(),
+                ),
+            ),
+            advice=GPU_ADVICE,
+            is_read=True,
+        ),
+    )
+    return placed_at(finding, members, row)

@@ -1,0 +1,90 @@
+"""A clock far below those of all other devices names its device, whatever its passes show."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detect import Cause, Owner
+from megascan.topology import Layout
+
+HEAT, POWER_CAP, AT_REST = 0x40, 0x4, 0x1
+
+
+def _readings(low, num_ranks=8, **changes):
+    """Return readings of so many devices, those of `low` ranks changed."""
+    usual = {
+        "sm_clock_max_mhz": 1980.0, "clock_event_reasons": 0.0, "power_w": 600.0,
+    }  # fmt: skip
+    readings = {
+        rank: usual | {"sm_clock_mhz": 1965.0 + 15.0 * (rank % 2), "power_w": 600.0 + rank}
+        for rank in range(num_ranks)
+    }
+    for rank in low:
+        readings[rank] |= changes
+    return readings
+
+
+def _varied(slow=(), factor=1.0):
+    """Documents whose lengths differ by a half from one iteration and replica to the next; `slow`
+    ranks take so many times as long in passes.
+    """
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return 1.0
+        documents = np.random.default_rng(100 * slot.iteration + slot.rank).uniform(1.0, 1.5)
+        return documents * (factor if slot.rank in slow else 1.0)
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_named"),
+    [
+        ({"sm_clock_mhz": 1725.0}, True),
+        ({"sm_clock_mhz": 1725.0, "clock_event_reasons": POWER_CAP, "power_w": 480.0}, True),
+        ({"sm_clock_mhz": 1725.0, "clock_event_reasons": POWER_CAP, "power_w": 640.0}, False),
+        ({"sm_clock_mhz": 1725.0, "clock_event_reasons": AT_REST}, False),
+        ({"sm_clock_mhz": 1935.0}, False),
+    ],
+    ids=["far lower", "and draws less", "works more", "rests", "hardly lower"],
+)
+def test_a_clock_far_below_all_others_names_its_device(job, changes, is_named):
+    report = job(
+        layout=Layout(dp=8), iterations=14, work=_varied([3], 1.15), counters=_readings([3], **changes)
+    ).report()  # fmt: skip
+    of_node = [(one.ranks, one.cause) for one in report.findings if one.owner == Owner.NODE]
+    assert of_node == ([((3,), Cause.COMPUTE)] if is_named else [])
+
+
+def test_a_low_clock_that_slows_nothing_names_nobody(job):
+    """All ranks compute alike within 2 %: the reading was of another time."""
+    readings = _readings([3], sm_clock_mhz=1725.0)
+    report = job(layout=Layout(dp=8), iterations=14, counters=readings).report()
+    assert [one for one in report.findings if one.owner == Owner.NODE] == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "hosts", "named"),
+    [(HEAT, 4, {0, 1, 2, 3}), (0, 4, set()), (HEAT, 2, set())],
+    ids=["of one host, hot", "no reason", "of two hosts"],
+)
+def test_devices_of_a_host_that_are_held_down_together_are_named(job, reason, hosts, named):
+    changes = {"sm_clock_mhz": 1500.0, "clock_event_reasons": reason}
+    report = job(
+        layout=Layout(dp=8), iterations=14, hosts=hosts, work=_varied(range(4), 1.3),
+        counters=_readings(range(4), **changes),
+    ).report()  # fmt: skip
+    found = {rank for one in report.findings if one.owner == Owner.NODE for rank in one.ranks}
+    assert found == named
+
+
+@pytest.mark.parametrize(("clock", "is_named"), [(1600.0, True), (1850.0, False)])
+def test_beside_few_others_a_clock_must_be_a_tenth_lower(job, clock, is_named):
+    readings = _readings([3], num_ranks=4, sm_clock_mhz=clock)
+    report = job(
+        layout=Layout(dp=4), iterations=14, work=_varied([3], 1.2), counters=readings
+    ).report()  # fmt: skip
+    of_node = [one.ranks for one in report.findings if one.owner == Owner.NODE]
+    assert of_node == ([(3,)] if is_named else [])
