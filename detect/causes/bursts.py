@@ -61,6 +61,7 @@ from detect.causes.hits import (
     pair_burst,
     pair_pause,
     slow_passes,
+    stands_out_then,
 )
 from detect.causes.launching import (
     is_host_bound,
@@ -530,7 +531,10 @@ def _in_passes(inquiry: Inquiry, known: Flags) -> list[Burst]:
     found = slow_passes(seen, known, rate, floor)
     more = known | mask_of([one.row for one in found], len(known))
     over, group = compute_excess(seen, known), seen.members.tensor_group
-    return found + bursts(over, more, rate, least_hit=floor, group=group)
+    by_iteration = bursts(over, more, rate, least_hit=floor, group=group)
+    return found + [
+        replace(one, stands_out=stands_out_then(seen, more, one)) for one in by_iteration
+    ]
 
 
 def _has_most_of(of_stage: Flags, rows: Integers, waiting: Flags) -> bool:

@@ -291,16 +291,18 @@ class _Passes:
             num_others=int(self.num_known[others].sum()),
         )
 
-    def counted(self, row: int, mates: Integers) -> Flags:
+    def counted(self, row: int, mates: Integers, *, stands_out: bool) -> Flags:
         """Return the hits of all rows that count when `row` is judged, (row, iteration, operation).
 
         Where the row and one of its `mates` have a hit in the same pass, either may wait for the
-        other: neither hit counts, except that the row's does if it is twice as large.
+        other: neither hit counts, except that the row's does if it is twice as large, or the row
+        `stands_out` from its mates, which then wait for it.
         """
         hits = self.hits.copy()
         together = hits[mates] & hits[row]
         larger = self.over[mates] >= PAIRS.agrees_share * self.over[row]
-        hits[row] &= ~(together & larger).any(axis=0)
+        if not stands_out:
+            hits[row] &= ~(together & larger).any(axis=0)
         hits[mates] &= ~together
         return hits
 
@@ -358,15 +360,11 @@ class _Passes:
 
     def stands_out(self, seen: Observations, row: int) -> bool:
         """Return whether the row is slower in its hits than all other rows of its TP group."""
-        by_phase = np.stack(
-            [
-                robust.median(self.over[:, self.hits[row] & (self.phase == one)], axis=1)
-                for one in (FORWARD, BACKWARD)
-            ]
-        )
-        slow = np.zeros(len(self.over), dtype=bool)
-        passes = Slowness(effects=robust.mean(by_phase, axis=0), slow=slow, by_phase=by_phase)
-        return is_isolated(seen.members, passes, row)
+        by_phase = [
+            robust.median(self.over[:, self.hits[row] & (self.phase == one)], axis=1)
+            for one in (FORWARD, BACKWARD)
+        ]
+        return _is_isolated_by(seen, np.stack(by_phase), row)
 
 
 def _split_microbatches(hits: Flags, size: Floats, phase: Integers, microbatch: Integers) -> bool:
@@ -421,7 +419,8 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
     left, found = ~known, list[Burst]()
     for row in heaviest_first(share, candidates):
         others = left & (np.arange(num_rows) != row)
-        hits = as_large(passes.counted(row, mates_of(seen.members, row)), passes.over, row)
+        mates, stands_out = mates_of(seen.members, row), passes.stands_out(seen, row)
+        hits = as_large(passes.counted(row, mates, stands_out=stands_out), passes.over, row)
         by_iteration: Flags = np.asarray(hits.any(axis=2))
         is_one_speed = passes.is_one_speed(row) and not passes.is_of_others(row, hits, others)
         # what goes on at the end is a level's to tell, from its fourth iteration on
@@ -444,7 +443,7 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
                 others=others,
                 other_hits=int(by_iteration[others].sum()),
                 is_one_speed=is_one_speed,
-                stands_out=passes.stands_out(seen, row),
+                stands_out=stands_out,
                 is_noise=is_noise,
                 is_stops=passes.are_stops(row),
                 splits_microbatches=passes.splits_microbatches(row),
@@ -452,6 +451,32 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
             )
         )
     return found
+
+
+def stands_out_then(seen: Observations, known: Flags, burst: Burst) -> bool:
+    """Return whether the row of a burst is slower in its iterations, beside its others, than all
+    other rows of its TP group; `known` rows are nobody's peers.
+
+    Example: forward and backward passes take 1.23 times as long, those of its mate 1.00 and 1.23
+    times, which waits in the second.
+    """
+    if not len(mates_of(seen.members, burst.row)) or burst.hits.all():
+        return False
+    over, _ = pass_residuals(seen.work, seen.members, peer_groups(seen.work, seen.members), known)
+    change = robust.median(over[:, burst.hits], axis=1) - robust.median(
+        over[:, ~burst.hits], axis=1
+    )
+    phases = (change[:, seen.work.phase == one] for one in (FORWARD, BACKWARD))
+    return _is_isolated_by(
+        seen, np.stack([robust.median(one, axis=1) for one in phases]), burst.row
+    )
+
+
+def _is_isolated_by(seen: Observations, by_phase: Floats, row: int) -> bool:
+    """Return whether a row stands out from its mates by how slow rows are, (phase, row), log."""
+    slow = np.zeros(by_phase.shape[1], dtype=bool)
+    passes = Slowness(effects=robust.mean(by_phase, axis=0), slow=slow, by_phase=by_phase)
+    return is_isolated(seen.members, passes, row)
 
 
 def lone_pause(excess: Floats, margin: float, rate: float) -> Burst | None:
