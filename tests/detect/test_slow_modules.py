@@ -116,7 +116,7 @@ def test_one_iteration_is_an_accident_where_another_rank_has_a_long_run_as_well(
 
 
 @pytest.mark.parametrize(("others", "is_found"), [((2, 6, 7), False), ((2, 6), True)])
-def test_runs_that_a_third_of_the_others_have_are_usual_here(job, others, is_found):
+def test_runs_that_more_than_a_third_of_the_others_have_are_usual_here(job, others, is_found):
     runs = [(5, 4, 4), (5, 7, 4), (5, 9, 4), (5, 11, 4), *((one, 6, 1) for one in others)]
     assert [one.row for one in found_in(job, runs)] == [5] * is_found
 
