@@ -121,6 +121,10 @@ OTHERS_TOO = (
     "its peers have such passes in iterations of their own, if in fewer: noise that comes to "
     "everybody may be the reason as well"
 )
+ONE_KIND = (
+    "all slow passes are of one kind, forward or backward: a slow device slows both, so this is "
+    "rather something that the program does in these"
+)
 PAUSES_ELSEWHERE = (
     "other ranks stand still for as long now and then, if in fewer iterations: noise that comes to "
     "everybody, and to some more often, may be the reason as well"
@@ -308,6 +312,7 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> str:
     reasons = {
         FEW_OTHERS: _may_be_noisier(burst),
         OTHERS_TOO: burst.is_noise and not burst.cuts_passes,
+        ONE_KIND: burst.is_one_kind and not burst.is_one_speed and not burst.cuts_passes,
         MORE_DATA: may_be_longer_data(seen, burst),
         launches: bool(launches),
         waits: bool(waits),

@@ -78,6 +78,8 @@ class Burst:
     cuts_passes: bool = False
     """Whether it begins or ends inside passes, of which other modules are as quick as ever: no data
     do so, nor a router."""
+    is_one_kind: bool = False
+    """Whether its slow passes are all forward ones, or all backward ones, which is no accident."""
     splits_microbatches: bool = False
     """Whether of microbatches with slow passes other passes are as quick as ever: no data do so."""
     in_modules: bool = False
@@ -242,6 +244,8 @@ class _Passes:
     own: Floats
     """Log time over what the row itself takes for the same operation in quiet iterations."""
     num_known: Integers
+    forward_share: Floats
+    """(row,): share of forward passes in the time of all; NaN where one kind was not recorded."""
 
     @classmethod
     def of(cls, seen: Observations, known: Flags) -> _Passes | None:
@@ -267,6 +271,7 @@ class _Passes:
             microbatch=seen.work.microbatch[order],
             own=np.nan_to_num(over_quiet(seen.work.log_ns[:, :, order], BURSTS.quiet_share)),
             num_known=np.isfinite(beside_peers).sum(axis=(1, 2)),
+            forward_share=_forward_share(seen.work.log_ns[:, :, order], phase),
         )
 
     def excess(self) -> Floats:
@@ -329,6 +334,18 @@ class _Passes:
         is_single = num_runs(hits) >= BURSTS.single_share * int(hits.sum())
         return is_single and float(np.median(self.over[row][hits])) >= np.log(BURSTS.stop_ratio)
 
+    def is_of_one_kind(self, row: int) -> bool:
+        """Return whether all hits of a row are forward passes, or backward ones, by more than
+        chance: a device slows both, and what a program does in one of them does not.
+
+        Example: six of six in forward passes, which take a third of the time: once in 730 times.
+        """
+        hits, share = self.hits[row], float(self.forward_share[row])
+        is_forward = bool(hits[:, self.phase == FORWARD].any())
+        if is_forward == bool(hits[:, self.phase == BACKWARD].any()):
+            return False
+        return bool((share if is_forward else 1.0 - share) ** num_runs(hits) < BURSTS.one_kind_p)
+
     def splits_microbatches(self, row: int) -> bool:
         """Return whether of microbatches with slow passes of a row others are as quick as ever."""
         return _split_microbatches(self.hits[row], self.over[row], self.phase, self.microbatch)
@@ -365,6 +382,13 @@ class _Passes:
             for one in (FORWARD, BACKWARD)
         ]
         return _is_isolated_by(seen, np.stack(by_phase), row)
+
+
+def _forward_share(log_ns: Floats, phase: Integers) -> Floats:
+    """Return the share of forward passes in the time of all, (row,); NaN where it is not known."""
+    kinds = [np.exp(log_ns[:, :, phase == one]) for one in (FORWARD, BACKWARD)]
+    forward, backward = (robust.mean(one.reshape(len(one), -1), axis=1) for one in kinds)
+    return np.asarray(forward / (forward + backward))
 
 
 def _split_microbatches(hits: Flags, size: Floats, phase: Integers, microbatch: Integers) -> bool:
@@ -433,6 +457,7 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
         if q_value > rate or not tally.is_alone or not passes.rose(row):
             continue
         left = others
+        has_others = int((stage == stage[row]).sum()) > 1 + len(mates)  # who do not wait for it
         is_noise = not is_one_speed and passes.is_noise(row, hits, others, stage == stage[row])
         found.append(
             Burst(
@@ -446,6 +471,7 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
                 stands_out=stands_out,
                 is_noise=is_noise,
                 is_stops=passes.are_stops(row),
+                is_one_kind=has_others and passes.is_of_one_kind(row),
                 splits_microbatches=passes.splits_microbatches(row),
                 size=float(np.exp(np.median(passes.over[row][passes.hits[row]]))),
             )
