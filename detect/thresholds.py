@@ -1296,6 +1296,10 @@ class _Bursts:
         "whose microbatch is as quick as ever in its other passes, from which on no data are the "
         "reason; of throttled devices 0.28 and more were seen, of longer data none",
     )  # fmt: skip
+    one_kind_p: float = limit(
+        0.01, "probability", Origin.CONVENTION,
+        "of slow passes of one kind only, below which that is no accident",
+    )  # fmt: skip
     prior_hits: float = limit(
         0.5,
         "hits",

@@ -61,6 +61,7 @@ from detect.causes.hits import (
     pair_burst,
     pair_pause,
     slow_passes,
+    stands_out_then,
 )
 from detect.causes.launching import (
     is_host_bound,
@@ -119,6 +120,10 @@ HARDLY_SURE = (
 OTHERS_TOO = (
     "its peers have such passes in iterations of their own, if in fewer: noise that comes to "
     "everybody may be the reason as well"
+)
+ONE_KIND = (
+    "all slow passes are of one kind, forward or backward: a slow device slows both, so this is "
+    "rather something that the program does in these"
 )
 PAUSES_ELSEWHERE = (
     "other ranks stand still for as long now and then, if in fewer iterations: noise that comes to "
@@ -314,6 +319,7 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> str:
     reasons = {
         FEW_OTHERS: _may_be_noisier(burst),
         OTHERS_TOO: burst.is_noise and not burst.cuts_passes,
+        ONE_KIND: burst.is_one_kind and not burst.is_one_speed and not burst.cuts_passes,
         MORE_DATA: may_be_longer_data(seen, burst),
         launches: bool(launches),
         waits: bool(waits),
@@ -551,7 +557,10 @@ def _in_passes(inquiry: Inquiry, known: Flags) -> list[Burst]:
     found = slow_passes(seen, known, rate, floor)
     more = known | mask_of([one.row for one in found], len(known))
     over, group = compute_excess(seen, known), seen.members.tensor_group
-    return found + bursts(over, more, rate, least_hit=floor, group=group)
+    by_iteration = bursts(over, more, rate, least_hit=floor, group=group)
+    return found + [
+        replace(one, stands_out=stands_out_then(seen, more, one)) for one in by_iteration
+    ]
 
 
 def _has_most_of(of_stage: Flags, rows: Integers, waiting: Flags) -> bool:

@@ -78,6 +78,8 @@ class Burst:
     cuts_passes: bool = False
     """Whether it begins or ends inside passes, of which other modules are as quick as ever: no data
     do so, nor a router."""
+    is_one_kind: bool = False
+    """Whether its slow passes are all forward ones, or all backward ones, which is no accident."""
     splits_microbatches: bool = False
     """Whether of microbatches with slow passes other passes are as quick as ever: no data do so."""
     in_modules: bool = False
@@ -242,6 +244,8 @@ class _Passes:
     own: Floats
     """Log time over what the row itself takes for the same operation in quiet iterations."""
     num_known: Integers
+    forward_share: Floats
+    """(row,): share of forward passes in the time of all; NaN where one kind was not recorded."""
 
     @classmethod
     def of(cls, seen: Observations, known: Flags) -> _Passes | None:
@@ -267,6 +271,7 @@ class _Passes:
             microbatch=seen.work.microbatch[order],
             own=np.nan_to_num(over_quiet(seen.work.log_ns[:, :, order], BURSTS.quiet_share)),
             num_known=np.isfinite(beside_peers).sum(axis=(1, 2)),
+            forward_share=_forward_share(seen.work.log_ns[:, :, order], phase),
         )
 
     def excess(self) -> Floats:
@@ -291,16 +296,18 @@ class _Passes:
             num_others=int(self.num_known[others].sum()),
         )
 
-    def counted(self, row: int, mates: Integers) -> Flags:
+    def counted(self, row: int, mates: Integers, *, stands_out: bool) -> Flags:
         """Return the hits of all rows that count when `row` is judged, (row, iteration, operation).
 
         Where the row and one of its `mates` have a hit in the same pass, either may wait for the
-        other: neither hit counts, except that the row's does if it is twice as large.
+        other: neither hit counts, except that the row's does if it is twice as large, or the row
+        `stands_out` from its mates, which then wait for it.
         """
         hits = self.hits.copy()
         together = hits[mates] & hits[row]
         larger = self.over[mates] >= PAIRS.agrees_share * self.over[row]
-        hits[row] &= ~(together & larger).any(axis=0)
+        if not stands_out:
+            hits[row] &= ~(together & larger).any(axis=0)
         hits[mates] &= ~together
         return hits
 
@@ -326,6 +333,18 @@ class _Passes:
         hits = self.hits[row]
         is_single = num_runs(hits) >= BURSTS.single_share * int(hits.sum())
         return is_single and float(np.median(self.over[row][hits])) >= np.log(BURSTS.stop_ratio)
+
+    def is_of_one_kind(self, row: int) -> bool:
+        """Return whether all hits of a row are forward passes, or backward ones, by more than
+        chance: a device slows both, and what a program does in one of them does not.
+
+        Example: six of six in forward passes, which take a third of the time: once in 730 times.
+        """
+        hits, share = self.hits[row], float(self.forward_share[row])
+        is_forward = bool(hits[:, self.phase == FORWARD].any())
+        if is_forward == bool(hits[:, self.phase == BACKWARD].any()):
+            return False
+        return bool((share if is_forward else 1.0 - share) ** num_runs(hits) < BURSTS.one_kind_p)
 
     def splits_microbatches(self, row: int) -> bool:
         """Return whether of microbatches with slow passes of a row others are as quick as ever."""
@@ -358,15 +377,18 @@ class _Passes:
 
     def stands_out(self, seen: Observations, row: int) -> bool:
         """Return whether the row is slower in its hits than all other rows of its TP group."""
-        by_phase = np.stack(
-            [
-                robust.median(self.over[:, self.hits[row] & (self.phase == one)], axis=1)
-                for one in (FORWARD, BACKWARD)
-            ]
-        )
-        slow = np.zeros(len(self.over), dtype=bool)
-        passes = Slowness(effects=robust.mean(by_phase, axis=0), slow=slow, by_phase=by_phase)
-        return is_isolated(seen.members, passes, row)
+        by_phase = [
+            robust.median(self.over[:, self.hits[row] & (self.phase == one)], axis=1)
+            for one in (FORWARD, BACKWARD)
+        ]
+        return _is_isolated_by(seen, np.stack(by_phase), row)
+
+
+def _forward_share(log_ns: Floats, phase: Integers) -> Floats:
+    """Return the share of forward passes in the time of all, (row,); NaN where it is not known."""
+    kinds = [np.exp(log_ns[:, :, phase == one]) for one in (FORWARD, BACKWARD)]
+    forward, backward = (robust.mean(one.reshape(len(one), -1), axis=1) for one in kinds)
+    return np.asarray(forward / (forward + backward))
 
 
 def _split_microbatches(hits: Flags, size: Floats, phase: Integers, microbatch: Integers) -> bool:
@@ -421,7 +443,8 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
     left, found = ~known, list[Burst]()
     for row in heaviest_first(share, candidates):
         others = left & (np.arange(num_rows) != row)
-        hits = as_large(passes.counted(row, mates_of(seen.members, row)), passes.over, row)
+        mates, stands_out = mates_of(seen.members, row), passes.stands_out(seen, row)
+        hits = as_large(passes.counted(row, mates, stands_out=stands_out), passes.over, row)
         by_iteration: Flags = np.asarray(hits.any(axis=2))
         is_one_speed = passes.is_one_speed(row) and not passes.is_of_others(row, hits, others)
         # what goes on at the end is a level's to tell, from its fourth iteration on
@@ -434,6 +457,7 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
         if q_value > rate or not tally.is_alone or not passes.rose(row):
             continue
         left = others
+        has_others = int((stage == stage[row]).sum()) > 1 + len(mates)  # who do not wait for it
         is_noise = not is_one_speed and passes.is_noise(row, hits, others, stage == stage[row])
         found.append(
             Burst(
@@ -444,14 +468,41 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
                 others=others,
                 other_hits=int(by_iteration[others].sum()),
                 is_one_speed=is_one_speed,
-                stands_out=passes.stands_out(seen, row),
+                stands_out=stands_out,
                 is_noise=is_noise,
                 is_stops=passes.are_stops(row),
+                is_one_kind=has_others and passes.is_of_one_kind(row),
                 splits_microbatches=passes.splits_microbatches(row),
                 size=float(np.exp(np.median(passes.over[row][passes.hits[row]]))),
             )
         )
     return found
+
+
+def stands_out_then(seen: Observations, known: Flags, burst: Burst) -> bool:
+    """Return whether the row of a burst is slower in its iterations, beside its others, than all
+    other rows of its TP group; `known` rows are nobody's peers.
+
+    Example: forward and backward passes take 1.23 times as long, those of its mate 1.00 and 1.23
+    times, which waits in the second.
+    """
+    if not len(mates_of(seen.members, burst.row)) or burst.hits.all():
+        return False
+    over, _ = pass_residuals(seen.work, seen.members, peer_groups(seen.work, seen.members), known)
+    change = robust.median(over[:, burst.hits], axis=1) - robust.median(
+        over[:, ~burst.hits], axis=1
+    )
+    phases = (change[:, seen.work.phase == one] for one in (FORWARD, BACKWARD))
+    return _is_isolated_by(
+        seen, np.stack([robust.median(one, axis=1) for one in phases]), burst.row
+    )
+
+
+def _is_isolated_by(seen: Observations, by_phase: Floats, row: int) -> bool:
+    """Return whether a row stands out from its mates by how slow rows are, (phase, row), log."""
+    slow = np.zeros(by_phase.shape[1], dtype=bool)
+    passes = Slowness(effects=robust.mean(by_phase, axis=0), slow=slow, by_phase=by_phase)
+    return is_isolated(seen.members, passes, row)
 
 
 def lone_pause(

@@ -8,7 +8,9 @@ without a fault (`chance`); nearly always never, which is known of sound jobs at
 of one row must be improbable at that rate, in two iterations at least, and be the row's alone. One
 run is enough if it is long and begins or ends in the middle of a pass: in jobs at large no sound
 rank has any, for neither pauses nor data make eight modules slow by one factor and leave alone the
-others of the pass. Runs are left out that say nothing of a device:
+others of the pass. Where another rank has a long one as well, or more than a third of the others
+have some that are half as slow, this job is not like these, and nobody is told. Runs are left out
+that say nothing of a device:
 
     began as soon as launched     the host was late, whose delay lengthens what follows as well
     smaller than a TP mate's      where passes hold waiting: the mate is slow, and this rank waits
@@ -31,7 +33,7 @@ from detect.causes.device import mates_of
 from detect.causes.hits import Burst, Tally, heaviest_first, num_runs
 from detect.observe.modules import SlowRuns
 from detect.observe.observations import Observations
-from detect.thresholds import BURSTS, RUNS
+from detect.thresholds import BURSTS, PAIRS, RUNS
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -53,7 +55,7 @@ def bursts_of_modules(seen: Observations, known: Flags, rate: float, floor: floa
     excess = lost / np.maximum(busy_ns - lost, RUNS.least_left_share * busy_ns)
     share, num_passes = excess.mean(axis=1), seen.work.log_ns.shape[2]
     counts, hits = np.minimum(passes, num_passes).sum(axis=1).astype(np.int64), passes > 0
-    is_long = kept & runs.cuts & (runs.num_modules >= RUNS.long_modules)
+    is_long = kept & (runs.num_modules >= RUNS.long_modules)
     left, found = ~known, list[Burst]()
     for one in heaviest_first(share, ~known & (share >= RUNS.least_share)):
         others = left & (np.arange(len(known)) != one)
@@ -62,8 +64,10 @@ def bursts_of_modules(seen: Observations, known: Flags, rate: float, floor: floa
         q_value = tally.by_chance * len(known) / (len(found) + 1)
         is_alone = tally.is_alone and Tally.of(hits, one, others).is_alone
         goes_on = hits[one, -1] and num_runs(hits[one]) == 1  # a level's to tell
-        is_accident = is_single and not is_long[own].all()
-        if q_value > rate or not is_alone or goes_on or is_accident:
+        are_told = (is_long & runs.cuts)[own].all() and not is_long[others[row] & ~own].any()
+        is_accident = is_single and not are_told
+        is_usual = _have_some(row, kept, runs.size_log, one, others) > BURSTS.others_share
+        if q_value > rate or not is_alone or goes_on or is_accident or is_usual:
             continue
         left = others
         found.append(
@@ -95,6 +99,15 @@ def _tally(counts: Integers, one: int, others: Flags, length: int, is_single: bo
         other_hits=int(counts[others].sum()),
         num_others=max(int(others.sum()) * length, usual),
     )
+
+
+def _have_some(row: Integers, kept: Flags, size_log: Floats, one: int, others: Flags) -> float:
+    """Return what share of the `others`, (row,), have runs half as slow as `one`'s and more; `row`,
+    `kept` and `size_log` are (run,).
+    """
+    least = PAIRS.agrees_share * float(np.median(size_log[kept & (row == one)]))
+    with_some = np.unique(row[kept & (size_log >= least)])
+    return float(np.isin(np.flatnonzero(others), with_some).mean())
 
 
 def _placed(seen: Observations, runs: SlowRuns, floor: float) -> tuple[Integers, Integers, Flags]:

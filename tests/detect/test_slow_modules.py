@@ -105,6 +105,22 @@ def test_runs_that_others_have_as_well_if_fewer_are_no_speed_of_one_device(job):
     assert burst.row == 5 and burst.other_hits == 1 and not burst.is_one_speed
 
 
+@pytest.mark.parametrize(("modules_of_other", "is_found"), [(8, False), (6, True)])
+def test_one_iteration_is_an_accident_where_another_rank_has_a_long_run_as_well(
+    job, modules_of_other, is_found
+):
+    """As where now the one and now the other is slow for an iteration."""
+    changes = {"num_modules": np.array([24, modules_of_other]), "cuts": np.array([True, False])}
+    found = found_in(job, [(5, 4, 4), (2, 7, 1)], **changes)
+    assert [one.row for one in found] == [5] * is_found
+
+
+@pytest.mark.parametrize(("others", "is_found"), [((2, 6, 7), False), ((2, 6), True)])
+def test_runs_that_more_than_a_third_of_the_others_have_are_usual_here(job, others, is_found):
+    runs = [(5, 4, 4), (5, 7, 4), (5, 9, 4), (5, 11, 4), *((one, 6, 1) for one in others)]
+    assert [one.row for one in found_in(job, runs)] == [5] * is_found
+
+
 def test_somebody_else_has_to_show_no_runs(job):
     seen = observe(job(layout=Layout(dp=2), iterations=10, noise=0.005).timeline())
     seen = replace(seen, slow_runs=made_of([(1, 4, 2), (1, 9, 1)]))

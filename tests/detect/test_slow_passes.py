@@ -98,6 +98,26 @@ def test_hits_of_any_size_are_counted_as_events(job):
     assert found_in(observe(job(layout=Layout(dp=8), iterations=10, work=work).timeline())) == []
 
 
+@pytest.mark.parametrize(
+    ("phases", "owner"),
+    [(("forward",), Owner.UNDECIDED), (("forward", "backward"), Owner.NODE)],
+    ids=["one kind", "both"],
+)
+def test_slow_passes_of_one_kind_only_are_no_slow_devices(job, phases, owner):
+    random = np.random.default_rng(5)
+    sizes = {
+        (3 + 2 * n, (3 * n) % 8, phases[n % len(phases)]): random.uniform(1.3, 1.7)
+        for n in range(8)
+    }
+
+    def work(slot):
+        key = slot.iteration, slot.microbatch, slot.phase
+        return sizes.get(key, 1.0) if slot.rank == 5 and slot.name != "optimizer" else 1.0
+
+    report = job(layout=Layout(dp=16), noise=QUIET, work=work).report()
+    assert owners(report) == {(5,): (Cause.COMPUTE, owner)}
+
+
 def test_small_hits_of_others_are_no_events_of_the_same_kind(job):
     """Rank 5 has six passes of up to twice the time; all others have as many of 1.05 times."""
     random = np.random.default_rng(7)
