@@ -74,9 +74,11 @@ from detect.stats.host_tests import (
     beside_others,
     channel_tests,
     clearest_split,
+    has_more_to_launch,
     is_starved,
     keeps_its_pace,
     launches_slowly,
+    pace_lead,
     passes_over,
     rise_in,
     since_it_began,
@@ -365,7 +367,7 @@ def _are_named_one_by_one(inquiry: Inquiry, sides: Sides, cause: Cause) -> bool:
 def _is_noisier_of_two(sides: Sides, reason: _Reason) -> bool:
     """Return whether a host loses only a little more than the only other host; where launching
     takes most of an iteration, and hardly longer than there, not much more: the devices of
-    whichever host is a little slower wait for it.
+    whichever host is a little slower wait for it. Several times as much loading is not a little.
 
     Example: launching takes 6.1 of 7.9 ms, from launch to launch one host takes 1.13 times as long
     as the other, and gaps are 1.35 ms and 0.95.
@@ -375,6 +377,10 @@ def _is_noisier_of_two(sides: Sides, reason: _Reason) -> bool:
     is_only = len(np.unique(sides.host[sides.control])) < 2
     if not (is_lost and is_only) or _loads_for_far_longer(sides, reason):
         return False
+    if reason.cause is Cause.LOADER:
+        lost = robust.mean(np.nan_to_num(seen.lost(Cause.LOADER)), axis=1)
+        if lost[own].mean() >= HOSTS.unlike_ratio * lost[sides.control].mean():
+            return False
     most = HOSTS.least_doubtful_share
     if seen.held_pace is not None and is_nearly_bound(seen, np.flatnonzero(own)):
         pace = robust.median(seen.held_pace, axis=1)
@@ -496,21 +502,9 @@ def _may_be_of_its_stage(sides: Sides, cause: Cause, test: HostTest) -> bool:
         return holds_first or test.effect < HOSTS.unlike_share
     lost = np.nan_to_num(robust.mean(sides.seen.lost(cause), axis=1))
     own, largest = float(lost[sides.own].mean()), float(lost[sides.control].max())
-    if PAIRS.agrees_share * own < float(lost[~sides.own].max()) or _has_more_to_launch(sides):
+    if PAIRS.agrees_share * own < float(lost[~sides.own].max()) or has_more_to_launch(sides):
         return True
     return test.effect < HOSTS.unlike_share and own < HOSTS.unlike_ratio * largest
-
-
-def _has_more_to_launch(sides: Sides) -> bool:
-    """Return whether the host's ranks take longer from launch to launch, by what stages of sound
-    jobs differ. Example: 1.61 times as long, gaps of 8 to 51 % of an iteration, by turns, against 3
-    to 9 %, and passes of all hosts that vary alike.
-    """
-    if PACE not in sides.over:
-        return False
-    pace = sides.over[PACE].level
-    lead = float(robust.median(pace[sides.own]) - robust.median(pace[sides.control]))
-    return SLOW_PACE.slow_log <= lead < SLOW_PACE.other_stage_log
 
 
 def _may_wait_for_a_mate(inquiry: Inquiry, sides: Sides, sure: Mapping[str, HostTest]) -> bool:
@@ -614,7 +608,8 @@ def _cause_of_optimizer(
     sides: Sides, sure: Mapping[str, HostTest], least_share: float
 ) -> tuple[Cause, HostTest] | None:
     """Blame the host for far slower optimizer steps next to passes that are as quick as others', if
-    with other lost time they cost at least `least_share` of the iteration.
+    with what its ranks lose beyond others they cost at least `least_share` of the iteration: with
+    what the rank loses that loses most, if they launch slowly, which a single rank may show.
     """
     optimizer = sure.get(OPTIMIZER)
     computes_slowly = COMPUTE in sure and sure[COMPUTE].effect > 0
@@ -623,8 +618,9 @@ def _cause_of_optimizer(
     seen, own = sides.seen, sides.own
     slower_ns = float(np.nanmean(seen.optimizer_ns[own])) * (1 - np.exp(-optimizer.effect))
     step_ns = float(np.median(seen.iteration_ns))
-    lost_ns = float(np.nan_to_num(sides.over[Cause.HOST.value].level[own]).max()) * step_ns
-    is_heavy = slower_ns + lost_ns >= least_share * step_ns
+    lost = np.nan_to_num(sides.over[Cause.HOST.value].level[own])
+    lost_share = lost.max() if pace_lead(sides) >= SLOW_PACE.slow_host_log else lost.mean()
+    is_heavy = slower_ns + float(lost_share) * step_ns >= least_share * step_ns
     return (Cause.HOST, optimizer) if is_heavy else None
 
 

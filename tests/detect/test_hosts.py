@@ -10,7 +10,12 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.finding import OTHERS_WAIT
-from detect.causes.hosts import _doubt_of_level, _may_be_its_experts, _share_their_data
+from detect.causes.hosts import (
+    _doubt_of_level,
+    _is_noisier_of_two,
+    _may_be_its_experts,
+    _share_their_data,
+)
 from detect.causes.paused_hosts import ALONE, LONGER, _doubts, _paused_host, _pausing_host
 from detect.causes.together import gathered
 from detect.detector import judge
@@ -49,6 +54,16 @@ def test_of_two_hosts_the_one_that_loses_a_little_more_is_undecided(job, hosts, 
     finding = next(one for one in report.findings if len(one.ranks) == hosts)
     assert (finding.cause, finding.owner) == (Cause.HOST, owner)
     assert any("the noisier one" in one for one in finding.evidence) == (owner != Owner.NODE)
+
+
+@pytest.mark.parametrize(("others_ms", "is_noisier"), [(2.0, False), (20.0, True)])
+def test_of_two_hosts_one_that_loads_several_times_as_long_is_no_noisier_one(others_ms, is_noisier):
+    own, test = np.arange(8) < 4, HostTest(effect=0.035, error=0.003, p_value=1e-6)
+    loading_ns = np.where(own, 55e6, others_ms * 1e6)[:, None] * np.ones(6)
+    seen = SimpleNamespace(lost=lambda cause: loading_ns, held_pace=None)
+    sides = SimpleNamespace(seen=seen, own=own, control=~own, host=own.astype(int))
+    reason = SimpleNamespace(cause=Cause.LOADER, test=test, tests={"loader": test})
+    assert _is_noisier_of_two(sides, reason) is is_noisier
 
 
 @pytest.mark.parametrize(
