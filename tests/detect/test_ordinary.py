@@ -255,6 +255,9 @@ def test_what_is_little_and_gains_nothing_is_no_reason_to_change_a_node(job, slo
     assert undecided_if_small_and_free(seen, small, [], 1.03).owner is Owner.UNDECIDED
     longer = observe(made.timeline())
     assert undecided_if_small_and_free(longer, small, [], 1.03).owner is Owner.NODE
+    for q_value, owner in ((0.004, Owner.UNDECIDED), (1e-5, Owner.NODE)):  # chance leaves doubt
+        unsure = replace(small, slowdown=1.04, q_value=q_value)
+        assert undecided_if_small_and_free(longer, unsure, [], 1.03).owner is owner
     pair = replace(small, num_peers=1)  # who is the usual one of the two?
     assert undecided_if_small_and_free(longer, pair, [], 1.03).owner is Owner.UNDECIDED
     silent = replace(seen, transfers=None)  # nobody knows who waits for whom
