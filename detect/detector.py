@@ -239,6 +239,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     bursts.BURST,
     compute.SLOW_ON_THE_MEAN,
     nvlinks.PACE_OF_PCIE,
+    nvlinks.UNMATCHED,
     everywhere.LATE_DATA,
     everywhere.PAUSES,
     unexplained.STEP_CHANGE,

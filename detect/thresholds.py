@@ -183,6 +183,10 @@ class _Passes:
 class _Kernels:
     """When the kernel sequences of two ranks are the same work."""
 
+    quickest_share: float = limit(
+        0.05, "share of the collectives", Origin.CONVENTION,
+        "without counterparts that are as quick as what is taken for the quickest",
+    )  # fmt: skip
     num_parts: int = limit(
         8, "parts", Origin.CONVENTION,
         "of about equal time that a pass's kernels are cut into; their median is the pass's value",
@@ -1070,6 +1074,16 @@ class _NvLinks:
     surely_full_share: float = limit(
         0.45, "share of the one-way rate", Origin.PHYSICS,
         "that no group reaches of which an NVLink is at half its speed: half of 0.81, and a little",
+    )  # fmt: skip
+    least_ranks: int = limit(2, "ranks", Origin.PHYSICS, "that one slow connection slows")
+    least_collectives: int = limit(
+        16, "collectives", Origin.BENCHMARK,
+        "of a rank and a kind, of which the quickest waited for nobody; of three or four they do "
+        "not: up to nine times as long on sound ranks",
+    )  # fmt: skip
+    alike_ratio: float = limit(
+        1.25, "ratio", Origin.CONVENTION,
+        "within which the quickest of the others, or of the slow ranks, and their numbers lie",
     )  # fmt: skip
     most_of_pcie: float = limit(
         64.0, "GB/s one way", Origin.PHYSICS,

@@ -1,4 +1,5 @@
-"""Find groups that do not use their host's NVLinks; say what a slow NVLink could hide in.
+"""Find groups that do not use their host's NVLinks, and slow pairs of a profile that names no
+groups; say what a slow NVLink could hide in.
 
 Inside a host a slow NVLink slows every transfer of its group alike, and the only group of a job has
 no equal to compare it with. Then physics tells: what the NVLinks of a device carry one way is
@@ -21,11 +22,13 @@ its speed: without an equal nobody can tell. What that would cost is said beside
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
 from detect.causes.finding import (
+    OTHERS_WAIT,
     Answer,
     CauseSpec,
     Claim,
@@ -33,13 +36,15 @@ from detect.causes.finding import (
     build_finding,
     ratio_of_half_speed,
     replayed_half_speed,
+    rows_of_findings,
+    undecided,
 )
-from detect.observe.observations import Observations, Transfers
+from detect.observe.observations import Observations, Transfers, UnmatchedIn
 from detect.observe.transfers import bus_factor, longest_of_a_rank
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import milliseconds, times
-from detect.thresholds import NETWORKS, NVLINKS, POWER
+from detect.thresholds import LINKS, NETWORKS, NVLINKS, POWER
 from megascan.errors import listed
 
 ONE_WAY_GBYTES_PER_S = {
@@ -219,4 +224,103 @@ def _is_surely_full(seen: Observations, transfers: Transfers, unit: int) -> bool
     )
 
 
+def _search_unmatched(inquiry: Inquiry) -> Answer:
+    """Report ranks of one host whose quickest collectives take far longer than those of the others,
+    where a profile does not say who communicates with whom.
+
+    The quickest waited for nobody, and one slow connection slows two ranks at least. Only ranks
+    that do as many of them, and are quick alike otherwise, say how long these should take.
+    Example: the quickest of 146 all-reduces take 1.85 ms on ranks 0 and 1, and 0.23 on 2 and 3.
+    """
+    seen = inquiry.seen
+    alike: dict[tuple[str, int], list[UnmatchedIn]] = defaultdict(list)
+    for one in seen.unmatched:
+        alike[one.what, one.size_bytes].append(one)
+    found = [
+        _unmatched_finding(seen, slow, kind)
+        for kind in alike.values()
+        if (slow := _slow_inside(seen, kind))
+    ]
+    worst = sorted(found, key=lambda one: one.step_time_cost_ratio)[-1:]
+    accused = inquiry.slow | inquiry.named
+    return Answer(
+        findings=tuple(
+            undecided(one, OTHERS_WAIT) if (accused & ~rows_of_findings(seen.members, [one])).any()
+            else one
+            for one in worst
+        )
+    )  # fmt: skip
+
+
+def _slow_inside(seen: Observations, alike: list[UnmatchedIn]) -> list[UnmatchedIn]:
+    """Return the slow ones of a kind, in order; [] where they are on several hosts, or their ranks
+    compute longer than others, on longer data: of unknown sizes nobody knows then.
+    """
+    slow = sorted(_slow_of_kind(alike), key=lambda one: one.rank)
+    ranks = [one.rank for one in slow]
+    others = [one.rank for one in alike if one.rank not in ranks]
+    if not slow or not seen.members.are_inside_a_host(tuple(ranks)):
+        return []
+    busy_ns, usual_ns = (
+        float(np.median(seen.busy_ns[list(seen.members.rows_with(own))])) for own in (ranks, others)
+    )
+    return slow if busy_ns <= NVLINKS.alike_ratio * usual_ns else []
+
+
+def _slow_of_kind(alike: list[UnmatchedIn]) -> list[UnmatchedIn]:
+    """Return those whose quickest collectives are slow; [] where they and the others, at least as
+    many, are not two even groups far from each other, or no group of ranks has their number: all
+    members but one wait for that one, three of four.
+    """
+    ascending = sorted(alike, key=lambda one: one.quickest_ns)
+    numbers = [one.number for one in alike]
+    if len(alike) < 2 * NVLINKS.least_ranks or min(numbers) < NVLINKS.least_collectives:
+        return []
+    times_ns = np.maximum([one.quickest_ns for one in ascending], 1.0)
+    steps = times_ns[1:] / times_ns[:-1]
+    first = int(np.argmax(steps)) + 1
+    quick, slow = times_ns[:first], times_ns[first:]
+    spreads = (quick[-1] / quick[0], slow[-1] / slow[0], max(numbers) / min(numbers))
+    is_clear = steps.max() >= LINKS.named_in_few and max(spreads) <= NVLINKS.alike_ratio
+    is_group = NVLINKS.least_ranks <= len(slow) <= first and len(alike) % len(slow) == 0
+    return ascending[first:] if is_clear and is_group else []
+
+
+def _unmatched_finding(
+    seen: Observations, slow: list[UnmatchedIn], alike: list[UnmatchedIn]
+) -> Finding:
+    ranks = tuple(sorted(one.rank for one in slow))
+    rows = seen.members.rows_with(ranks)
+    others = [one.quickest_ns for one in alike if one.rank not in ranks]
+    own_ns = float(np.median([one.quickest_ns for one in slow]))
+    usual_ns, ratios = float(np.median(others)), [one.quickest_ns / max(others) for one in slow]
+    return build_finding(
+        seen,
+        Claim(
+            ranks=ranks,
+            rows=rows,
+            cause=Cause.LINK,
+            owner=Owner.NODE,
+            slowdown=own_ns / usual_ns,
+            interval=(min(ratios), own_ns / min(others)),
+            course=None,
+            q_value=0.0,
+            num_peers=len(others),
+            saved_ns=np.full(len(seen.iterations), slow[0].an_iteration * (own_ns - usual_ns)),
+            subject=f"communication of ranks {listed(ranks)} (host {seen.members.hosts[rows[0]]})",
+            predicate=f"transfers {times(own_ns / usual_ns)} slower than that of others",
+            evidence=(
+                f"the quickest of {slow[0].number} {slow[0].what}, which waited for nobody, take "
+                f"{milliseconds(own_ns)} against {milliseconds(usual_ns)} on {len(others)} other "
+                "ranks, whose counterparts the trace does not know either",
+            ),
+            advice=NVLINK_ADVICE,
+            is_replayed=False,
+            is_bound=True,
+            is_pair=len(ranks) == 2,
+        ),
+    )
+
+
+UNMATCHED = CauseSpec(cause=Cause.LINK, search=_search_unmatched)
 PACE_OF_PCIE = CauseSpec(cause=Cause.LINK, search=_search)

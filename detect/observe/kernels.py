@@ -30,7 +30,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.observe.observations import BACKWARD, FORWARD, Boundness, Members, Observations, Work
+from detect.observe.observations import (
+    BACKWARD,
+    FORWARD,
+    Boundness,
+    Members,
+    Observations,
+    UnmatchedIn,
+    Work,
+)
 from detect.observe.spans import WORK_NAMES, SpanIndex, sums_by_cell, where_text
 from detect.observe.stalls import known_or_none, launch_pace, put_quick_steps, starved_share
 from detect.observe.work import LAYER_NAMES
@@ -83,10 +91,35 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
         return profile
     return replace(
         profile,
+        unmatched=_unmatched(index),
         boundness=_boundness(index, alike, compute, optimizer),
         starved_share=known_or_none(starved_share(index, both)),
         held_pace=_held_pace(index, compute),
         launching_ns=_launching(index, both),
+    )
+
+
+def _unmatched(index: SpanIndex) -> tuple[UnmatchedIn, ...]:
+    """Return the time of each rank's quickest collectives without counterparts, by operation and
+    size: a twentieth of them are as quick, or quicker.
+    """
+    op, texts = codes(index.table, "op")
+    size, rank = numbers(index.table, "size_bytes"), index.rank
+    alone = index.of_kind(Kind.COLLECTIVE) & (numbers(index.table, "match") < 0)
+    rows = np.flatnonzero(alone)
+    rows = rows[np.lexsort((size[rows], op[rows], rank[rows]))]
+    starts = group_starts(rank[rows], op[rows], size[rows])
+    return tuple(
+        UnmatchedIn(
+            rank=int(rank[own[0]]),
+            what=texts[op[own[0]]],
+            size_bytes=int(size[own[0]]),
+            number=len(own),
+            an_iteration=len(own) / max(index.shape[1], 1),
+            quickest_ns=float(np.quantile(index.duration[own], KERNELS.quickest_share)),
+        )
+        for own in np.split(rows, starts[1:])
+        if len(own)
     )
 
 

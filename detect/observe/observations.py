@@ -336,6 +336,22 @@ class UntimedIn:
 
 
 @dataclass(frozen=True)
+class UnmatchedIn:
+    """How long a rank's quickest collectives take of those whose counterparts nobody knows, of one
+    operation and size: they waited for nobody.
+    """
+
+    rank: int
+    what: str
+    size_bytes: int
+    """-1 where unknown."""
+    number: int
+    an_iteration: float
+    """The number of them in an iteration."""
+    quickest_ns: float
+
+
+@dataclass(frozen=True)
 class LateIn:
     """A rank's lateness in the operations of one edge or group, ns an iteration."""
 
@@ -482,6 +498,8 @@ class Observations:
     unsplit_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Time in which the rank did nothing but communicate, and waiting cannot be told from transfer:
     nobody knows with whom, or when the communication was over. None in tables of operations."""
+    unmatched: tuple[UnmatchedIn, ...] = ()
+    """Of profiles."""
     starved_share: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Share of operations for whose launch the device waited. Like other figures of launches below,
     None where these were not recorded."""

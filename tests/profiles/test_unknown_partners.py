@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,8 +12,10 @@ from benchmarks.grounds.profiles.catalogue import Scenario
 from benchmarks.grounds.profiles.engine import Trouble
 from benchmarks.grounds.profiles.files import Dress
 from benchmarks.grounds.profiles.job import Job
-from detect import Verdict, detect
+from detect import Owner, Verdict, detect
+from detect.causes.nvlinks import _slow_inside, _slow_of_kind
 from detect.observe.extract import observe
+from detect.observe.observations import UnmatchedIn
 from megascan.reader import read_trace
 
 RANK_FILES = Dress(name="rank", informed="head")
@@ -51,14 +55,47 @@ def test_a_host_that_loads_while_its_device_is_busy_with_what_was_before_loses_n
 
 
 @pytest.mark.parametrize("era", ["2.0", "2.2"])
-def test_collectives_of_unknown_groups_are_not_taken_for_everybodys(era, tmp_path):
+@pytest.mark.parametrize(("factor", "names"), [(8.0, [(2, 3)]), (2.0, [(2, 3)]), (1.0, [])])
+def test_the_quickest_collectives_of_unknown_groups_show_a_slow_pair(era, factor, names, tmp_path):
+    """They are not taken for everybody's. The quickest of many waited for nobody."""
     job = Job(tp=2, dp=2, style="megatron", gpus_per_host=4, era=era, chip="A100", hidden=1024)
-    slow_pair = Trouble(kind="nvlink", ranks=(2, 3), factor=8.0)
-    timeline = timeline_of(tmp_path, job, slow_pair)
+    troubles = [Trouble(kind="nvlink", ranks=(2, 3), factor=factor)] if factor > 1 else []
+    timeline = timeline_of(tmp_path, job, *troubles)
     assert (collectives(timeline).match == -1).all()
     report = detect(timeline)
-    assert report.verdict == Verdict.UNDECIDED
-    assert "communication in which waiting cannot be told from transfer takes" in report.hides[0]
+    assert [one.ranks for one in report.findings if one.owner is Owner.NODE] == names
+    assert (report.verdict == Verdict.DEGRADED) == bool(names)
+
+
+@pytest.mark.parametrize(
+    ("quickest_us", "numbers", "slow"),
+    [
+        ((930, 230, 232, 924), (109, 109, 109, 109), [0, 3]),
+        ((930, 230, 232, 924), (109, 109, 70, 109), []),  # other work
+        ((930, 230, 232, 924), (4, 4, 4, 4), []),  # each of so few may have waited
+        ((230, 230, 232, 924), (109, 109, 109, 109), []),  # one rank has no partner
+        ((930, 924, 920, 230), (109, 109, 109, 109), []),  # one rank shows no usual time
+        ((230, 930, 924, 920, 230, 230, 232, 232), (99,) * 8, []),  # three wait for their mate
+        ((360, 230, 232, 370), (109, 109, 109, 109), []),
+        ((930, 230, 332, 924), (109, 109, 109, 109), []),  # the others differ as well
+    ],
+)
+def test_two_even_groups_of_ranks_far_apart_are_slow_and_quick(quickest_us, numbers, slow):
+    alike = [
+        UnmatchedIn(rank, "all_reduce", -1, number, number / 3, 1e3 * time_us)
+        for rank, (time_us, number) in enumerate(zip(quickest_us, numbers, strict=True))
+    ]
+    assert sorted(one.rank for one in _slow_of_kind(alike)) == slow
+
+
+def test_a_pair_with_longer_data_is_no_slow_pair(tmp_path):
+    """Sizes are unknown: a pair that computes twice as long sends twice as much."""
+    job = Job(tp=2, dp=2, style="megatron", gpus_per_host=4, era="2.2", chip="A100", hidden=1024)
+    seen = observe(timeline_of(tmp_path, job, Trouble(kind="nvlink", ranks=(2, 3), factor=2.0)))
+    alike = [one for one in seen.unmatched if one.size_bytes == seen.unmatched[0].size_bytes]
+    assert [one.rank for one in _slow_inside(seen, alike)] == [2, 3]
+    longer = seen.busy_ns * np.where(np.arange(4) >= 2, 2.0, 1.0)[:, None]
+    assert _slow_inside(replace(seen, busy_ns=longer), alike) == []
 
 
 @pytest.mark.parametrize(("era", "is_matched"), [("2.0", False), ("2.2", True)])
