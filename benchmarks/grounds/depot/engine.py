@@ -356,6 +356,7 @@ class Engine:
             start = np.maximum(begin, other[0])
             np.maximum(ends, self._arrived(stage, message, start, noise), out=ends)
         stage.posted = []
+        ends += stage.luck.swap_ends_s[operation.number]
         stage.reached[operation.end] = ends
         stage.launch_marks[operation.end] = stage.launch_marks[operation.begin] + 3e-5
         stage.stream, stage.thread = ends, ends + 1.2e-5
@@ -408,6 +409,7 @@ class Engine:
         moved = MOVED["all_reduce"](ways.size) * operation.size_bytes
         seconds = moved * np.maximum(ways.link_s * self.effects.link, ways.nic_s * self.effects.nic)
         ends = (ways.gathered(begins) + ways.gathered(seconds + ways.least_s))[stage.ranks]
+        ends += stage.luck.meet_ends_s[operation.number]
         stage.reached[operation.end] = ends
         stage.thread = stage.thread + self.job.hardware.launch_s * 2
         stage.launch_marks[operation.end] = stage.thread

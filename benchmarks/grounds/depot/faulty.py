@@ -84,9 +84,10 @@ def hbm(menu: Menu) -> Scenario:
 def ecc(menu: Menu) -> Scenario:
     """Choose a job with a GPU that stands still while it corrects its memory."""
     job = menu.job(menu.layout(), iterations=(5, 40))
+    share = menu.between(0.03, 0.25)
     fault = Fault(
-        kind="ecc", ranks=(_rank(menu, job),), share=menu.between(0.03, 0.25),
-        seconds=menu.between(0.004, 0.06), factor=1.0,
+        kind="ecc", ranks=(_rank(menu, job),), share=share, factor=round(1 / (1 - share), 3),
+        seconds=menu.between(0.004, 0.06),
     )  # fmt: skip
     return Scenario(job=job, faults=(fault,))
 
@@ -97,7 +98,7 @@ def _launching(menu: Menu, *, hosts: int) -> Job:
     hidden = {1: 2048, 2: 2048, 4: 3072, 8: 5120}[layout.get("tp", 1)]
     return menu.job(
         layout, iterations=(4, 40), hidden=hidden, sequence=2048,
-        launch_ratio=menu.between(1.0, 1.5), microbatches=menu.one((4, 8)),
+        launch_ratio=menu.between(1.1, 1.9), microbatches=menu.one((4, 8)),
     )  # fmt: skip
 
 
@@ -142,12 +143,13 @@ def loader(*, whole: bool) -> Choose:
     def choose(menu: Menu) -> Scenario:
         layout = menu.layout(hosts=2 if whole else 1)
         job = menu.job(layout, iterations=(4, 40), num_prefetched=menu.one((2, 4)))
+        job = replace(job, load_s=menu.between(0.3, 0.6) * microbatch_s(job))
         ranks = _host(menu, job) if whole else tuple(range(job.num_ranks))
         readers = [rank for rank in ranks if job.loads(rank)]
         if not readers:
             readers = [rank for rank in job.ranks_on(0) if job.loads(rank)]
         named = tuple(readers) if whole else (menu.one(readers),)
-        fault = Fault(kind="loader", ranks=named, factor=menu.between(2.5, 10.0), is_of_host=whole)
+        fault = Fault(kind="loader", ranks=named, factor=menu.between(1.8, 6.0), is_of_host=whole)
         when = menu.one(("always", "always", "onset"))
         return Scenario(job=job, faults=(_timed(menu, job, fault, when),))
 

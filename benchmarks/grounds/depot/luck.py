@@ -15,6 +15,8 @@ from benchmarks.grounds.depot.job import Job
 from benchmarks.grounds.depot.operations import Program
 
 Figures = NDArray[np.float64]
+END_S = 1.2e-6
+"""Members of a collective leave it so much apart."""
 _OF_DATA, _OF_CHIPS, _OF_STORAGE, _OF_BREAKS = 1001, 1002, 1003, 1004
 
 
@@ -29,6 +31,9 @@ class Luck:
     threads: Figures  # the same of launches
     stalls_s: Figures  # of the launching thread, by work
     talks: Figures
+    ends_s: Figures  # by how much members leave a collective later than its end
+    swap_ends_s: Figures
+    meet_ends_s: Figures
     thoughts: Figures
     batches_s: Figures
     collect_s: Figures
@@ -97,6 +102,9 @@ class Fortune:
             stalls_s=stalls,
             talks=np.exp(rng.normal(0, job.nic_noise_ratio, (num_talks, number)))
             * self._jams(rng, (num_talks, number)),
+            ends_s=rng.exponential(END_S, (num_talks, number)),
+            swap_ends_s=rng.exponential(END_S, (program.num_swaps, number)),
+            meet_ends_s=rng.exponential(END_S, (2, number)),
             thoughts=np.exp(rng.normal(0, job.host_noise_ratio, (program.num_thoughts, number))),
             batches_s=self._batches(rng, iteration),
             collect_s=collect_s,

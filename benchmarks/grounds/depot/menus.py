@@ -108,15 +108,16 @@ class Menu:
         tp, pp, vpp = (layout.get(axis, 1) for axis in ("tp", "pp", "vpp"))
         parts = pp * vpp
         layers = [self.one((1, 2) if vpp > 1 else (2, 3, 4) if parts > 1 else (3, 4, 6))] * parts
-        if parts > 1 and layers[-1] > 2 and self.chance(0.5):
-            layers[-1] -= 1  # the output takes as long as a layer
+        hidden = self.one(HIDDEN[tp])
+        if parts > 1 and self.chance(0.75):  # the output takes as long as so many layers
+            layers[-1] = max(1, layers[-1] - round(32_000 / 12 / hidden))
         small = layout.get("dp", 1) * tp * pp >= 64
         batches = self.one((4, 8)) * (pp // 2 or 1) if pp > 1 else self.one((2, 4, 6))
         if small and pp > 1:
             batches = max(pp, 4)
         return {
             "layers": tuple(layers),
-            "hidden": self.one(HIDDEN[tp]),
+            "hidden": hidden,
             "sequence": self.one((2048, 4096)) if layout.get("cp", 1) == 1 else 8192,
             "vocabulary": 32_000 if parts > 1 else self.one((32_000, 64_000, 128_000)),
             "microbatches": batches,

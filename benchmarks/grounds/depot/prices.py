@@ -73,7 +73,8 @@ def price_of_talks(talks: Talks, luck: Luck, ways: Ways, effects: Effects, ranks
     slow_s = np.maximum(ways.link_s * effects.link[ranks], ways.nic_s * effects.nic[ranks])
     noise = luck.talks[talks.numbers] ** np.where(ways.nic_s > 0, 1.0, 0.3)
     noise = noise[:, ways.members[:, 0]][:, ways.rows]
-    return np.asarray(ways.gathered(sizes * slow_s) * noise + ways.least_s)
+    alone_s = ways.gathered(sizes * slow_s) * noise + ways.least_s
+    return np.asarray(alone_s + luck.ends_s[talks.numbers])
 
 
 def share_of_bytes(luck: Luck, microbatch: int, *, experts: bool) -> Figures:
