@@ -31,11 +31,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from megascan.arrays import Flags, Integers, Words, combine, numbered, order_by, running_numbers
+from megascan.arrays import (
+    Flags,
+    Floats,
+    Integers,
+    Words,
+    combine,
+    numbered,
+    order_by,
+    running_numbers,
+)
 from megascan.errors import InputError
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import Timeline, codes, equals, numbers
-from megascan.vocabulary import LOSS_SYNC, CountsAs, axis_of_group, names_of
+from megascan.vocabulary import LOSS_SYNC, CountsAs, axis_of_group, is_data_parallel, names_of
 
 PASS_NAMES = names_of(CountsAs.PASS)
 END, BEGIN, COMMUNICATION = range(3)
@@ -113,7 +122,10 @@ def marks_of(timeline: Timeline) -> Marks:
     messages = equals(table, "kind", Kind.P2P)[marks.row]
     if messages_hold_up(marks, marks.beside & messages):
         marks = replace(marks, beside=marks.beside & ~messages)
-    return _at_their_earliest(marks, stage)
+    group, groups = codes(table, "group")
+    is_data = np.array([is_data_parallel(name) for name in groups] or [False])[group]
+    is_pass = equals(table, "kind", Kind.COMPUTE)
+    return _when_launched(_at_their_earliest(marks, stage), stage, is_pass, is_data)
 
 
 def _mostly_beside(marks: Marks, stage: Integers) -> Flags:
@@ -168,12 +180,11 @@ def _at_their_earliest(marks: Marks, stage: Integers) -> Marks:
     turn = np.full(len(fixed), len(earliest))  # after the communication that is put before it
     turn[floating] = np.argsort(np.argsort(usually, kind="stable"))[same]
     order = np.lexsort((turn, place, marks.segment))
-    time = _no_later_than_next(marks.time_ns[order], fixed[order], marks.segment)
     return replace(
         marks,
         row=marks.row[order],
         edge=marks.edge[order],
-        time_ns=time,
+        time_ns=_no_later_than_next(marks.time_ns[order], fixed[order], marks.segment),
         end_ns=marks.end_ns[order],
         key=marks.key[order],
         beside=marks.beside[order],
@@ -182,14 +193,66 @@ def _at_their_earliest(marks: Marks, stage: Integers) -> Marks:
 
 def _no_later_than_next(time: Integers, fixed: Flags, segment: Integers) -> Integers:
     """Return times (mark,), none after that of the next `fixed` mark of its segment."""
-    place = np.arange(len(time))
-    following = np.minimum.accumulate(np.where(fixed, place, len(time))[::-1])[::-1]
-    following = np.where(following < len(time), following, place)
-    following = np.where(segment[following] == segment, following, place)
-    time = np.minimum(time, time[following])
+    return _ascending(np.minimum(time, time[_next(fixed, segment)]), segment)
+
+
+def _when_launched(marks: Marks, stage: Integers, is_pass: Flags, is_data: Flags) -> Marks:
+    """Return the marks with gradients and parameters that travel beside a pass where they are
+    launched: as far into the pass as mostly on the rank where that is least. Passes with any other
+    communication, which may hold them up, stay.
+
+    `stage` is (mark,); `is_pass` and `is_data` say of a span, (row,), whether it is a pass, or goes
+    over a data-parallel group. What waits for its stream begins late, but rarely on all ranks
+    alike. Example: reductions are launched at 20, 40 and 60 % of a backward pass. On quick ranks
+    they queue behind the first, which waits for a slow rank, and begin when the pass is long over;
+    on the slow one they begin in time.
+    """
+    floating = marks.beside & is_data[marks.row]
+    ahead, past = _next(~floating, marks.segment), _before(~floating)
+    opens = is_pass[marks.row[past]] & (marks.edge[past] == BEGIN)
+    closes = is_pass[marks.row[ahead]] & (marks.edge[ahead] == END)
+    chosen = np.flatnonzero(floating & opens & closes)
+    if not len(chosen):
+        return marks
+    ahead, past = ahead[chosen], past[chosen]
+    begin_ns = marks.time_ns[past]
+    width_ns = np.maximum(marks.time_ns[ahead] - begin_ns, 1)
+    part = np.clip((marks.time_ns[chosen] - begin_ns) / width_ns, 0.0, 1.0)
+    same = _same_on_stage(marks, chosen, stage)
+    least = np.ones(int(same.max()) + 1)
+    of_rank = numbered(same, marks.segment[chosen] // len(marks.iterations))
+    np.minimum.at(least, same, _medians(part, of_rank))
+    time = marks.time_ns.copy()
+    time[chosen] = begin_ns + (np.minimum(part, least[same]) * width_ns).astype(np.int64)
+    return replace(marks, time_ns=_ascending(time, marks.segment))
+
+
+def _next(chosen: Flags, segment: Integers) -> Integers:
+    """Return the place of the next `chosen` mark of the segment, (mark,); its own if none."""
+    place = np.arange(len(chosen))
+    following = np.minimum.accumulate(np.where(chosen, place, len(place))[::-1])[::-1]
+    following = np.where(following < len(place), following, place)
+    return np.where(segment[following] == segment, following, place)
+
+
+def _before(chosen: Flags) -> Integers:
+    """Return the place of the last `chosen` mark up to each, (mark,); 0 if none."""
+    return np.maximum.accumulate(np.where(chosen, np.arange(len(chosen)), 0))
+
+
+def _ascending(time: Integers, segment: Integers) -> Integers:
+    """Return times, (mark,), none before one further ahead in its segment."""
     origin, width = int(time.min()), int(np.ptp(time)) + 1
     latest = np.maximum.accumulate(segment * width + (time - origin))
     return np.asarray(latest - segment * width + origin)
+
+
+def _medians(values: Floats, labels: Integers) -> Floats:
+    """Return for each value the median of those with its label, the lower one of two, (value,)."""
+    order = np.lexsort((values, labels))
+    sizes = np.bincount(labels)
+    middle = np.cumsum(sizes) - sizes + (sizes - 1) // 2
+    return np.asarray(values[order][middle][labels])
 
 
 def _bounds(

@@ -578,3 +578,26 @@ def test_steps_before_an_exchange_of_stages_do_not_meet() -> None:
     assert _after_all_exchange(own, [own, other]) == own.nodes[2:]
     assert _after_all_exchange(other, [own, other]) == other.nodes[1:]
     assert _after_all_exchange(own, [own]) == own.nodes
+
+
+def test_reductions_that_queue_are_launched_where_the_slow_rank_launches_them(
+    timeline: Callable[..., Timeline],
+) -> None:
+    """Two reductions, launched at half of the backward pass and at its end; rank 1 is slow.
+
+    rank 0:  forward 0-10  backward 10-30   reduce 20-42 and, behind it, 42-62
+    rank 1:  forward 0-20  backward 20-60   reduce 40-42 and 60-62
+    """
+    beside = {"track": int(Track.OVERLAPPED)}
+    spans = []
+    for rank, (turn, done, first, second) in enumerate(((10, 30, 20, 42), (20, 60, 40, 60))):
+        spans += [
+            span(rank, "iteration", "iteration", 0, 65),
+            *passes(rank, (0, turn), (turn, done)),
+            collective(rank, first, 42, 40 - first, **beside),
+            collective(rank, second, 62, 60 - second, match=1, **beside),
+            span(rank, "optimizer", "optimizer", 62, 65),
+        ]
+    replay = replay_of_timeline(timeline(Layout(dp=2), spans, {"dp@0": (0, 1)}))
+    assert replay.traced_s.tolist() == pytest.approx([0.065])
+    assert saved_by_fixing(replay, [1]).fixed_step_s == pytest.approx(0.035)
