@@ -52,7 +52,8 @@ def _varied(slow=(), factor=1.0):
 )
 def test_a_clock_far_below_all_others_names_its_device(job, changes, is_named):
     report = job(
-        layout=Layout(dp=8), iterations=14, work=_varied([3], 1.15), counters=_readings([3], **changes)
+        layout=Layout(dp=8), iterations=14, work=_varied([3], 1.15),
+        counters=_readings([3], **changes),
     ).report()  # fmt: skip
     of_node = [(one.ranks, one.cause) for one in report.findings if one.owner == Owner.NODE]
     assert of_node == ([((3,), Cause.COMPUTE)] if is_named else [])
