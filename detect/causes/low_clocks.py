@@ -175,6 +175,7 @@ def _chance(clock: float, others: Floats) -> float:
 def _levels(seen: Observations, excluded: Flags) -> tuple[Floats, Floats]:
     """Return by how much rows are slower than their peers, (row,) log, and how far that may be off:
     infinitely far where nobody knows, or passes hold waiting for others, which makes mates alike.
+    A row that stands for a group is as slow as the slowest of it.
     """
     groups: list[Integers] = peer_groups(seen.work, seen.members)
     value = compare_within(seen.work, seen.members, groups, excluded).value
@@ -182,8 +183,9 @@ def _levels(seen: Observations, excluded: Flags) -> tuple[Floats, Floats]:
     error = robust.spread(value, axis=1) / np.sqrt(known)
     level = robust.median(value, axis=1)
     holds_waits = bool(seen.hidden_axes or seen.entangled_phases)
-    is_known = np.isfinite(level)
-    is_known &= not (holds_waits or seen.waits_between_layers or seen.hides_waiting)
+    holds_waits |= seen.waits_between_layers or seen.hides_waiting
+    are_groups = np.array([len(ranks) > 1 for ranks in seen.members.workers])
+    is_known = np.isfinite(level) & (are_groups | (not holds_waits))
     return np.where(is_known, level, 0.0), np.where(is_known, np.nan_to_num(error), np.inf)
 
 
