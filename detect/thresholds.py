@@ -555,6 +555,11 @@ class _Ordinary:
         "by which one of few devices is slower from where on its optimizer step confirms it: sound "
         "chips of few ranks were seen up to 1.07",
     )  # fmt: skip
+    most_of_two_log: float = limit(
+        math.log(1.085), "log", Origin.PHYSICS,
+        "by which one of two sound devices may be slower, where no other ranks show how they "
+        "differ: twice the sigma of two that differ by the 3 % that a few jobs' devices do",
+    )  # fmt: skip
     reach_share: float = limit(
         0.995, "share of sound ranks", Origin.CONVENTION,
         "that are no slower than one more beside few others may be",

@@ -91,16 +91,24 @@ def search_low_clocks(inquiry: Inquiry) -> Answer:
             continue
         shows = level[row] >= PAIRS.agrees_share * one.ratio_log
         findings.append(_finding(seen, row, one, float(level[row]) if shows else one.ratio_log))
-    ranks = {rank for one in findings for rank in one.ranks}
     return Answer(
         findings=tuple(findings),
         slow=rows_of_findings(members, findings),
-        explains=lambda one: (
-            one.owner is Owner.UNDECIDED
-            and one.cause in (Cause.COMPUTE, Cause.UNKNOWN, Cause.STAGE_IMBALANCE)
-            and bool(ranks & {*one.ranks})
-        ),
+        explains=lambda one: _explains(findings, one),
     )
+
+
+def _explains(found: list[Finding], other: Finding) -> bool:
+    """Return whether a finding of passes is no more than what others wait for a device that was
+    found: undecided, or a stage that takes longer by no more than one of its devices does.
+    """
+    within = [one.slowdown for one in found if {*one.ranks} & {*other.ranks}]
+    if not within or other.owner is Owner.NODE:
+        return False
+    if other.cause is Cause.STAGE_IMBALANCE and other.slowdown <= max(within):
+        return True
+    is_of_rank = other.cause in (Cause.COMPUTE, Cause.UNKNOWN, Cause.STAGE_IMBALANCE)
+    return is_of_rank and other.owner is Owner.UNDECIDED
 
 
 def _models(seen: Observations) -> Iterator[list[int]]:
@@ -165,15 +173,19 @@ def _chance(clock: float, others: Floats) -> float:
 
 
 def _levels(seen: Observations, excluded: Flags) -> tuple[Floats, Floats]:
-    """Return by how much rows are slower than their peers, (row,) log, and how far that may be off;
-    infinitely far where nobody knows.
+    """Return by how much rows are slower than their peers, (row,) log, and how far that may be off:
+    infinitely far where nobody knows, or passes hold waiting for others, which makes mates alike.
+    A row that stands for a group is as slow as the slowest of it.
     """
     groups: list[Integers] = peer_groups(seen.work, seen.members)
     value = compare_within(seen.work, seen.members, groups, excluded).value
     known = np.maximum(np.isfinite(value).sum(axis=1), 1)
     error = robust.spread(value, axis=1) / np.sqrt(known)
     level = robust.median(value, axis=1)
-    is_known = np.isfinite(level)
+    holds_waits = bool(seen.hidden_axes or seen.entangled_phases)
+    holds_waits |= seen.waits_between_layers or seen.hides_waiting
+    are_groups = np.array([len(ranks) > 1 for ranks in seen.members.workers])
+    is_known = np.isfinite(level) & (are_groups | (not holds_waits))
     return np.where(is_known, level, 0.0), np.where(is_known, np.nan_to_num(error), np.inf)
 
 

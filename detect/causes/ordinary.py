@@ -13,7 +13,7 @@ What the other ranks show among themselves tells how much is ordinary:
 
 * few ranks may happen to be alike: beside two or three peers what is known of chips of one model
   counts for as much as they do, and a rank must be slower than one more sound chip may be
-  (`reach_of_sound`: 15 % of two, 4.9 % of three, 2.2 % of four that are alike). A low clock says
+  (`reach_of_sound`: 8.5 % of two, 4.9 % of three, 2.2 % of four that are alike). A low clock says
   nothing else, chips that differ differ in it; a slow optimizer step does from 8 % on;
 * a small slowdown counts where it exceeds 4.5 times the root mean square of the other ranks'
   distances from their peers, or 3 times the largest, less what noise in time explains; ranks that
@@ -398,10 +398,10 @@ def reach_of_sound(places: Sequence[Floats], num_beside: int) -> float:
     Sound GPUs of one model differ by a sigma of up to 3 % under load, and a job shows by how much
     its own do: before anything was measured sigma is 0.56 % with the weight of one rank; each rank
     beside another says more, and Student's t with as many degrees how far one more may stray. Of
-    two ranks that nobody else is compared with, nothing is known but what two devices differ by at
-    most.
+    two ranks that nobody else is compared with, nothing is known but what sound devices are known
+    to differ by.
 
-        one of two                      15 %        one of eight, seven of which are alike   0.8 %
+        one of two                     8.5 %        one of eight, seven of which are alike   0.8 %
         one of three, two alike        4.9 %        of sixteen                               0.4 %
         one of four, three alike       2.2 %        of four, the others of a sigma of 3 %     18 %
     """
@@ -412,7 +412,7 @@ def reach_of_sound(places: Sequence[Floats], num_beside: int) -> float:
     sigma = np.sqrt(squares / degrees * (1.0 + 1.0 / max(num_beside, 1)))
     reach = float(special.stdtrit(degrees, ORDINARY.reach_share) * sigma)
     is_known = degrees > ORDINARY.usual_weight
-    return min(reach, ORDINARY.most_log) if is_known else PAIRS.min_effect_log
+    return min(reach, ORDINARY.most_log) if is_known else ORDINARY.most_of_two_log
 
 
 def _compares_with_pool(case: Case) -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from detect import Cause, Owner
+from detect import Cause, DetectorSettings, Owner
+from detect.detector import judge
+from detect.observe.extract import observe
 from megascan.topology import Layout
 
 HEAT, POWER_CAP, AT_REST = 0x40, 0x4, 0x1
@@ -52,17 +56,26 @@ def _varied(slow=(), factor=1.0):
 )
 def test_a_clock_far_below_all_others_names_its_device(job, changes, is_named):
     report = job(
-        layout=Layout(dp=8), iterations=14, work=_varied([3], 1.15), counters=_readings([3], **changes)
+        layout=Layout(dp=8), iterations=14, work=_varied([3], 1.15),
+        counters=_readings([3], **changes),
     ).report()  # fmt: skip
     of_node = [(one.ranks, one.cause) for one in report.findings if one.owner == Owner.NODE]
     assert of_node == ([((3,), Cause.COMPUTE)] if is_named else [])
 
 
-def test_a_low_clock_that_slows_nothing_names_nobody(job):
-    """All ranks compute alike within 2 %: the reading was of another time."""
-    readings = _readings([3], sm_clock_mhz=1725.0)
-    report = job(layout=Layout(dp=8), iterations=14, counters=readings).report()
-    assert [one for one in report.findings if one.owner == Owner.NODE] == []
+@pytest.mark.parametrize(("holds_waits", "named"), [(False, []), (True, [(3,)])])
+def test_a_low_clock_that_slows_nothing_names_nobody(job, holds_waits, named):
+    """All ranks compute alike within 2 %: the reading was of another time, unless all wait for the
+    slow one inside their passes.
+    """
+    seen = observe(job(layout=Layout(dp=8), iterations=14).timeline())
+    told = replace(
+        seen,
+        counters=_readings([3], sm_clock_mhz=1725.0),
+        waits_between_layers=holds_waits,
+    )
+    found = judge(told, DetectorSettings()).findings
+    assert [one.ranks for one in found if one.owner == Owner.NODE] == named
 
 
 @pytest.mark.parametrize(
