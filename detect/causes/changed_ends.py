@@ -332,6 +332,7 @@ def _finding(
             ),
             advice=GPU_ADVICE,
             is_bound=True,
+            slow_passes_ratio=factor,
         ),
     )
     return placed_at(finding, members, at)
