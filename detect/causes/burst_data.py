@@ -129,8 +129,9 @@ def _slows_its_step(seen: Observations, burst: Burst) -> bool:
         over[burst.row][~burst.hits]
     )
     others = over[burst.others] - robust.median(over[burst.others], axis=1)[:, None]
-    least = max(PAIRS.agrees_share * burst.effect, BURSTS.margin_sigmas * robust.spread(others))
-    return bool(change >= least)
+    noise = BURSTS.margin_sigmas * float(robust.spread(others))
+    least = max(PAIRS.agrees_share * burst.effect, noise)
+    return float(change) >= least
 
 
 def _shows_in_attention(seen: Observations, burst: Burst) -> bool:
