@@ -1361,6 +1361,11 @@ class _Losses:
         0.2, "share of its loading", Origin.BENCHMARK,
         "that the other end of the pipeline may take in any iteration for a lone loader to be slow",
     )  # fmt: skip
+    varies_ratio: float = limit(
+        1.5, "ratio", Origin.CONVENTION,
+        "of the longest to the shortest time that a device stands idle in an iteration, from which "
+        "on it is nothing that a program asks of its host every time",
+    )  # fmt: skip
     least_load_ns: float = limit(
         500e3, "ns an iteration", Origin.CONVENTION,
         "that fetching batches takes at least: less is what ranks get that do not load themselves",

@@ -10,6 +10,7 @@ Idea: ask what else longer data would lengthen, and what a slow device would not
     lookups            embedding and loss grow with the tokens as products of matrices do; a lower
                        clock lengthens them by a quarter of that
     one speed          a device has two speeds; sequences have any length
+    the optimizer      no data lengthen its step
     cut passes         a device slows down inside a pass, or between the two of a microbatch; data
                        are those of all of it
 
@@ -29,6 +30,7 @@ from detect.causes.device import (
     attention_residuals,
     lookups_follow,
     mates_of,
+    optimizer_residuals,
     spares_lookups,
 )
 from detect.causes.hits import Burst
@@ -42,7 +44,7 @@ from detect.stats.residuals import (
     peer_groups,
     stage_groups,
 )
-from detect.thresholds import IMBALANCE, PAIRS
+from detect.thresholds import BURSTS, IMBALANCE, PAIRS
 from megascan.arrays import Flags, Floats
 
 
@@ -63,7 +65,7 @@ def may_be_longer_data(seen: Observations, burst: Burst) -> bool:
     of = _suspicion(seen, burst)
     if burst.cuts_passes or burst.splits_microbatches or seen.rules_data_out:
         return False
-    if spares_lookups(of) or _others_spare_the_data(seen, burst):
+    if spares_lookups(of) or _others_spare_the_data(seen, burst) or _slows_its_step(seen, burst):
         return False
     if are_uneven(seen) or varies(seen, burst):
         return True
@@ -111,6 +113,25 @@ def _others_spare_the_data(seen: Observations, burst: Burst) -> bool:
     return any(
         len(rows) > 0 and float(robust.median(over[rows].mean(axis=1))) < most for rows in same
     )
+
+
+def _slows_its_step(seen: Observations, burst: Burst) -> bool:
+    """Return whether the row's optimizer step is slower in just its hits, by half of what passes
+    are and by far more than steps vary.
+
+    Example: steps take 2.5 times as long in the two iterations whose passes take 1.2 times as long,
+    and 1.00 times in the four others.
+    """
+    if burst.hits.all():
+        return False
+    over = optimizer_residuals(seen, stage_groups(seen.members), ~burst.others)
+    change = robust.median(over[burst.row][burst.hits]) - robust.median(
+        over[burst.row][~burst.hits]
+    )
+    others = over[burst.others] - robust.median(over[burst.others], axis=1)[:, None]
+    noise = BURSTS.margin_sigmas * float(robust.spread(others))
+    least = max(PAIRS.agrees_share * burst.effect, noise)
+    return float(change) >= least
 
 
 def _shows_in_attention(seen: Observations, burst: Burst) -> bool:

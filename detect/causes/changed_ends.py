@@ -215,10 +215,10 @@ def _works(group: _Group) -> Iterator[_Work]:
     }
     for name, time_ns in kinds.items():
         usual_ns = float(robust.median(time_ns[:, ~group.active]))
-        least_ns, slower_ns = CHANGED_ENDS.least_own_share * usual_ns, group.slower * usual_ns
-        yield _Work(name=name, time_ns=time_ns, least_ns=least_ns, most_ns=2.0 * slower_ns)
-    # mates wait for longer than their own loss would be longer on a slow device
-    yield _Work(name=AWAITED, time_ns=-loss, least_ns=2.0 * slower_ns, is_own=False)
+        least_ns, most_ns = CHANGED_ENDS.least_own_share * usual_ns, 2.0 * group.slower * usual_ns
+        yield _Work(name=name, time_ns=time_ns, least_ns=least_ns, most_ns=most_ns)
+    # mates that wait in it do so for longer than a slow device makes a loss, the last of these
+    yield _Work(name=AWAITED, time_ns=-loss, least_ns=most_ns, is_own=False)
 
 
 def _leads(group: _Group) -> list[_Lead]:
@@ -270,21 +270,20 @@ def _told(group: _Group, leads: list[_Lead], rate: float) -> tuple[_Lead, _Lead]
     two ranks have sure ones, or data may be why.
     """
     tests = int(group.own.sum()) * CHANGED_ENDS.kinds
-    tested = [replace(one, p_value=min(1.0, tests * one.p_value)) for one in leads]
-    sure = [one for one in tested if one.work.is_own and one.p_value <= rate]
+    sure = [one for one in leads if one.work.is_own and tests * one.p_value <= rate]
     if len({one.number for one in sure}) != 1:
         return None
     first = min(sure, key=lambda one: one.p_value)
     agree = [
         one
-        for one in tested
-        if one.work is not first.work
+        for one in leads
+        if one is not first
         and one.number == first.number
-        and one.p_value <= tests * CHANGED_ENDS.agrees_p_value
+        and one.p_value <= CHANGED_ENDS.agrees_p_value
     ]
     if not group.spares_data and first.work.name != OPTIMIZER:
         agree = [one for one in agree if one.work.name == OPTIMIZER]
-    return (first, agree[0]) if agree else None
+    return (replace(first, p_value=tests * first.p_value), agree[0]) if agree else None
 
 
 def _saved(seen: Observations, rows: list[int], group: _Group) -> Floats:
@@ -333,6 +332,7 @@ def _finding(
             ),
             advice=GPU_ADVICE,
             is_bound=True,
+            slow_passes_ratio=factor,
         ),
     )
     return placed_at(finding, members, at)

@@ -61,6 +61,23 @@ def test_lookups_tell_more_tokens_now_and_then_from_a_lower_clock(job, power, ow
 
 
 @pytest.mark.parametrize(
+    ("steps", "owner"),
+    [(LONGER, Owner.NODE), ((3, 5, 8, 10, 11), Owner.UNDECIDED), ((), Owner.UNDECIDED)],
+    ids=["just then", "at other times", "never"],
+)
+def test_no_data_lengthen_the_optimizer_step(job, steps, owner):
+    passes = longer((2,))
+
+    def work(slot):
+        is_step = slot.name == "optimizer" and slot.rank == 2 and slot.iteration in steps
+        return 1.3 if is_step else passes(slot)
+
+    made = job(layout=Layout(dp=4), iterations=14, noise=0.004, work=work)
+    seen = with_lookups(observe(made.timeline()), 2, 1.0)
+    assert owner_of(judge(seen, DetectorSettings()), (2,)) is owner
+
+
+@pytest.mark.parametrize(
     ("ranks", "named"),
     [((1, 5), set()), ((1,), {(1,)})],
     ids=["both stages of a replica", "one stage alone"],

@@ -600,6 +600,21 @@ def test_a_rank_that_stands_still_in_its_passes_may_collect_garbage(
     assert (finding.ranks, finding.cause, finding.owner) == ((3,), Cause.HOST, owner)
 
 
+@pytest.mark.parametrize(
+    ("rank", "more_ms", "owner"),
+    [(1, 10.0, Owner.NODE), (1, 1.0, Owner.UNDECIDED), (3, 1.0, Owner.UNDECIDED)],
+    ids=["pauses between others", "as long every time", "an end"],
+)
+def test_pauses_of_a_stage_between_others_are_none_of_its_layers(job, rank, more_ms, owner):
+    def gap_ms(slot):
+        return 16.0 + more_ms * (slot.iteration % 3) if slot.rank == rank else 0.5
+
+    (finding,) = [
+        one for one in job(layout=Layout(pp=4), gap_ms=gap_ms).report().findings if one.ranks
+    ]
+    assert (finding.ranks, finding.cause, finding.owner) == ((rank,), Cause.HOST, owner)
+
+
 @pytest.mark.parametrize("is_matched", [True, False])
 def test_of_a_profile_without_any_match_nobody_knows_who_ought_to_be_alike(job, is_matched):
     """The rank that loses time may be a leader that loads for its group."""
