@@ -234,11 +234,16 @@ def _is_of_several_replicas(seen: Observations, work: Work, paused: PausedHost) 
     Mates that wait for each other all have their mates' pauses, and none leads. No rank of another
     replica does, nor has it the same data. Example: of four replicas of two ranks both ranks of one
     lose 20 % of an iteration, those of the others 6, 8 and 10 %, and none elsewhere more than 0.6.
+    Not where nearly all passes are longer meanwhile, as on hot devices or for longer data.
     """
     layout = seen.members.layout
     if layout.cp > 1 or layout.ep > 1 or seen.hides_waiting:
         return False
-    lost_ns = _lost_inside_ns(work, _over_quiet_passes(work).clip(0.0)).mean(axis=1)
+    over = _over_quiet_passes(work)
+    long = over[paused.rows][:, paused.burst.hits] > _least_lead(over)
+    if float(long.mean()) > BURSTS.long_passes_share:
+        return False
+    lost_ns = _lost_inside_ns(work, over.clip(0.0)).mean(axis=1)
     replica = seen.members.replica[paused.rows]
     by_replica = sorted(lost_ns[paused.rows[replica == one]].max() for one in np.unique(replica))
     is_repeated = int(paused.burst.hits.sum()) >= BURSTS.min_hits
