@@ -1249,6 +1249,11 @@ class _Bursts:
         "the same from which no noise, nor work of its stage, is the reason: of sound hosts whose "
         "pauses came more than once none reached it, of faults most are beyond 10",
     )  # fmt: skip
+    long_passes_share: float = limit(
+        0.5, "share of the passes", Origin.BENCHMARK,
+        "in iterations with pauses that are longer: of hosts that pause 0.12 to 0.32, of a slower "
+        "level nearly all",
+    )  # fmt: skip
     without_one_q: float = limit(
         0.05, "probability", Origin.CONVENTION,
         "of the pauses of a host's ranks but the one that has most, at the rate of other hosts",

@@ -11,7 +11,8 @@ three quarters of all ranks exceed.
 
 Ranks of one TP group may wait for each other where nobody records it, and so may those of a CP or
 EP group. But a rank that waits exceeds the rank that it waits for by noise at most, so the lead
-must change: most ranks of the host lead in some pass, and none leads most of the time.
+must change: most ranks of the host lead in some pass, and none leads most of the time. Or several
+replicas pause, none of which waits for another there.
 
 A rank that has most of the pauses has them for reasons of its own (a collector, a logger). Where
 the others alone would not stand out, the host is undecided.
@@ -231,9 +232,34 @@ def _pausing_inside(
     whole_ns = np.median(seen.iteration_ns if has_passes else work_ns)
     apart = (over > _least_lead(over)).reshape(len(over), -1)
     paused = _pausing_host(lost_ns / max(float(whole_ns), 1.0), names, host, rate, apart)
-    if paused is None or not (_are_apart(seen, over, paused) or _leads_change(over, paused.rows)):
+    if paused is None:
         return None
-    return paused
+    by_itself = _are_apart(seen, over, paused) or _leads_change(over, paused.rows)
+    return paused if by_itself or _is_of_several_replicas(seen, work, paused) else None
+
+
+def _is_of_several_replicas(seen: Observations, work: Work, paused: PausedHost) -> bool:
+    """Return whether a host pauses inside passes far more than any other even without the replica
+    that pauses most, in a job where nobody waits there for a rank outside of its TP group.
+
+    Mates that wait for each other all have their mates' pauses, and none leads. No rank of another
+    replica does, nor has it the same data. Example: of four replicas of two ranks both ranks of one
+    lose 20 % of an iteration, those of the others 6, 8 and 10 %, and none elsewhere more than 0.6.
+    Not where nearly all passes are longer meanwhile, as on hot devices or for longer data.
+    """
+    layout = seen.members.layout
+    if layout.cp > 1 or layout.ep > 1 or seen.hides_waiting:
+        return False
+    over = _over_quiet_passes(work)
+    long = over[paused.rows][:, paused.burst.hits] > _least_lead(over)
+    if float(long.mean()) > BURSTS.long_passes_share:
+        return False
+    lost_ns = _lost_inside_ns(work, over.clip(0.0)).mean(axis=1)
+    replica = seen.members.replica[paused.rows]
+    by_replica = sorted(lost_ns[paused.rows[replica == one]].max() for one in np.unique(replica))
+    is_repeated = int(paused.burst.hits.sum()) >= BURSTS.min_hits
+    least = BURSTS.beyond_noise_ratio * float(np.delete(lost_ns, paused.rows).max())
+    return is_repeated and len(by_replica) > 1 and bool(by_replica[-2] >= least)
 
 
 def _are_apart(seen: Observations, over: Floats, paused: PausedHost) -> bool:

@@ -426,6 +426,32 @@ def test_mates_that_wait_inside_their_passes_for_one_are_no_paused_host(paused_p
 
 
 @pytest.mark.parametrize(
+    ("layout", "named"),
+    [(Layout(tp=2, dp=8), [tuple(range(8))]), (Layout(tp=2, dp=4, cp=2), [])],
+    ids=["none waits for another's", "a ring may"],
+)
+@pytest.mark.parametrize("num_pausing", [4, 1])
+def test_tp_groups_whose_mates_pause_together_pause_for_their_host_if_several_do(
+    job, layout, named, num_pausing
+):
+    """Mates pause alike, group 0 for longest; a single group may have a rank that stops."""
+    random = np.random.default_rng(5)
+    longer = random.exponential(1.0, (4, 24, 8)) * (random.random((4, 24, 8)) < 0.3)
+
+    def pause(slot):
+        group = slot.rank // 2
+        hit = slot.iteration in (5, 6, 9, 12, 13, 15) and slot.name != "optimizer"
+        if not hit or group >= num_pausing:
+            return 1.0
+        return float(1.0 + (3.0 if group == 0 else 1.0) * longer[group, slot.iteration, 0])
+
+    made = job(layout=layout, hosts=8, iterations=14, work=pause, noise=0.002)
+    found = [one for one in made.report().findings if one.owner is Owner.NODE]
+    hosts = [one.ranks for one in found if len(one.ranks) == 8]
+    assert hosts == (named if num_pausing > 1 else [])
+
+
+@pytest.mark.parametrize(
     ("pausing", "owner"), [(range(8, 12), Owner.NODE), (range(8, 11), Owner.UNDECIDED)]
 )
 def test_pauses_at_an_end_of_a_pipeline_are_its_hosts_if_all_ranks_have_some(job, pausing, owner):
