@@ -375,7 +375,7 @@ def _is_of_clocks(seen: Observations, transfers: Transfers, split: _Split) -> bo
 
 
 def _is_quick_by_one_clock(transfers: Transfers, split: _Split) -> bool:
-    """Return whether what touches the port is slower only between clocks.
+    """Return whether what touches the port is slower only between clocks, or mostly.
 
     Where each host is a stage, one clock that is off by a millisecond moves all transfers of a host
     at once. But the member that comes last to a transfer is in it for as long as the transfer
@@ -385,7 +385,7 @@ def _is_quick_by_one_clock(transfers: Transfers, split: _Split) -> bool:
         return False
     by_the_byte = transfers.shortest_ns / np.maximum(transfers.size_bytes, 1)
     slow, quick = (float(np.median(by_the_byte[units])) for units in (split.slow, split.quick))
-    return slow < quick * NETWORKS.alike_ratio
+    return slow < quick * max(NETWORKS.alike_ratio, float(np.exp(split.effect / 2)))
 
 
 def _clearest(kinds: list[Equals], touches: Flags) -> _Split | None:

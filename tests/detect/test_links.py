@@ -261,6 +261,36 @@ def test_so_few_bytes_show_launches_that_come_late(job, size, owner):
     assert [one.owner for one in report.findings if one.ranks == (1, 9)] == [owner]
 
 
+SOME_QUICK = np.where((np.arange(20) >= 8) & (np.arange(20) < 13), 1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "others_ms", "by_one_clock_ms", "names"),
+    [
+        (np.full(20, 3.0), SOME_QUICK, (3.0, 3.0), []),
+        (np.full(20, 3.0), 1.0, (3.0, 3.0), []),
+        (np.full(20, 3.0), 1.0, (3.0, 1.0), [(4, 5)]),
+        (np.where(np.arange(20) >= 8, 3.0, 1.0), 1.0, (3.0, 1.0), [(4, 5)]),
+    ],
+    ids=["others seem quicker at times", "others seem quicker", "slow", "slow since the eighth"],
+)
+def test_clocks_that_make_others_quicker_make_no_link_slow(
+    job, exchanging, own_ms, others_ms, by_one_clock_ms, names
+):
+    """Clocks drift, and feign shorter transfers. By one clock they are as long as ever."""
+    timeline = job(layout=Layout(tp=2, dp=4), hosts=8).timeline()
+    pairs = [
+        ((rank, rank + 1), 10**8, own_ms if rank == 4 else others_ms) for rank in range(0, 8, 2)
+    ]
+    seen = exchanging(timeline, pairs)
+    own_ns, others_ns = (1e6 * one for one in by_one_clock_ms)
+    shortest_ns = np.array([own_ns if 4 in one else others_ns for one, _, _ in pairs])
+    clocks = replace(seen.alignment, residual_median_ns=1e3, residual_p99_ns=1e3)
+    transfers = replace(seen.transfers, shortest_ns=shortest_ns)
+    found = judge(replace(seen, alignment=clocks, transfers=transfers), DetectorSettings()).findings
+    assert [one.ranks for one in found if one.cause is Cause.LINK] == names
+
+
 def _three_units(members, rates, crosses=False):
     """Units of a transfer each, that move so many bytes a ns."""
     transfers = Transfers(

@@ -390,7 +390,7 @@ def test_connections_between_hosts_whose_clocks_are_off_accuse_nobody(job, excha
     sound = exchanging(job(layout=Layout(pp=4, dp=4), hosts=4).timeline(), units)
     assert [one.ranks for one in judge(sound, DetectorSettings()).findings] == [(0, 1, 2, 3)]
     assert sound.transfers is not None
-    for slow_ns, is_named in ((4e6, True), (1e6, False)):
+    for slow_ns, is_named in ((4e6, True), (1.5e6, False), (1e6, False)):
         spans = np.where(np.arange(12) < 4, slow_ns, 1e6)
         by_one_clock = replace(sound, transfers=replace(sound.transfers, shortest_ns=spans))
         found = judge(by_one_clock, DetectorSettings()).findings
