@@ -171,6 +171,8 @@ class Trouble:
         together = fault.kind == "cgroup"  # its limit holds for all processes of a host at once
         rng = np.random.default_rng([self.seed, 78, fault.mark, 0 if together else rank])
         length = fault.seconds or max(0.002, 0.1 * self.iteration_s)
+        if fault.kind != "cgroup" and length_s:
+            length = min(length, 0.25 * fault.share * length_s)  # several in each run
         factor = float("inf") if fault.kind in ("ecc", "cgroup", "host_memory") else fault.factor
         period = length / fault.share
         end, bursts = length_s * 4 + 1, []

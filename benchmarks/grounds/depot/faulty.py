@@ -98,7 +98,7 @@ def _launching(menu: Menu, *, hosts: int) -> Job:
     hidden = {1: 2048, 2: 2048, 4: 3072, 8: 5120}[layout.get("tp", 1)]
     return menu.job(
         layout, iterations=(4, 40), hidden=hidden, sequence=2048,
-        launch_ratio=menu.between(1.1, 1.9), microbatches=menu.one((4, 8)),
+        launch_ratio=menu.between(1.3, 2.2), microbatches=menu.one((4, 8)),
     )  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def loader(*, whole: bool) -> Choose:
         if not readers:
             readers = [rank for rank in job.ranks_on(0) if job.loads(rank)]
         named = tuple(readers) if whole else (menu.one(readers),)
-        fault = Fault(kind="loader", ranks=named, factor=menu.between(1.8, 6.0), is_of_host=whole)
+        fault = Fault(kind="loader", ranks=named, factor=menu.between(2.0, 8.0), is_of_host=whole)
         when = menu.one(("always", "always", "onset"))
         return Scenario(job=job, faults=(_timed(menu, job, fault, when),))
 
@@ -168,9 +168,9 @@ def nvlink(menu: Menu) -> Scenario:
 def _wired(menu: Menu, *, most_hosts: bool = False) -> Job:
     """Return a job of several hosts that has much to say between them."""
     layout = menu.layout(CHATTY if menu.chance(0.8) else ("stages",), hosts=2)
-    if most_hosts:
-        layout["ranks_per_host"] = 2 if layout.get("tp", 1) <= 2 else 4
-    return menu.job(layout, iterations=(4, 40), microbatches=menu.one((4, 8)))
+    job = menu.job(layout, iterations=(4, 40), microbatches=menu.one((4, 8)))
+    apart = 2 if job.tp <= 2 else 4
+    return replace(job, ranks_per_host=apart) if most_hosts and job.num_ranks <= 32 else job
 
 
 def pcie(menu: Menu) -> Scenario:
