@@ -13,7 +13,8 @@ as much more slowly, whatever its passes show; unless they show that it does not
   or where they run below their highest clocks as well (`device.work_lowers_clock`).
 * Several devices count where they are of one host, and a reason that no other device has holds
   all of them down (heat, a brake).
-* Where fewer than seven others were read, it must lie a tenth below them.
+* Where fewer than seven others were read, or its passes do not show that they are slower, it must
+  lie a tenth below them.
 
 Example: passes of eight replicas vary by 20 % with their documents, and rank 0's are as long as any
 on the median. It runs at 1725 MHz and draws 525 W, seven others run at 1980 MHz and draw 584 W and
@@ -90,6 +91,8 @@ def search_low_clocks(inquiry: Inquiry) -> Answer:
         if inquiry.blamed[row] or may_be < PAIRS.agrees_share * one.ratio_log:
             continue
         shows = level[row] >= PAIRS.agrees_share * one.ratio_log
+        if not shows and one.ratio_log < np.log(ORDINARY.little_ratio):
+            continue
         findings.append(_finding(seen, row, one, float(level[row]) if shows else one.ratio_log))
     return Answer(
         findings=tuple(findings),
