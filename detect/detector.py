@@ -449,9 +449,12 @@ def _slow_in_the_last(seen: Observations, settings: DetectorSettings) -> tuple[F
     last = cut(seen, "iteration", np.arange(len(seen.iterations)) == len(seen.iterations) - 1)
     found = compute.COMPUTE.search(_inquiry(last, settings)).findings
     slow = rows_of_findings(seen.members, found)
+    # the run's first iterations take each rank its own time, in all of its passes
+    is_early = seen.iterations[-1] <= settings.num_warmup_iterations
     return tuple(
         replace(one, evidence=(*one.evidence, IN_ALL_PASSES))
-        if one.owner is Owner.NODE and (one.is_read or _in_all_passes(last, one, slow))
+        if one.owner is Owner.NODE
+        and (one.is_read or (not is_early and _in_all_passes(last, one, slow)))
         else undecided(one, ONE_ITERATION)
         for one in found
         if one.cause is Cause.COMPUTE and one.slowdown >= WINDOW.one_iteration_ratio
