@@ -367,7 +367,7 @@ def _are_named_one_by_one(inquiry: Inquiry, sides: Sides, cause: Cause) -> bool:
 def _is_noisier_of_two(sides: Sides, reason: _Reason) -> bool:
     """Return whether a host loses only a little more than the only other host; where launching
     takes most of an iteration, and hardly longer than there, not much more: the devices of
-    whichever host is a little slower wait for it. Several times as much loading is not a little.
+    whichever host is a little slower wait for it. Twice as much loading is not a little.
 
     Example: launching takes 6.1 of 7.9 ms, from launch to launch one host takes 1.13 times as long
     as the other, and gaps are 1.35 ms and 0.95.
@@ -377,10 +377,6 @@ def _is_noisier_of_two(sides: Sides, reason: _Reason) -> bool:
     is_only = len(np.unique(sides.host[sides.control])) < 2
     if not (is_lost and is_only) or _loads_for_far_longer(sides, reason):
         return False
-    if reason.cause is Cause.LOADER:
-        lost = robust.mean(np.nan_to_num(seen.lost(Cause.LOADER)), axis=1)
-        if lost[own].mean() >= HOSTS.unlike_ratio * lost[sides.control].mean():
-            return False
     most = HOSTS.least_doubtful_share
     if seen.held_pace is not None and is_nearly_bound(seen, np.flatnonzero(own)):
         pace = robust.median(seen.held_pace, axis=1)
