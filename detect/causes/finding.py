@@ -570,12 +570,12 @@ def undecided_if_small_and_free(
 
     Where no communication was recorded, so that nobody knows who waits, only a device that is
     hardly slower than `min_slowdown` in few iterations counts as small. Unchanged where a low clock
-    was read, passes are far slower now and then, or several devices are slow together: chips do not
-    differ so.
+    was read, passes are far slower now and then, or several devices are slow together by more than
+    a little: chips do not differ so.
     """
     is_named = finding.owner is Owner.NODE and finding.cause is Cause.COMPUTE
     is_plain = finding.is_read or finding.slow_passes_ratio >= ORDINARY.at_times_ratio
-    is_plain |= len(finding.ranks) > 1
+    is_plain |= len(finding.ranks) > 1 and finding.slowdown >= ORDINARY.little_ratio
     if not is_named or is_plain:
         return finding
     is_small = _is_small_and_free(seen, finding, min_slowdown)

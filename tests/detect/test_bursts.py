@@ -10,7 +10,7 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner, detect
 from detect.causes import bursts as of_bursts
-from detect.causes.bursts import _are_paired, _others_pause, _undecided
+from detect.causes.bursts import _are_paired, _beside_mates, _others_pause, _undecided
 from detect.causes.hits import FEW, Burst, bursts, pair_pause
 from detect.causes.launching import WANDERS
 from detect.causes.paused_hosts import NEARLY_BOUND, NOISY, ROUTED, _pausing_host, in_turn
@@ -846,3 +846,22 @@ def test_where_all_devices_wait_for_their_hosts_an_idle_one_is_no_slow_node(
     burst = SimpleNamespace(row=1, hits=np.arange(9) < 4, is_stops=False)
     cause, blamed, _ = of_bursts._blamed(seen, burst, Cause.COMPUTE)
     assert (cause, blamed) == (Cause.COMPUTE, owner)
+
+
+@pytest.mark.parametrize(
+    ("losses", "outstanding"),
+    [((0.3, 0.1), [True, False]), ((0.1, 0.1), [False, False]), ((0.3, 0.0), [True])],
+    ids=["the one that loses more", "neither of two alike", "alone"],
+)
+def test_of_two_mates_with_bursts_the_one_that_loses_more_stands_out(job, losses, outstanding):
+    seen = observe(job(layout=Layout(tp=2, dp=2)).timeline())
+    hits = np.arange(len(seen.iterations)) == 2
+    found = [
+        Burst(
+            row=row, hits=hits, excess=np.where(hits, loss, 0.0), q_value=1e-6,
+            others=np.ones(4, dtype=bool), other_hits=0, stands_out=True,
+        )
+        for row, loss in enumerate(losses)
+        if loss
+    ]  # fmt: skip
+    assert [one.stands_out for one in _beside_mates(seen, found)] == outstanding

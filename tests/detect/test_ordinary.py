@@ -258,6 +258,8 @@ def test_what_is_little_and_gains_nothing_is_no_reason_to_change_a_node(job, slo
     for q_value, owner in ((0.004, Owner.UNDECIDED), (1e-5, Owner.NODE)):  # chance leaves doubt
         unsure = replace(small, slowdown=1.04, q_value=q_value)
         assert undecided_if_small_and_free(longer, unsure, [], 1.03).owner is owner
+    several = replace(small, ranks=(2, 3))
+    assert undecided_if_small_and_free(seen, several, [], 1.03).owner is Owner.UNDECIDED
     pair = replace(small, num_peers=1)  # who is the usual one of the two?
     assert undecided_if_small_and_free(longer, pair, [], 1.03).owner is Owner.UNDECIDED
     silent = replace(seen, transfers=None)  # nobody knows who waits for whom
@@ -266,7 +268,7 @@ def test_what_is_little_and_gains_nothing_is_no_reason_to_change_a_node(job, slo
         {"slowdown": 1.15},
         {"step_time_cost_ratio": 1.02},
         {"joint_cost_ratio": 1.02},  # it hides behind others that are slow
-        {"ranks": (2, 3)},  # no two are the slowest of sound devices
+        {"ranks": (2, 3), "slowdown": 1.11},  # no two are the slowest of sound devices
         {"cost_is_replayed": False},
         {"cause": Cause.HOST},
     ):
