@@ -1515,12 +1515,6 @@ class _Links:
         "the same of a connection inside a host that has one equal only, which may be the quick "
         "one: a lane or a port that fell to half its speed",
     )  # fmt: skip
-    worth_two_hosts: float = limit(
-        1.05, "ratio", Origin.BENCHMARK,
-        "of a step to the step without a pair of two hosts, from which on both are named for what "
-        "one may have done: of ten that cost less, six had one slow end; of those that cost more "
-        "one in twenty had",
-    )  # fmt: skip
     late_launch_ns: float = limit(
         100_000.0, "ns a transfer", Origin.PHYSICS,
         "lost where an end's device waits for its host: some launches of ten microseconds each",

@@ -48,10 +48,6 @@ EITHER_END = (
     "either of its ends may be at fault, or what lies between: look at both, and drain neither for "
     "this alone"
 )
-IN_DOUBT_CHEAP = (
-    "one of its two hosts is sound if the NIC of an end is slow, and the step loses too little to "
-    "drain both: a transfer of each end to a third host decides"
-)
 INSIDE_A_HOST = (
     "either of its ends may be at fault, or what lies between: all that is of this one host, which "
     "is to be drained in either case"
@@ -567,12 +563,9 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
     num_iterations = len(link.course.active)
     is_few = num_iterations < ORDINARY.few_iterations and not _is_told_twice(link)
     finding = undecided_if_little(finding, is_few=is_few)
-    cost = finding.step_time_cost_ratio
-    if finding.owner is Owner.NODE:
-        if link.is_deduced and cost < ORDINARY.worthwhile_ratio:
-            finding = undecided(finding, NO_GAIN)
-        elif len(_hosts_of(seen, link)) > 1 and cost < LINKS.worth_two_hosts:
-            finding = undecided(finding, IN_DOUBT_CHEAP)
+    is_cheap = finding.step_time_cost_ratio < ORDINARY.worthwhile_ratio
+    if link.is_deduced and is_cheap and finding.owner is Owner.NODE:
+        finding = undecided(finding, NO_GAIN)
     if 0 <= link.size_bytes < NETWORKS.min_bytes:
         is_short = link.actual_ns - link.normal_ns < LINKS.late_launch_ns
         doubted = undecided if is_short else undecided_if_free
