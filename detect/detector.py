@@ -168,7 +168,7 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     """Search hosts all of whose ranks load for long, beside others."""
     if not _are_several_hosts(inquiry.seen):
         return Answer()
-    from detect.causes.paused_hosts import search_loading
+    from detect.causes.loading_hosts import search_loading
 
     return search_loading(inquiry)
 

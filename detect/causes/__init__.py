@@ -28,6 +28,7 @@ Causes:                                             What they share, and what fo
     hosts.py         whole hosts, launching late                     device's clock says
     paused_hosts.py  hosts that stall now one rank,     launching.py a device that waits for its
                      now another                                     host, and whose fault that is
+    loading_hosts.py  hosts that load far longer
     links.py         slow connections                   ordinary.py  what else explains slow
     networks.py      NICs of a host, rails, switches                 computing: chips, place, pair
                      inside a host                      power.py     what would be found, and what
