@@ -41,9 +41,16 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import GPU_ADVICE, beyond_others
-from detect.causes.finding import Answer, Claim, Inquiry, build_finding, placed_at
+from detect.causes.finding import (
+    Answer,
+    Claim,
+    Inquiry,
+    answer_of_groups,
+    build_finding,
+    placed_at,
+)
 from detect.causes.hits import over_quiet
-from detect.causes.launching import is_host_bound
+from detect.causes.launching import passes_tell_of_devices
 from detect.observe.observations import (
     BACKWARD,
     FORWARD,
@@ -131,8 +138,7 @@ class _Group:
 def search_changed_ends(inquiry: Inquiry) -> Answer:
     """Search groups that wait unseen, and are slow at times, for the rank that makes them slow."""
     seen = inquiry.seen
-    is_blind = seen.members.device_kind == "cpu" or not seen.tells_passes or is_host_bound(seen)
-    if seen.hidden_axes not in (("tp",), ("ep",)) or is_blind:
+    if seen.hidden_axes not in (("tp",), ("ep",)) or not passes_tell_of_devices(seen):
         return Answer()
     known = inquiry.blamed
     findings, explained = [], set[int]()
@@ -144,18 +150,12 @@ def search_changed_ends(inquiry: Inquiry) -> Answer:
         if told is not None:
             findings.append(_finding(seen, group, rows, *told))
             explained |= set(ranks)
-    return Answer(
-        findings=tuple(findings),
-        slow=mask_of(list(seen.members.rows_with(explained)), len(seen.members)),
-        explains=lambda one: (
-            one.owner is Owner.UNDECIDED and bool(one.ranks) and set(one.ranks) <= explained
-        ),
-    )
+    return answer_of_groups(seen.members, findings, explained)
 
 
 def _slow_at_times(seen: Observations) -> Iterator[_Group]:
     """Yield the groups of several ranks that are slow in some iterations, and not in others."""
-    every = EachRank.of(seen) if seen.workers is None else seen.workers
+    every = seen.each_rank
     members, group = every.members, every.members.tensor_group
     if seen.hidden_axes == ("ep",):
         firsts = [members.layout.group(int(rank), "ep")[0] for rank in members.ranks]

@@ -27,7 +27,7 @@ What findings mean for each other is said in `detect.causes.together`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -143,6 +143,22 @@ class Answer:
     """What this trace could not have shown, one sentence each."""
     explains: Callable[[Finding], bool] = lambda finding: False
     """Which findings of earlier searches are parts of the findings here, and are left out."""
+
+
+def answer_of_groups(
+    members: Members, findings: Sequence[Finding], ranks: Collection[int]
+) -> Answer:
+    """Return the answer of a search for the slow ranks of groups, whose `ranks` wait for these: all
+    of them are slow, and what was undecided of them is explained.
+    """
+    explained = set(ranks)
+    return Answer(
+        findings=tuple(findings),
+        slow=mask_of(list(members.rows_with(explained)), len(members)),
+        explains=lambda one: (
+            one.owner is Owner.UNDECIDED and bool(one.ranks) and set(one.ranks) <= explained
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,14 @@ def is_host_bound(seen: Observations) -> bool:
     return share >= STARVATION.host_bound_share
 
 
+def passes_tell_of_devices(seen: Observations) -> bool:
+    """Return whether how passes end tells of devices: of GPUs, whose passes were recorded, and that
+    do not wait for their hosts anyway.
+    """
+    is_gpu = seen.members.device_kind != "cpu"
+    return is_gpu and seen.tells_passes and not is_host_bound(seen)
+
+
 def hosts_are_all_late(seen: Observations, row: int, active: Flags) -> bool:
     """Return whether a starved device is nothing special: other TP groups have one as well."""
     if seen.starved_share is None:

@@ -30,7 +30,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
 from detect.causes.device import CLOCK_NAME, GPU_ADVICE, work_lowers_clock
 from detect.causes.finding import (
@@ -43,7 +42,7 @@ from detect.causes.finding import (
     saved_by_compute,
 )
 from detect.causes.launching import is_host_bound
-from detect.causes.ordinary import reach_of_sound
+from detect.causes.ordinary import chance_of_sound, reach_of_sound
 from detect.observe.observations import REASONS_NAME, Observations, is_at_rest, peculiar_reasons
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -138,10 +137,14 @@ def _held_down(seen: Observations, ranks: list[int]) -> list[_Low]:
         own, others = ranks[:number], ranks[number:]
         if len(others) >= ORDINARY.min_peers and _are_apart(seen, own, others):
             sound = clocks[number:]
+            logs = np.log(sound)
             return [
-                _Low(rank=rank, clock=clock, others=sound, p_value=_chance(clock, sound))
+                _Low(
+                    rank=rank, clock=clock, others=sound,
+                    p_value=chance_of_sound(logs, float(np.log(clock))),
+                )
                 for rank, clock in zip(own, clocks[:number].tolist(), strict=True)
-            ]
+            ]  # fmt: skip
     return []
 
 
@@ -164,15 +167,6 @@ def _are_apart(seen: Observations, own: list[int], others: list[int]) -> bool:
         hosts = {seen.members.device_of(rank)[0] for rank in own}
         return len(hosts) == 1 and all(peculiar_reasons(one, theirs) for one in reasons)
     return not work_lowers_clock(seen.counters[own[0]], readings)
-
-
-def _chance(clock: float, others: Floats) -> float:
-    """Return how probable so low a clock is on one more sound device."""
-    logs, number = np.log(others), len(others)
-    usual = ORDINARY.usual_weight * ORDINARY.usual_log**2
-    degrees = number - 1 + ORDINARY.usual_weight
-    variance = (float(np.sum((logs - logs.mean()) ** 2)) + usual) / degrees * (1 + 1 / number)
-    return float(special.stdtr(degrees, -(logs.mean() - np.log(clock)) / np.sqrt(variance)))
 
 
 def _levels(seen: Observations, excluded: Flags) -> tuple[Floats, Floats]:

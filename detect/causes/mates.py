@@ -18,6 +18,7 @@ from detect.causes.finding import (
     Answer,
     Claim,
     Inquiry,
+    answer_of_groups,
     build_finding,
     saved_by_compute,
 )
@@ -29,7 +30,7 @@ from detect.stats.residuals import deviations, stage_groups
 from detect.stats.search import Course, interval_of_ratio
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds import DEVICE, PAIRS
-from megascan.arrays import Flags, Integers, mask_of
+from megascan.arrays import Flags, Integers
 
 OF_ITS_MATES = (
     "of its group, whose ranks wait for each other inside their passes, it alone has a slower "
@@ -91,11 +92,7 @@ def search_mates(inquiry: Inquiry) -> Answer:
         if longer is not None and longer.p_value * own.sum() <= rate:
             findings.append(_finding(seen, own, longer, effect))
             explained |= set(members.ranks_of(np.flatnonzero(own)))
-    return Answer(
-        findings=tuple(findings),
-        slow=mask_of(list(members.rows_with(explained)), len(members)),
-        explains=lambda one: one.owner is Owner.UNDECIDED and set(one.ranks) <= explained,
-    )
+    return answer_of_groups(members, findings, explained)
 
 
 def _finding(seen: Observations, own: Flags, longer: LongerStep, effect: float) -> Finding:

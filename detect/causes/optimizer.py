@@ -129,7 +129,7 @@ class _SlowStep:
 def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
     """Return the ranks whose optimizer step is slow, while their passes are not by as much."""
     seen = inquiry.seen
-    every = EachRank.of(seen) if seen.workers is None else seen.workers
+    every = seen.each_rank
     members, time_ns = every.members, every.optimizer_ns
     # they update equally many parameters
     groups = [rows for rows in rows_alike(members.numbered("pp", "tp")) if len(rows) > 1]

@@ -405,14 +405,29 @@ def reach_of_sound(places: Sequence[Floats], num_beside: int) -> float:
         one of three, two alike        4.9 %        of sixteen                               0.4 %
         one of four, three alike       2.2 %        of four, the others of a sigma of 3 %     18 %
     """
+    degrees, sigma = _law_of_sound(places, num_beside)
+    reach = float(special.stdtrit(degrees, ORDINARY.reach_share) * sigma)
+    is_known = degrees > ORDINARY.usual_weight
+    return min(reach, ORDINARY.most_log) if is_known else ORDINARY.most_of_two_log
+
+
+def chance_of_sound(levels: Floats, own: float) -> float:
+    """Return how probable it is, by the law of `reach_of_sound`, that one more sound device lies as
+    far below the `levels` of others, (rank,) log, as `own` does.
+    """
+    degrees, sigma = _law_of_sound([levels], len(levels))
+    return float(special.stdtr(degrees, -(levels.mean() - own) / sigma))
+
+
+def _law_of_sound(places: Sequence[Floats], num_beside: int) -> tuple[float, float]:
+    """Return the degrees of freedom, and the sigma, log, of how far one more sound device strays
+    from `num_beside` others.
+    """
     degrees, squares = ORDINARY.usual_weight, ORDINARY.usual_weight * ORDINARY.usual_log**2
     for levels in places:
         degrees += max(len(levels) - 1, 0)
         squares += float(((levels - levels.mean()) ** 2).sum()) if len(levels) else 0.0
-    sigma = np.sqrt(squares / degrees * (1.0 + 1.0 / max(num_beside, 1)))
-    reach = float(special.stdtrit(degrees, ORDINARY.reach_share) * sigma)
-    is_known = degrees > ORDINARY.usual_weight
-    return min(reach, ORDINARY.most_log) if is_known else ORDINARY.most_of_two_log
+    return degrees, float(np.sqrt(squares / degrees * (1.0 + 1.0 / max(num_beside, 1))))
 
 
 def _compares_with_pool(case: Case) -> bool:

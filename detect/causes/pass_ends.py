@@ -37,10 +37,11 @@ from detect.causes.finding import (
     Answer,
     Claim,
     Inquiry,
+    answer_of_groups,
     build_finding,
     placed_at,
 )
-from detect.causes.launching import is_host_bound
+from detect.causes.launching import passes_tell_of_devices
 from detect.causes.ordinary import few_factor
 from detect.observe.observations import (
     BACKWARD,
@@ -87,11 +88,10 @@ class _LateEnd:
 def search_ends(inquiry: Inquiry) -> Answer:
     """Search TP groups of which nobody recorded the communication for a rank that ends late."""
     seen = inquiry.seen
-    is_blind = seen.members.device_kind == "cpu" or not seen.tells_passes or is_host_bound(seen)
-    if seen.hidden_axes != ("tp",) or is_blind:
+    if seen.hidden_axes != ("tp",) or not passes_tell_of_devices(seen):
         return Answer()
     known = inquiry.blamed
-    every = EachRank.of(seen) if seen.workers is None else seen.workers
+    every = seen.each_rank
     findings, explained = [], set[int]()
     for own in _groups(every):
         rows = list(seen.members.rows_with(every.members.ranks[own].tolist()))
@@ -102,13 +102,7 @@ def search_ends(inquiry: Inquiry) -> Answer:
         if late is not None and late.p_value * own.sum() <= inquiry.settings.false_discovery_rate:
             findings.append(_finding(seen, every, rows, late, int(own.sum())))
             explained |= set(every.members.ranks[own].tolist())
-    return Answer(
-        findings=tuple(findings),
-        slow=mask_of(list(seen.members.rows_with(explained)), len(seen.members)),
-        explains=lambda one: (
-            one.owner is Owner.UNDECIDED and bool(one.ranks) and set(one.ranks) <= explained
-        ),
-    )
+    return answer_of_groups(seen.members, findings, explained)
 
 
 def _groups(every: EachRank) -> Iterator[Flags]:

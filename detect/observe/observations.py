@@ -555,6 +555,11 @@ class Observations:
     """What findings cost the step, by replay; None where nothing can be replayed."""
 
     @property
+    def each_rank(self) -> EachRank:
+        """Return what was seen of each rank, whatever ranks a row stands for."""
+        return EachRank.of(self) if self.workers is None else self.workers
+
+    @property
     def rules_data_out(self) -> bool:
         """Return whether longer data cannot be why passes differ: all got as many tokens, and no
         router sends more of them to some experts.

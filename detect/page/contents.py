@@ -39,7 +39,7 @@ from detect.text import (
 )
 from detect.thresholds import COSTS
 from detect.whatif.graph import NS_PER_S
-from detect.whatif.savings import HOURS_A_DAY, Saving
+from detect.whatif.savings import HOURS_A_DAY, PEERS, Saving
 from detect.whatif.slowness import WhatIf
 from megascan.arrays import Integers
 from megascan.errors import MissingError, listed
@@ -428,7 +428,7 @@ def _cost_row(saving: Saving) -> CostRow:
         faster=f"{saving.speedup:.3f}×",
         per_hour=f"{saving.gpu_hours_per_hour:.2f}",
         per_day=_hours(saving.gpu_hours_per_day),
-        against="its peers" if saving.compared_with == "peers" else "the other stages",
+        against="its peers" if saving.compared_with == PEERS else "the other stages",
     )
 
 

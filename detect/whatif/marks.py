@@ -33,10 +33,10 @@ import pyarrow as pa
 
 from megascan.arrays import (
     Flags,
-    Floats,
     Integers,
     Words,
     combine,
+    lower_medians,
     numbered,
     order_by,
     running_numbers,
@@ -221,7 +221,7 @@ def _when_launched(marks: Marks, stage: Integers, is_pass: Flags, is_data: Flags
     same = _same_on_stage(marks, chosen, stage)
     least = np.ones(int(same.max()) + 1)
     of_rank = numbered(same, marks.segment[chosen] // len(marks.iterations))
-    np.minimum.at(least, same, _medians(part, of_rank))
+    np.minimum.at(least, same, lower_medians(of_rank, part)[1][of_rank])
     time = marks.time_ns.copy()
     time[chosen] = begin_ns + (np.minimum(part, least[same]) * width_ns).astype(np.int64)
     return replace(marks, time_ns=_ascending(time, marks.segment))
@@ -245,14 +245,6 @@ def _ascending(time: Integers, segment: Integers) -> Integers:
     origin, width = int(time.min()), int(np.ptp(time)) + 1
     latest = np.maximum.accumulate(segment * width + (time - origin))
     return np.asarray(latest - segment * width + origin)
-
-
-def _medians(values: Floats, labels: Integers) -> Floats:
-    """Return for each value the median of those with its label, the lower one of two, (value,)."""
-    order = np.lexsort((values, labels))
-    sizes = np.bincount(labels)
-    middle = np.cumsum(sizes) - sizes + (sizes - 1) // 2
-    return np.asarray(values[order][middle][labels])
 
 
 def _bounds(

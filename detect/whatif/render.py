@@ -22,7 +22,7 @@ import numpy.typing as npt
 from detect.text import HIDES, milliseconds, ranks_text
 from detect.whatif.graph import NS_PER_S, Replay
 from detect.whatif.path import CriticalPath, Link, Makeup, Share, StepPath, pieces
-from detect.whatif.savings import Saving
+from detect.whatif.savings import PEERS, Saving
 from detect.whatif.slowness import Explained, WhatIf
 from megascan.arrays import Floats
 from megascan.errors import listed
@@ -86,7 +86,7 @@ def _saving_line(result: WhatIf, saving: Saving) -> str:
     more = (f" and {num_left_out} more" if num_left_out > 0 else "") + why
     if saving.compared_with == "nobody":
         return f"{names}: there is no other rank to compare with"
-    against = "" if saving.compared_with == "peers" else " (judged by the other stages)"
+    against = "" if saving.compared_with == PEERS else " (judged by the other stages)"
     if saving.speedup < _WORTH_SAYING:
         why_not = HIDES if saving.causes else "it runs like its peers"
         return f"{names}{more}: nothing gained, {why_not}{against}"

@@ -360,29 +360,33 @@ def _tie_last_reductions(stages: Sequence[StageDraft], error_ns: float) -> None:
     They are tied if they end together in nearly all steps though they begin far apart, by more than
     clocks that differ by `error_ns` may seem to.
     """
-    pair = [_last_reduction(stage, stages) for stage in (stages[0], stages[-1])]
-    times = [one.come_ns for one in pair if one is not None and one.come_ns is not None]
-    ends = [one for one in pair if one is not None]
-    if len(stages) == 1 or len(times) < len(pair):
+    ends = (stages[0], stages[-1])
+    found = [one for stage in ends if (one := _last_reduction(stage, stages)) is not None]
+    if len(stages) == 1 or len(found) < len(ends):
         return
-    come_ns, weight_ns = np.stack(times), np.stack([one.weight_ns for one in ends])
+    come_ns = np.stack([come for _, come in found])
+    weight_ns = np.stack([one.weight_ns for one, _ in found])
     known = ~np.isnan(weight_ns).any(axis=0)
     apart_ns = np.ptp(come_ns, axis=0)
     ended_apart_ns = np.ptp(come_ns + np.nan_to_num(weight_ns), axis=0)
     tied = (ended_apart_ns <= COSTS.most_early_share * apart_ns) & (apart_ns > error_ns)
     if not known.any() or tied[known].mean() < COSTS.least_waiting_steps:
         return
-    for one, early_ns in zip(ends, come_ns.max(axis=0) - come_ns, strict=True):
-        one.weight_ns = np.maximum(one.weight_ns - early_ns, 0.0)
-        one.match = _TIED
+    for (draft, _), early_ns in zip(found, come_ns.max(axis=0) - come_ns, strict=True):
+        draft.weight_ns = np.maximum(draft.weight_ns - early_ns, 0.0)
+        draft.match = _TIED
 
 
-def _last_reduction(stage: StageDraft, stages: Sequence[StageDraft]) -> DraftNode | None:
-    """Return the last reduction among replicas of a stage, behind all messages; None if none."""
+def _last_reduction(
+    stage: StageDraft, stages: Sequence[StageDraft]
+) -> tuple[DraftNode, Integers] | None:
+    """Return the last reduction among replicas of a stage, behind all messages, and when its last
+    member has come; None if there is none.
+    """
     for draft in reversed(_after_all_exchange(stage, stages)):
-        is_reduction = draft.is_collective and not draft.node.optype.endswith("all_gather")
-        if is_reduction and vocabulary.is_data_parallel(draft.axis):
-            return draft
+        is_gather = draft.node.optype.endswith("all_gather")
+        if draft.come_ns is not None and vocabulary.is_data_parallel(draft.axis) and not is_gather:
+            return draft, draft.come_ns
     return None
 
 
