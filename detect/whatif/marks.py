@@ -123,9 +123,10 @@ def marks_of(timeline: Timeline) -> Marks:
     if messages_hold_up(marks, marks.beside & messages):
         marks = replace(marks, beside=marks.beside & ~messages)
     group, groups = codes(table, "group")
-    is_data = np.array([is_data_parallel(name) for name in groups] or [False])[group]
+    is_gradient = np.array([is_data_parallel(name) for name in groups] or [False])[group]
+    is_gradient &= ~equals(table, "op", "all_gather")
     is_pass = equals(table, "kind", Kind.COMPUTE)
-    return _when_launched(_at_their_earliest(marks, stage), stage, is_pass, is_data)
+    return _when_launched(_at_their_earliest(marks, stage), stage, is_pass, is_gradient)
 
 
 def _mostly_beside(marks: Marks, stage: Integers) -> Flags:
@@ -196,18 +197,18 @@ def _no_later_than_next(time: Integers, fixed: Flags, segment: Integers) -> Inte
     return _ascending(np.minimum(time, time[_next(fixed, segment)]), segment)
 
 
-def _when_launched(marks: Marks, stage: Integers, is_pass: Flags, is_data: Flags) -> Marks:
-    """Return the marks with gradients and parameters that travel beside a pass where they are
-    launched: as far into the pass as mostly on the rank where that is least. Passes with any other
-    communication, which may hold them up, stay.
+def _when_launched(marks: Marks, stage: Integers, is_pass: Flags, is_gradient: Flags) -> Marks:
+    """Return the marks with gradients that travel beside a pass where they are launched: as far
+    into the pass as mostly on the rank where that is least. Passes with any other communication,
+    which may hold them up (parameters that are gathered for the next layer, say), stay.
 
-    `stage` is (mark,); `is_pass` and `is_data` say of a span, (row,), whether it is a pass, or goes
-    over a data-parallel group. What waits for its stream begins late, but rarely on all ranks
+    `stage` is (mark,); `is_pass` and `is_gradient` say of a span, (row,), whether it is a pass, or
+    moves gradients among replicas. What waits for its stream begins late, but rarely on all ranks
     alike. Example: reductions are launched at 20, 40 and 60 % of a backward pass. On quick ranks
     they queue behind the first, which waits for a slow rank, and begin when the pass is long over;
     on the slow one they begin in time.
     """
-    floating = marks.beside & is_data[marks.row]
+    floating = marks.beside & is_gradient[marks.row]
     ahead, past = _next(~floating, marks.segment), _before(~floating)
     opens = is_pass[marks.row[past]] & (marks.edge[past] == BEGIN)
     closes = is_pass[marks.row[ahead]] & (marks.edge[ahead] == END)
