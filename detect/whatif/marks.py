@@ -44,9 +44,18 @@ from megascan.arrays import (
 from megascan.errors import InputError
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import Timeline, codes, equals, numbers
-from megascan.vocabulary import LOSS_SYNC, CountsAs, axis_of_group, is_data_parallel, names_of
+from megascan.vocabulary import (
+    BACKWARD,
+    BACKWARD_WEIGHTS,
+    LOSS_SYNC,
+    CountsAs,
+    axis_of_group,
+    is_data_parallel,
+    names_of,
+)
 
 PASS_NAMES = names_of(CountsAs.PASS)
+BACKWARD_NAMES = (BACKWARD, BACKWARD_WEIGHTS)
 END, BEGIN, COMMUNICATION = range(3)
 """Edges of marks, in the order they take at the same instant."""
 ROUNDING_NS = 2
@@ -94,6 +103,7 @@ def marks_of(timeline: Timeline) -> Marks:
     iterations = np.unique(iteration[counts])
     segment = rank * len(iterations) + np.searchsorted(iterations, iteration)
     bounds = _bounds(table, counts, segment, (start, end), (len(ranks), len(iterations)))
+    of_stage = np.array([timeline.layout.coordinates(int(rank)).pp for rank in ranks])
     row, edge = (np.concatenate(parts) for parts in zip(*_selected(table, counts), strict=True))
     time = np.where(edge == END, end[row], start[row])
     until = np.where(edge == COMMUNICATION, end[row], time)
@@ -114,19 +124,31 @@ def marks_of(timeline: Timeline) -> Marks:
         segment=segment[row][order],
         ranks=ranks,
         iterations=iterations,
-        bounds=_with_heads(bounds, iterations),
+        bounds=_with_heads(bounds, of_stage == 0),
     )
-    of_stage = np.array([timeline.layout.coordinates(int(rank)).pp for rank in ranks])
     stage = of_stage[marks.segment // len(iterations)]
     marks = replace(marks, beside=_mostly_beside(marks, stage))
     messages = equals(table, "kind", Kind.P2P)[marks.row]
     if messages_hold_up(marks, marks.beside & messages):
         marks = replace(marks, beside=marks.beside & ~messages)
     group, groups = codes(table, "group")
-    is_gradient = np.array([is_data_parallel(name) for name in groups] or [False])[group]
-    is_gradient &= ~equals(table, "op", "all_gather")
+    is_data = np.array([is_data_parallel(name) for name in groups] or [False])[group]
+    if _gathers_in_backward(marks, table, is_data):
+        is_data &= ~equals(table, "op", "all_gather")
     is_pass = equals(table, "kind", Kind.COMPUTE)
-    return _when_launched(_at_their_earliest(marks, stage), stage, is_pass, is_gradient)
+    return _when_launched(_at_their_earliest(marks, stage), stage, is_pass, is_data)
+
+
+def _gathers_in_backward(marks: Marks, table: pa.Table, is_data: Flags) -> bool:
+    """Return whether parameters are gathered in backward passes as well, as FSDP and ZeRO 3 do:
+    layer by layer, each of which waits for its own; `is_data` (row,) flags what goes over
+    data-parallel groups.
+    """
+    gathers = marks.edge == COMMUNICATION
+    gathers &= (is_data & equals(table, "op", "all_gather"))[marks.row]
+    opened = _before(~gathers)
+    inside = equals(table, "name", *BACKWARD_NAMES)[marks.row[opened]]
+    return bool((gathers & inside & (marks.edge[opened] == BEGIN)).any())
 
 
 def _mostly_beside(marks: Marks, stage: Integers) -> Flags:
@@ -197,18 +219,18 @@ def _no_later_than_next(time: Integers, fixed: Flags, segment: Integers) -> Inte
     return _ascending(np.minimum(time, time[_next(fixed, segment)]), segment)
 
 
-def _when_launched(marks: Marks, stage: Integers, is_pass: Flags, is_gradient: Flags) -> Marks:
-    """Return the marks with gradients that travel beside a pass where they are launched: as far
-    into the pass as mostly on the rank where that is least. Passes with any other communication,
-    which may hold them up (parameters that are gathered for the next layer, say), stay.
+def _when_launched(marks: Marks, stage: Integers, is_pass: Flags, is_data: Flags) -> Marks:
+    """Return the marks with gradients and parameters that travel beside a pass where they are
+    launched: as far into the pass as mostly on the rank where that is least. Passes with any other
+    communication, which may hold them up (each layer's parameters, say), stay.
 
-    `stage` is (mark,); `is_pass` and `is_gradient` say of a span, (row,), whether it is a pass, or
-    moves gradients among replicas. What waits for its stream begins late, but rarely on all ranks
+    `stage` is (mark,); `is_pass` and `is_data` say of a span, (row,), whether it is a pass, or goes
+    over a data-parallel group. What waits for its stream begins late, but rarely on all ranks
     alike. Example: reductions are launched at 20, 40 and 60 % of a backward pass. On quick ranks
     they queue behind the first, which waits for a slow rank, and begin when the pass is long over;
     on the slow one they begin in time.
     """
-    floating = marks.beside & is_gradient[marks.row]
+    floating = marks.beside & is_data[marks.row]
     ahead, past = _next(~floating, marks.segment), _before(~floating)
     opens = is_pass[marks.row[past]] & (marks.edge[past] == BEGIN)
     closes = is_pass[marks.row[ahead]] & (marks.edge[ahead] == END)
@@ -267,22 +289,18 @@ def _bounds(
     return np.stack([first, last], axis=-1).reshape(*shape, 2)
 
 
-def _with_heads(bounds: Integers, iterations: Integers) -> Integers:
-    """Return the bounds, (rank, iteration, 2), with what a rank does between two iterations at the
-    head of the second one; where the one before was not traced, what it mostly does.
+def _with_heads(bounds: Integers, is_first: Flags) -> Integers:
+    """Return the bounds, (rank, iteration, 2), of ranks of the first stage (`is_first`, (rank,))
+    with the time at their head by which they begin an iteration later than the first of them.
 
+    It counts once all ranks have ended the iteration before; other stages may wait for messages.
     Example: a slow host gets its next batch, which nobody traces, for 130 ms, and others for 8.
     """
     begins, ends = np.moveaxis(bounds, -1, 0)
-    gaps = begins[:, 1:] - ends[:, :-1]
-    known = (np.diff(iterations) == 1) & (ends[:, :-1] > 0) & (begins[:, 1:] > 0) & (gaps >= 0)
-    rank, number = np.nonzero(known)
-    usual = np.zeros(len(bounds), dtype=np.int64)
-    places, middle = lower_medians(rank, gaps[known])
-    usual[places] = middle
-    heads = np.repeat(usual[:, None], begins.shape[1], axis=1)
-    heads[rank, number + 1] = gaps[known]
-    return np.stack([np.where(begins > 0, begins - heads, 0), ends], axis=-1)
+    known = (begins > 0) & is_first[:, None]
+    earliest = np.where(known, begins, np.iinfo(np.int64).max).min(axis=0)
+    earliest[1:] = np.maximum(earliest[1:], ends.max(axis=0)[:-1])
+    return np.stack([np.where(known, np.minimum(begins, earliest), begins), ends], axis=-1)
 
 
 def _selected(table: pa.Table, counts: Flags) -> Iterator[tuple[Integers, Integers]]:
