@@ -297,7 +297,7 @@ def _with_heads(bounds: Integers, is_first: Flags) -> Integers:
     Example: a slow host gets its next batch, which nobody traces, for 130 ms, and others for 8.
     """
     begins, ends = np.moveaxis(bounds, -1, 0)
-    known = (begins > 0) & is_first[:, None]
+    known = (ends > 0) & is_first[:, None]
     earliest = np.where(known, begins, np.iinfo(np.int64).max).min(axis=0)
     earliest[1:] = np.maximum(earliest[1:], ends.max(axis=0)[:-1])
     return np.stack([np.where(known, np.minimum(begins, earliest), begins), ends], axis=-1)

@@ -39,14 +39,16 @@ def span(rank: int, kind: str, name: str, start: float, end: float, **more: obje
     }
 
 
-def collective(rank: int, start: float, end: float, wait: float, **more: object) -> Span:
+def collective(
+    rank: int, start: float, end: float, wait: float, op: str = "all_reduce", **more: object
+) -> Span:
     return span(
         rank,
         "collective",
-        "all_reduce",
+        op,
         start,
         end,
-        op="all_reduce",
+        op=op,
         wait_ns=wait,
         transfer_ns=end - start - wait,
         self_ns=-1,
@@ -601,3 +603,85 @@ def test_reductions_that_queue_are_launched_where_the_slow_rank_launches_them(
     replay = replay_of_timeline(timeline(Layout(dp=2), spans, {"dp@0": (0, 1)}))
     assert replay.traced_s.tolist() == pytest.approx([0.065])
     assert saved_by_fixing(replay, [1]).fixed_step_s == pytest.approx(0.035)
+
+
+def test_who_begins_an_iteration_late_does_so_in_the_replay(
+    timeline: Callable[..., Timeline],
+) -> None:
+    """Rank 1 does 6 ms of what nobody traces between two iterations: its step is 30 ms, not 24."""
+    spans = []
+    for rank, late in ((0, 0.0), (1, 6.0)):
+        spans += [
+            span(rank, "iteration", "iteration", late, 30),
+            *passes(rank, (late, 10 + late), (10 + late, 20 + late)),
+            collective(rank, 20 + late, 28, 6 - late),
+            span(rank, "optimizer", "optimizer", 28, 30),
+        ]
+    replay = replay_of_timeline(timeline(Layout(dp=2), spans, {"dp@0": (0, 1)}))
+    assert replay.measured.tolist() == pytest.approx([0.030])
+    assert replay.traced_s.tolist() == pytest.approx([0.030])
+    mended = saved_by_fixing(replay, [1], scatters=True)
+    assert mended.fixed_step_s == pytest.approx(0.024)
+
+
+def test_who_ended_the_iteration_before_late_does_not_begin_late(
+    timeline: Callable[..., Timeline],
+) -> None:
+    """Rank 1 ends each iteration 4 ms after rank 0, and begins the next one at once."""
+    spans = []
+    for number, start in ((3, 0.0), (4, 26.0)):
+        for rank, late in ((0, 0.0), (1, 4.0)):
+            begin, end = start + late * (number > 3), start + 26 + late
+            of_iteration = {"iteration": number}
+            spans += [
+                span(rank, "iteration", "iteration", begin, end, **of_iteration),
+                *(one | of_iteration for one in passes(rank, (begin, end - 8), (end - 8, end))),
+            ]
+    replay = replay_of_timeline(timeline(Layout(dp=2), spans, {"dp@0": (0, 1)}))
+    assert replay.traced_s[1] == pytest.approx(0.026)
+
+
+def test_each_layers_parameters_hold_up_the_passes(timeline: Callable[..., Timeline]) -> None:
+    """FSDP gathers in both passes, 2 ms each; rank 1's host is 8 ms late for either gather.
+
+    rank 0:  forward 0-20 (gather 0-10, waiting 8)   backward 20-40 (gather 20-30, waiting 8)
+    rank 1:  forward 0-20 (gather 8-10)              backward 20-40 (gather 28-30)
+    """
+    gather = {"op": "all_gather", "track": int(Track.OVERLAPPED)}
+    spans = []
+    for rank, late in ((0, 0.0), (1, 8.0)):
+        spans += [
+            span(rank, "iteration", "iteration", 0, 43),
+            *passes(rank, (0, 20), (20, 40)),
+            collective(rank, late, 10, 8 - late, **gather),
+            collective(rank, 20 + late, 30, 8 - late, match=1, **gather),
+            span(rank, "optimizer", "optimizer", 40, 43),
+        ]
+    replay = replay_of_timeline(timeline(Layout(dp=2), spans, {"dp@0": (0, 1)}))
+    assert replay.traced_s.tolist() == pytest.approx([0.043])
+    assert saved_by_fixing(replay, [1], scatters=True).fixed_step_s == pytest.approx(0.027)
+
+
+def test_a_slow_host_launches_the_collectives_of_its_own_groups_late(
+    timeline: Callable[..., Timeline],
+) -> None:
+    """Two TP groups, each a host; reductions take 10 ms on the slow host, and 2 on the other."""
+    spans = []
+    for rank in range(4):
+        lasts = 10.0 if rank < 2 else 2.0
+        of_group = {"group": f"tp@{rank // 2}", "match": 1 + rank // 2}
+        spans += [
+            span(rank, "iteration", "iteration", 0, 45),
+            *passes(rank, (0, 10), (10 + lasts, 30 + lasts)),
+            collective(rank, 10, 10 + lasts, 0, **of_group),
+            collective(
+                rank, 30 + lasts, 42, 10 - lasts, group=f"dp@{rank % 2}", match=3 + rank % 2
+            ),
+            span(rank, "optimizer", "optimizer", 42, 45),
+        ]
+    groups = {"tp@0": (0, 1), "tp@1": (2, 3), "dp@0": (0, 2), "dp@1": (1, 3)}
+    replay = replay_of_timeline(timeline(Layout(tp=2, dp=2), spans, groups))
+    assert replay.traced_s.tolist() == pytest.approx([0.045])
+    assert saved_by_fixing(replay, [0, 1], scatters=True).fixed_step_s == pytest.approx(0.037)
+    assert saved_by_fixing(replay, [0, 1]).fixed_step_s == pytest.approx(0.045)
+    assert saved_by_fixing(replay, [0], scatters=True).fixed_step_s == pytest.approx(0.045)
