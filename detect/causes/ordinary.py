@@ -529,17 +529,20 @@ def _is_beyond_all_others(case: Case) -> bool:
 
 
 def _of_its_replica(case: Case) -> float:
-    """Return by how much the other stages of a row's replica are slow, log, if by half as much as
-    the row and more: what their data take all of them longer, which no chip does; else 0.
+    """Return by how much all ranks of a row's replica are slow at least, its TP mates and those of
+    its other stages, log, if by half as much as the row and more: what their data take all of them
+    longer, which no chip does; else 0.
 
     Example: a rank takes 1.09 times the time of its peers, its TP mate 1.07 times, and the ranks of
     their other stages 1.06 to 1.09 times: its chip need not be slower than others by more than 3 %.
     """
-    others = case.levels[case.seen.members.other_stages(case.row)]
-    others = others[np.isfinite(others)]
-    if len(others) < 2:
+    members, row = case.seen.members, case.row
+    others = members.replica == members.replica[row]
+    others[row] = False
+    levels = case.levels[others]
+    if not members.other_stages(row).any() or not np.isfinite(levels).all():
         return 0.0
-    shared = float(robust.median(others))
+    shared = float(levels.min())
     return shared if shared >= PAIRS.agrees_share * case.effect else 0.0
 
 
