@@ -44,13 +44,14 @@ from detect.causes.finding import (
     undecided_if_no_gain,
     undecided_if_small_and_free,
 )
+from detect.causes.searches import in_all_passes
 from detect.causes.together import folded, gathered, undecided_beside_larger, with_joint_costs
 from detect.observe.extract import observe
 from detect.observe.observations import Observations, cut, num_judgeable, one_row_a_worker, steady
 from detect.report import Cause, Finding, Owner, Report
-from detect.stats.residuals import compare_within, deviations, stage_groups
+from detect.stats.residuals import compare_within, stage_groups
 from detect.text import counted, ranks_text
-from detect.thresholds import PAIRS, WINDOW, DetectorSettings
+from detect.thresholds import WINDOW, DetectorSettings
 from megascan.arrays import Flags, Floats
 from megascan.timeline import ShardedTimeline, Timeline
 
@@ -236,6 +237,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     LOADING_HOSTS,
     PAUSED_HOSTS,
     SPELLS_OF_DEVICES,
+    compute.SLOW_AT_THE_END,
     bursts.BURST,
     compute.SLOW_ON_THE_MEAN,
     nvlinks.PACE_OF_PCIE,
@@ -464,10 +466,7 @@ def _slow_in_the_last(seen: Observations, settings: DetectorSettings) -> tuple[F
 def _in_all_passes(seen: Observations, finding: Finding, slow: Flags) -> bool:
     """Return whether nearly all passes of a finding's ranks are slow by half of it and more."""
     rows = sorted(seen.members.rows_with(finding.ranks))
-    least = PAIRS.agrees_share * float(np.log(finding.slowdown))
-    over = deviations(seen.work, stage_groups(seen.members), slow)[rows]
-    known = over[np.isfinite(over)]
-    return bool(len(known)) and float(np.mean(known >= least)) >= WINDOW.passes_share
+    return in_all_passes(seen, rows, float(np.log(finding.slowdown)), slow)
 
 
 def _is_comparable(seen: Observations) -> bool:

@@ -603,6 +603,11 @@ class _Ordinary:
         4.5, "times the root mean square", Origin.BENCHMARK,
         "of the sound ranks' distances, from which on a small slowdown stands out",
     )  # fmt: skip
+    chance_of_lone: float = limit(
+        1e-4, "probability", Origin.BENCHMARK,
+        "that one of the ranks of a stage is as slow by chance, where no other rank is slow: sound "
+        "ones were at 2e-4 and more",
+    )  # fmt: skip
     largest_factor: float = limit(
         3.0, "times the largest", Origin.BENCHMARK,
         "of the sound ranks' distances, from which on a small slowdown stands out",

@@ -41,6 +41,7 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
     devices_of,
+    rows_of_findings,
     saved_by_compute,
 )
 from detect.causes.launching import (
@@ -67,14 +68,22 @@ from detect.causes.power import Power, limits, planted_power, slowest
 from detect.causes.searches import (
     ComputeSearch,
     SlowRow,
+    in_all_passes,
     least_slowdown,
     search_compute,
     search_means,
 )
-from detect.observe.observations import PHASE_NAMES, Members, Observations, num_judgeable, settled
+from detect.observe.observations import (
+    PHASE_NAMES,
+    Members,
+    Observations,
+    cut,
+    num_judgeable,
+    settled,
+)
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import deviations, stage_groups
+from detect.stats.residuals import compare_within, deviations, peer_groups, stage_groups
 from detect.text import counted, place, ranks_of, ranks_text, times
 from detect.thresholds import COMPUTE as LIMITS
 from detect.thresholds import (
@@ -728,3 +737,43 @@ def _search_means(inquiry: Inquiry) -> Answer:
 
 
 SLOW_ON_THE_MEAN = CauseSpec(cause=Cause.COMPUTE, search=_search_means)
+
+
+def _search_end(inquiry: Inquiry) -> Answer:
+    """Search the last two iterations of the window as a window of their own, for a rank that was as
+    quick as its peers before.
+
+    Two slow iterations are too few among many to be told from bursts of noise or data, unless they
+    are the last, nearly all of their passes are slow alike, and all that is asked of a window of
+    two is true of them. Example: a rank's passes beside its peers' in six iterations, log: 0.002,
+    0.002, 0.000, -0.001, 0.187, 0.187.
+    """
+    seen = inquiry.seen
+    num, num_last = len(seen.iterations), WINDOW.min_iterations
+    if seen.members.device_kind == "cpu" or num < num_last + PAIRS.min_normal_iterations:
+        return Answer()
+    is_last = np.arange(num) >= num - num_last
+    end = replace(inquiry, seen=cut(seen, "iteration", is_last))
+    found = search_compute(end)
+    if not found.slow:
+        return Answer()
+    groups = peer_groups(seen.work, seen.members)
+    before = compare_within(seen.work, seen.members, groups, found.slow_rows).value[:, ~is_last]
+    cases = [
+        one
+        for one in _reported(end, found)
+        if not (inquiry.blamed[one.row] or one.slow.across_stages)
+        and one.effect >= np.log(WINDOW.one_iteration_ratio)
+        and np.abs(before[one.row]).max() <= PAIRS.elsewhere_share * one.effect
+        and in_all_passes(end.seen, [one.row], one.effect, found.slow_rows)
+    ]
+    findings = tuple(one for one in map(_finding, cases) if one.owner is Owner.NODE)
+    ranks = {one.ranks for one in findings}
+    return Answer(
+        findings=findings,
+        slow=rows_of_findings(seen.members, findings),
+        explains=lambda one: one.owner is Owner.UNDECIDED and one.ranks in ranks,
+    )
+
+
+SLOW_AT_THE_END = CauseSpec(cause=Cause.COMPUTE, search=_search_end)

@@ -605,9 +605,12 @@ def _low_clock(
 
 def work_lowers_clock(own: Mapping[str, float], sound: Sequence[Mapping[str, float]]) -> bool:
     """Return whether a device at its power limit may have a lower clock than sound ones for the
-    work that it is given: it draws no less than they do, and they are not limited themselves.
+    work that it is given: it draws no less than they do, they are not limited themselves, and
+    nothing else holds it down, as heat or a brake would, that holds down none of them.
     """
-    is_limited = is_capped(int(own.get(REASONS_NAME, 0)))
+    reasons = int(own.get(REASONS_NAME, 0))
+    theirs = [int(one.get(REASONS_NAME, 0)) for one in sound]
+    is_limited = is_capped(reasons) and not peculiar_reasons(reasons, theirs)
     return is_limited and not (_draws_less(own, sound) or _is_lowest_of_limited(own, sound))
 
 

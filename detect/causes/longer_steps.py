@@ -18,11 +18,14 @@ lead is without a fault. They are few, so what sound devices usually differ by c
     sigma² = (degrees · rms² of sound leads + few · usual²) / (degrees + few)
 
 By Student's law with so many degrees of freedom the lead must be improbable on a sound device, and
-so must it be by the noise of its iterations.
+so must it be by the noise of its iterations. Where it is not improbable enough by itself, embedding
+and loss tell, too, which only move memory for each token, as many on all mates: if the same rank
+leads in all of them, their chances are taken together.
 
 Of leads in sound groups of n ranks, n - 1 a group are independent, and those of one group of each
-stage follow from the others. Where no other replica shows what a place takes (no DP), leads are
-those beside the mates, and no spread is usual: places differ by anything.
+stage follow from the others. Of four mates and more, the others of the slow group count as well.
+Where no other replica shows what a place takes (no DP), leads are those beside the mates, and no
+spread is usual: places differ by anything.
 
 Example: steps of four groups of two, in us; the second group's passes take 1.43 times as long.
 
@@ -31,12 +34,13 @@ Example: steps of four groups of two, in us; the second group's passes take 1.43
 
 Longer data, a slow link or a busy expert lengthen the passes of a group as well, and no step.
 
-Limits: two slow mates hide each other. Of two replicas on one stage nothing shows what leads are
-without a fault but what is usual, so these must be longer by 5 %.
+Limits: two slow mates hide each other. Of two replicas of two or three mates on one stage nothing
+shows what leads are without a fault but what is usual, so these must be longer by 5 %.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,6 +100,36 @@ class _Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Lead:
+    """Which rank of a group takes longest for something, and how sure that is."""
+
+    first: int
+    """Its place in the group."""
+    lead_ns: float
+    least_ns: float
+    """What the quickest rank of all takes: it waits for nobody meanwhile."""
+    spreads: tuple[_Spread, _Spread]
+    """By how much leads of sound ranks vary, for good and in time."""
+    is_alone: bool
+    """Whether no mate is half as far behind those at its place elsewhere."""
+
+    @property
+    def slower(self) -> float:
+        """Return the lead beside what it takes without any waiting, log."""
+        return float(np.log1p(max(self.lead_ns, 0.0) / self.least_ns))
+
+    @property
+    def p_value(self) -> float:
+        return max(one.p_value(self.lead_ns) for one in self.spreads)
+
+    @property
+    def is_sure(self) -> bool:
+        """Return whether it is improbable on a sound device, by whichever spread."""
+        is_far = all(self.lead_ns >= DEVICE.sure_sigmas * one.sigma for one in self.spreads)
+        return is_far and self.p_value <= 1.0 - ORDINARY.sound_share
+
+
+@dataclass(frozen=True, kw_only=True)
 class Steps:
     """Optimizer steps of all ranks, and which ranks are mates."""
 
@@ -104,38 +138,71 @@ class Steps:
     """(rank, iteration)"""
     group: Integers
     """(rank,): equal for mates."""
+    lookups_ns: Floats
+    """(rank, iteration, kind): embedding and loss, which move memory for each token, as many on
+    all mates; NaN where none were recorded."""
     slow: Flags
     """(rank,): those that show nothing of what is usual."""
 
     def longest(self, group: int, effect: float, share: float) -> LongerStep | None:
         """Return the rank whose step is longer than those of its mates in a `group`, by a `share`
-        of the log `effect` at least; None where none stands out.
+        of the log `effect` at least; None where none stands out, by its step alone or by that and
+        all of its lookups together.
         """
-        time_ns = np.where(self.time_ns > 0, self.time_ns, np.nan)
-        least_ns = float(np.nanmin(robust.median(time_ns, axis=1), initial=np.inf))
         own = self.group == group
+        by_step = self._lead(self.time_ns, own)
+        if by_step is None or not by_step.is_alone:
+            return None
+        if not share * effect <= by_step.slower <= effect + DEVICE.most_optimizer_log:
+            return None
+        kinds = [self._lead(self.lookups_ns[:, :, one], own) for one in self._kinds(own)]
+        agree = [one for one in kinds if one and one.is_alone and one.first == by_step.first]
+        p_value = by_step.p_value
+        if not by_step.is_sure:
+            p_value = chance_of_all([p_value, *(one.p_value for one in agree)])
+            if not kinds or len(agree) < len(kinds) or p_value > 1.0 - ORDINARY.sound_share:
+                return None
+        return LongerStep(
+            rank=int(self.members.ranks[own][by_step.first]),
+            lead_ns=by_step.lead_ns,
+            slower_log=by_step.slower,
+            p_value=p_value,
+        )
+
+    def _kinds(self, own: Flags) -> list[int]:
+        """Return the kinds of lookups that all of `own` ranks have, and that are long enough to
+        tell of the device.
+        """
+        lengths = robust.median(self.lookups_ns[own], axis=1)
+        is_long = (lengths >= DEVICE.least_lookup_ns).all(axis=0)
+        return [int(one) for one in np.flatnonzero(is_long)]
+
+    def _lead(self, time_ns: Floats, own: Flags) -> _Lead | None:
+        """Return which of `own` ranks takes longest for something that all do alike, (rank,
+        iteration), and by how much; None where that was not recorded of all.
+        """
+        time_ns = np.where(time_ns > 0, time_ns, np.nan)
+        least_ns = float(np.nanmin(robust.median(time_ns, axis=1), initial=np.inf))
         beside_ns, are_compared = self._beside(time_ns, own)
         leads = beyond_others(beside_ns, rows_alike(self.group), np.zeros(len(own), dtype=bool))
         level = robust.centre(leads)
         if not np.isfinite(level[own]).all():
             return None
+        first = int(np.argmax(level[own]))
         sound = ~self.slow & np.isfinite(level)
         degrees = _degrees(self.group[sound], self.members.stage[sound], are_compared=are_compared)
         usual = _Spread((COMPUTE.gpu_spread_log * least_ns) ** 2, DEVICE.usual_mates)
         for_good = _Spread.of(level[sound], degrees).beside(usual if are_compared else _Spread())
-        spreads = for_good, _in_time(leads)
-        first, lead_ns = int(np.argmax(level[own])), float(level[own].max())
+        if are_compared:
+            for_good = for_good.beside(_of_mates(robust.centre(beside_ns[own]), first))
         over_ns = robust.centre(beside_ns[own]) if are_compared else level[own]
-        is_alone = np.delete(over_ns, first).max() < PAIRS.agrees_share * over_ns[first]
-        slower = float(np.log1p(max(lead_ns, 0.0) / least_ns))
-        p_value = max(one.p_value(lead_ns) for one in spreads)
-        is_sure = p_value <= 1.0 - ORDINARY.sound_share
-        is_far = is_sure and all(lead_ns >= DEVICE.sure_sigmas * one.sigma for one in spreads)
-        is_slow = share * effect <= slower <= effect + DEVICE.most_optimizer_log
-        if not (is_far and is_slow and is_alone):
-            return None
-        rank = int(self.members.ranks[own][first])
-        return LongerStep(rank=rank, lead_ns=lead_ns, slower_log=slower, p_value=p_value)
+        return _Lead(
+            first=first,
+            lead_ns=float(level[own].max()),
+            least_ns=least_ns,
+            spreads=(for_good, _in_time(leads)),
+            is_alone=bool(np.delete(over_ns, first).max() < PAIRS.agrees_share * over_ns[first]),
+        )
 
     def _beside(self, time_ns: Floats, own: Flags) -> tuple[Floats, bool]:
         """Return what steps take, (rank, iteration), longer than at their places in other groups
@@ -159,6 +226,23 @@ def _degrees(group: Integers, stage: Integers, *, are_compared: bool) -> int:
         num_groups = len(np.unique(group[rows]))
         degrees += (len(rows) // num_groups - 1) * (num_groups - are_compared)
     return degrees
+
+
+def _of_mates(beside_ns: Floats, first: int) -> _Spread:
+    """Return by how much the mates of the `first` rank differ, who are believed to be sound: of
+    three and more, their distances from each other; `beside_ns` is (mate,).
+    """
+    mates = np.delete(beside_ns, first)
+    if len(mates) < ORDINARY.min_peers:
+        return _Spread()
+    degrees = len(mates) - 1
+    return _Spread(float(((mates - mates.mean()) ** 2).sum()) / degrees, degrees)
+
+
+def chance_of_all(p_values: Sequence[float]) -> float:
+    """Return how probable it is that independent tests all say so by chance (Fisher, 1925)."""
+    logs = np.log(np.maximum(p_values, np.finfo(float).tiny))
+    return float(special.chdtrc(2 * len(logs), -2.0 * logs.sum()))
 
 
 def _in_time(leads: Floats) -> _Spread:
@@ -187,6 +271,7 @@ def longer_step(of: Suspicion, every: EachRank, effects: Floats) -> LongerStep |
     steps = Steps(
         members=every.members,
         time_ns=every.optimizer_ns[:, of.active],
+        lookups_ns=every.lookups_ns[:, of.active],
         group=group,
         slow=of.excluded[group],
     )

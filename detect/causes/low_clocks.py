@@ -13,6 +13,8 @@ as much more slowly, whatever its passes show; unless they show that it does not
   or where they run below their highest clocks as well (`device.work_lowers_clock`).
 * Several devices count where they are of one host, and a reason that no other device has holds
   all of them down (heat, a brake).
+* Of as many devices as were read the lowest one is judged: so low a clock must be improbable on any
+  of them, if no brake holds it down and it lies less than a tenth below them.
 * Where fewer than seven others were read, or its passes do not show that they are slower, it must
   lie a tenth below them.
 
@@ -31,7 +33,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.causes.device import CLOCK_NAME, GPU_ADVICE, work_lowers_clock
+from detect.causes.device import CLOCK_NAME, GPU_ADVICE, held_down, work_lowers_clock
 from detect.causes.finding import (
     Answer,
     Claim,
@@ -88,6 +90,9 @@ def search_low_clocks(inquiry: Inquiry) -> Answer:
         row = rows[one.rank]
         may_be = level[row] + DEVICE.sure_sigmas * error[row]
         if inquiry.blamed[row] or may_be < PAIRS.agrees_share * one.ratio_log:
+            continue
+        is_chance = one.p_value * (len(one.others) + 1) > inquiry.settings.false_discovery_rate
+        if is_chance and not held_down(seen, excluded, one.rank):
             continue
         shows = level[row] >= PAIRS.agrees_share * one.ratio_log
         if not shows and one.ratio_log < np.log(ORDINARY.little_ratio):

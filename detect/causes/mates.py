@@ -84,7 +84,13 @@ def search_mates(inquiry: Inquiry) -> Answer:
         effect = _slow_alike(seen, own)
         if effect < np.log(inquiry.settings.min_slowdown):
             continue
-        steps = Steps(members=members, time_ns=seen.optimizer_ns, group=groups, slow=known | own)
+        steps = Steps(
+            members=members,
+            time_ns=seen.optimizer_ns,
+            lookups_ns=seen.each_rank.lookups_ns,
+            group=groups,
+            slow=known | own,
+        )
         has_experts = seen.hidden_axes == ("ep",)
         share = DEVICE.optimizer_share_of_experts if has_experts else DEVICE.optimizer_share
         longer = steps.longest(group, effect, share)

@@ -19,9 +19,12 @@ compute. What speaks against other reasons:
   them, and no TP mate's are: a rank that waits in its step computes as quickly as others.
 
 Where its passes are slower than those of all its peers, a step need not be as slow to tell. Nor
-where its embedding and loss, which move memory for each token, are slower by about as much, and
-products of matrices are not: longer data lengthen no step, a slow host or waiting no lookups, so
-the device's memory is slow. Example: step, embedding and loss 1.32, 1.24 and 1.22 times, MLPs 1.07.
+where all of its peers wait for it unseen, inside passes that are equally long then (experts of all
+replicas, whose exchange nobody recorded). Example: a clock half as high, steps of 443, 504, 441 and
+444 us, passes equal within 0.1 %. Nor where its embedding and loss, which move memory for each
+token, are slower by about as much, and products of matrices are not: longer data lengthen no step,
+a slow host or waiting no lookups, so the device's memory is slow. Example: step, embedding and loss
+1.32, 1.24 and 1.22 times, MLPs 1.07.
 
 Example: rank 0 takes 1,473 ms for its step and its three peers 191 ms, in iterations of 1,829 ms,
 of which the peers wait 1,099 ms: 7.7 times.
@@ -115,7 +118,9 @@ class _SlowStep:
     passes_ns: float
     """What its passes take longer in an iteration than those of its peers; 0 where they do not."""
     is_confirmed: bool
-    """Whether slow passes say that the device is slow, and no step that waits."""
+    """Whether slow passes say that the device is slow, and no step that waits; or none can."""
+    hides_in_passes: bool
+    """Whether all others wait for it inside their passes, where nobody recorded it."""
     lookups_ns: float
     """What its lookups take longer in an iteration, if they are slower by about as much, as slow
     memory makes them; else 0."""
@@ -144,7 +149,8 @@ def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
         (row,) = seen.members.rows_with((rank,))
         group = next(rows for rows in groups if one.row in rows)
         level = robust.median(passes[:, active], axis=1)
-        is_slowest = _is_slowest_in_passes(seen.members, row, level)
+        hides = _all_wait_unseen(seen, row)
+        is_slowest = hides or _is_slowest_in_passes(seen.members, row, level)
         slow = _SlowStep(
             rank=rank,
             row=row,
@@ -152,8 +158,11 @@ def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
             num_peers=len(group) - 1,
             own_ns=float(np.nanmedian(time_ns[one.row][active])),
             passes=float(level[row]),
-            passes_ns=_excess_of_passes(seen, row, active, float(level[row])),
+            passes_ns=_excess_of_passes(
+                seen, row, active, one.course.effect if hides else float(level[row])
+            ),
             is_confirmed=is_slowest and _stands_out(over[:, active], one, group),
+            hides_in_passes=hides,
             lookups_ns=_excess_of_lookups(seen, every, one, groups, float(level[row])),
         )
         if _is_worth_saying(inquiry, slow):
@@ -214,6 +223,17 @@ def _excess_of_passes(seen: Observations, row: int, active: Flags, slowdown: flo
     passes_ns = seen.busy_ns[row] - np.nan_to_num(seen.optimizer_ns[row])
     excess_ns = float(robust.median(passes_ns[active])) * -float(np.expm1(-slowdown))
     return max(excess_ns, 0.0) if np.isfinite(excess_ns) else 0.0
+
+
+def _all_wait_unseen(seen: Observations, row: int) -> bool:
+    """Return whether all of a row's stage exchange something with each other inside their passes
+    that nobody recorded: each pass is as long as that of the slowest rank.
+    """
+    members, ranks = seen.members, {int(one) for one in seen.members.workers[row]}
+    for axis in seen.hidden_axes:
+        ranks |= {one for rank in ranks for one in members.layout.group(rank, axis)}
+    of_stage = members.rows_of_stage(int(members.stage[row]))
+    return len(of_stage) > 1 and set(of_stage.tolist()) <= set(members.rows_with(sorted(ranks)))
 
 
 def _is_slowest_in_passes(members: Members, row: int, level: Floats) -> bool:
@@ -390,7 +410,10 @@ def _finding(inquiry: Inquiry, slow: _SlowStep, doubt: str) -> Finding:
     lost = np.where(course.active, in_all_ns, 0.0)
     undecided = UNDECIDED_WHOSE if doubt else ""
     also, passes = "", ""
-    if slow.is_confirmed:
+    hides = slow.is_confirmed and slow.hides_in_passes
+    if hides:
+        passes = "; all ranks of its stage wait for it inside their passes, which nobody recorded"
+    elif slow.is_confirmed:
         also = f" and for its passes {times(float(np.exp(slow.passes)))}"
     elif np.isfinite(slow.passes):
         passes = f"; its passes take {times(float(np.exp(slow.passes)))} those of its peers"
@@ -406,7 +429,9 @@ def _finding(inquiry: Inquiry, slow: _SlowStep, doubt: str) -> Finding:
             course=course,
             q_value=slow.suspect.q_value,
             num_peers=slow.num_peers,
-            saved_ns=saved_by_compute(seen, slow.row, lost),
+            saved_ns=lost if hides else saved_by_compute(seen, slow.row, lost),
+            is_replayed=not hides,
+            is_bound=hides,
             subject=f"rank {slow.rank} ({place(members, slow.row)})",
             predicate=f"takes {times(factor)} the time of its {peers} for its optimizer step"
             f"{also}{undecided}",

@@ -503,13 +503,47 @@ def _within_spread(case: Case) -> str:
     the row, or its clock, stands out from them, or something holds down its clock.
     """
     spread = _spread_of_devices(case)
-    stands_out = case.effect >= min(ORDINARY.rms_factor * spread, ORDINARY.most_log)
+    beyond = case.effect - _of_its_replica(case)
+    stands_out = beyond >= min(ORDINARY.rms_factor * spread, ORDINARY.most_log)
+    stands_out |= beyond == case.effect and _is_beyond_all_others(case)
     if stands_out or _is_held_down(case):
         return ""
     return (
         f"ranks of one stage differ by {np.expm1(spread):.1%} (sigma) all over the job: this one "
         "may be no more than the slowest of sound devices"
     )
+
+
+def _is_beyond_all_others(case: Case) -> bool:
+    """Return whether a row is the only one of the job that is slow, and far beyond what all others
+    differ by: none was taken out that would show more.
+    """
+    small = ORDINARY.small_floors * float(np.log(case.inquiry.settings.min_slowdown))
+    places, num_beside = _beside(case, small)
+    if case.excluded.sum() > 1 or num_beside < ORDINARY.min_peers:
+        return False
+    level = float(_levels(case)[case.row])
+    degrees, sigma = _law_of_sound(places, num_beside)
+    chance = (num_beside + 1) * float(special.stdtr(degrees, -min(level, case.effect) / sigma))
+    return chance <= ORDINARY.chance_of_lone
+
+
+def _of_its_replica(case: Case) -> float:
+    """Return by how much all ranks of a row's replica are slow at least, its TP mates and those of
+    its other stages, log, if by half as much as the row and more: what their data take all of them
+    longer, which no chip does; else 0.
+
+    Example: a rank takes 1.09 times the time of its peers, its TP mate 1.07 times, and the ranks of
+    their other stages 1.06 to 1.09 times: its chip need not be slower than others by more than 3 %.
+    """
+    members, row = case.seen.members, case.row
+    others = members.replica == members.replica[row]
+    others[row] = False
+    levels = case.levels[others]
+    if not members.other_stages(row).any() or not np.isfinite(levels).all():
+        return 0.0
+    shared = float(levels.min())
+    return shared if shared >= PAIRS.agrees_share * case.effect else 0.0
 
 
 def _lasting(found: ComputeSearch, square: float) -> float:
@@ -668,6 +702,12 @@ def _other_stages_differ_alike(
 
 
 def _by_history(case: Case, peers: Integers) -> str:
+    """Say that a row itself became slow inside the window, and its peers did not; empty where that
+    is not so, or where a router may send its experts more tokens since then.
+    """
+    members = case.seen.members
+    if members.layout.ep > 1 and not case.passes.is_beyond_experts(case.row):
+        return ""
     if (~case.active).sum() < PAIRS.min_normal_iterations or not len(peers):
         return ""
     level = robust.median(case.seen.work.log_ns, axis=2)

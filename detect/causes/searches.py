@@ -17,7 +17,7 @@ A cause says with a `Loss` who is compared with whom, and in which words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -40,7 +40,16 @@ from detect.stats.residuals import (
 )
 from detect.stats.search import Course, SearchTask, Suspect, search
 from detect.text import counted, milliseconds, percent, subject_of
-from detect.thresholds import BURSTS, HOSTS, LOSSES, POWER, SEARCH, DetectorSettings
+from detect.thresholds import (
+    BURSTS,
+    HOSTS,
+    LOSSES,
+    PAIRS,
+    POWER,
+    SEARCH,
+    WINDOW,
+    DetectorSettings,
+)
 from detect.thresholds import COMPUTE as LIMITS
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
@@ -196,6 +205,14 @@ def averaged(work: Work, groups: list[Integers], known: Flags) -> Work:
         phase=np.array(phases, dtype=np.int64),
         microbatch=np.zeros(len(phases), dtype=np.int64),
     )
+
+
+def in_all_passes(seen: Observations, rows: Sequence[int], effect: float, slow: Flags) -> bool:
+    """Return whether nearly all passes of some rows are slow by half of a log `effect` and more."""
+    least = PAIRS.agrees_share * effect
+    over = deviations(seen.work, stage_groups(seen.members), slow)[rows]
+    known = over[np.isfinite(over)]
+    return bool(len(known)) and float(np.mean(known >= least)) >= WINDOW.passes_share
 
 
 def _usual(inquiry: Inquiry, field: _Comparison) -> Usual:

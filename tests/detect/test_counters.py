@@ -44,6 +44,7 @@ def test_only_telling_readings_are_evidence(job, slow, reading, sentence):
     [
         ({"sm_clock_mhz": 1380.0, "clock_event_reasons": 8.0}, Owner.NODE),
         ({"sm_clock_mhz": 1380.0}, Owner.UNDECIDED),  # at its power limit: the work may be why
+        ({"sm_clock_mhz": 1380.0, "clock_event_reasons": 12.0}, Owner.NODE),  # and a brake
         ({"sm_clock_mhz": 1380.0, "clock_event_reasons": 1.0}, Owner.UNDECIDED),  # at rest
         ({"sm_clock_mhz": 1890.0, "clock_event_reasons": 8.0}, Owner.UNDECIDED),  # by 5 % of 43 %
         ({"clock_event_reasons": 8.0}, Owner.UNDECIDED),

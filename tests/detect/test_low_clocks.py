@@ -93,6 +93,16 @@ def test_devices_of_a_host_that_are_held_down_together_are_named(job, reason, ho
     assert found == named
 
 
+@pytest.mark.parametrize(("clock", "is_named"), [(1620.0, True), (1665.0, False)])
+def test_the_lowest_clock_of_many_that_differ_may_be_a_sound_ones(job, clock, is_named):
+    clocks = (1830, 1725, 1770, 1740, 1815, 1770, 1755, 1800, 1740, 1770, 1770, clock, 1725, 1800)
+    readings = {rank: {"sm_clock_mhz": float(one)} for rank, one in enumerate(clocks)}
+    work = _varied([11], 1755 / clock)
+    report = job(layout=Layout(dp=14), iterations=14, work=work, counters=readings).report()
+    of_node = [one.ranks for one in report.findings if one.owner == Owner.NODE]
+    assert of_node == ([(11,)] if is_named else [])
+
+
 @pytest.mark.parametrize(("clock", "is_named"), [(1600.0, True), (1850.0, False)])
 def test_beside_few_others_a_clock_must_be_a_tenth_lower(job, clock, is_named):
     readings = _readings([3], num_ranks=4, sm_clock_mhz=clock)

@@ -10,6 +10,7 @@ import pytest
 from detect import Cause, DetectorSettings, Owner
 from detect.detector import judge
 from detect.observe.extract import observe
+from detect.observe.observations import Tokenwise
 from megascan.topology import Layout
 
 PLACES = {0: 1.7, 1: 1.0}
@@ -96,3 +97,30 @@ def test_mates_whose_waiting_nobody_recorded_are_told_apart(job, longer, named):
         (finding,) = report.findings
         assert "it alone has a slower optimizer step" in finding.evidence[-1]
         assert np.isclose(finding.slowdown, 1.43, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("step", "lookups", "named"),
+    [
+        (1.15, {}, [(4,)]),
+        (1.06, {4: 1.05}, [(4,)]),
+        (1.06, {}, []),
+        (1.06, {5: 1.05}, []),  # another one's
+        (1.0, {4: 1.05}, []),
+    ],
+)
+def test_mates_show_by_how_much_steps_and_lookups_of_sound_ranks_differ(job, step, lookups, named):
+    """The four ranks of one of two groups are slow alike; steps of sound ones differ by 1 %."""
+    sound = np.random.default_rng(4).normal(1.0, [[0.012], [0.003]], size=(2, 8))
+
+    def steps(slot):
+        return sound[0, slot.rank] * (step if slot.rank == 4 else 1.0)
+
+    made = job_of(job, Layout(tp=4, dp=2), {4, 5, 6, 7}, steps, noise=0.002)
+    seen = observe(made.timeline())
+    lookups_ns = np.full((*seen.busy_ns.shape, 2), 5e5) * sound[1][:, None, None]
+    for rank, factor in lookups.items():
+        lookups_ns[rank] *= factor
+    told = Tokenwise(dense_ns=np.full(seen.busy_ns.shape, np.nan), lookups_ns=lookups_ns)
+    seen = replace(seen, tokenwise=told, splits_tensor_groups=False)
+    assert nodes(judge(seen, DetectorSettings())) == named

@@ -264,6 +264,29 @@ def test_a_step_is_believed_where_lookups_are_as_slow(job, lookups, passes, expe
     assert [one for one in found if one[2] is Owner.NODE] == expected
 
 
+@pytest.mark.parametrize(
+    ("steps", "layout", "expected"),
+    [
+        ({2: 1.13}, Layout(dp=8, ep=8), [((2,), Cause.COMPUTE, Owner.NODE)]),
+        ({2: 1.13}, Layout(dp=8), []),
+        ({2: 1.13, 5: 0.96, 6: 1.05}, Layout(dp=8, ep=8), []),
+        ({}, Layout(dp=8, ep=8), []),
+    ],
+    ids=["one", "passes that wait for nobody", "steps that differ", "none"],
+)
+def test_a_step_tells_whom_all_wait_for_unseen(job, steps, layout, expected):
+    """Nobody recorded what experts of all replicas exchange: all passes are as long as the slowest
+    rank's.
+    """
+
+    def work(slot):
+        return steps.get(slot.rank, 1.0) if slot.name == "optimizer" else 1.5
+
+    seen = observe(job(layout=layout, work=work, noise=0.002).timeline())
+    found = named(judge(seen, DetectorSettings()))
+    assert [one for one in found if one[2] is Owner.NODE] == expected
+
+
 @pytest.mark.parametrize(("other", "is_named"), [(1.0, True), (1.04, True), (1.2, False)])
 def test_other_pairs_tell_by_how_much_two_sound_steps_differ(job, other, is_named):
     """Its passes, 1.028 times, are slower by too little to tell a device by themselves."""

@@ -48,6 +48,33 @@ def test_a_large_slowness_among_uneven_chips_is_the_node(job):
     assert owners(report) == [((3,), Owner.NODE)]
 
 
+@pytest.mark.parametrize(
+    ("slow", "named"),
+    [({3: 1.055}, [(3,)]), ({3: 1.035}, []), ({3: 1.055, 6: 1.045}, [])],
+    ids=["far beyond", "beyond", "not the only one"],
+)
+def test_a_lone_slow_rank_far_beyond_all_others_is_the_node(job, slow, named):
+    """Chips differ by up to 2 %, evenly: a quarter of their pairs says sigma 1.5 %."""
+    levels = [0.99 + 0.02 * (rank % 8) / 7 for rank in range(16)]
+    levels = [slow.get(rank, level) for rank, level in enumerate(levels)]
+    report = job(layout=Layout(dp=8, pp=2), work=chips(levels), noise=0.002).report()
+    assert [one.ranks for one in report.findings if one.owner is Owner.NODE] == named
+
+
+@pytest.mark.parametrize(("data", "is_named"), [(1.0, True), (1.06, False)])
+def test_what_the_other_stages_of_its_replica_take_longer_is_no_chips(job, data, is_named):
+    """Chips differ by 1 %; rank 4's is 6 % slower, or 2 % beside data that take all of them 6 %."""
+    chip = {4: 1.06 if data == 1.0 else 1.02}
+
+    def work(slot):
+        level = 1.0 + 0.01 * ((3 * slot.rank) % 7 - 3) / 3
+        longer = data if slot.replica == 2 and slot.name != "optimizer" else 1.0
+        return chip.get(slot.rank, level) * longer
+
+    report = job(layout=Layout(tp=2, dp=8, pp=2), work=work, noise=0.002).report()
+    assert any(one.owner is Owner.NODE for one in report.findings) is is_named
+
+
 UNEVEN = (0.99, 0.97, 0.96, 1.04, 1.01, 0.99, 1.0, 1.05, 0.97, 1.02, 0.985, 1.025)
 
 

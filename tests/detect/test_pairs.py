@@ -36,14 +36,15 @@ def test_tensor_parallel_pair_shares_its_data(job):
     assert (report.findings[0].ranks, report.findings[0].owner) == ((0,), Owner.NODE)
 
 
-def test_onset_inside_the_trace_decides(job):
+@pytest.mark.parametrize(("ep", "owner"), [(1, Owner.NODE), (2, Owner.UNDECIDED)])
+def test_onset_inside_the_trace_decides_where_no_router_sends_more(job, ep, owner):
     def late(slot):
         grows = slot.rank == 1 and slot.iteration >= 12 and slot.name != "optimizer"
         return 1.2 if grows else 1.0
 
-    report = job(layout=Layout(dp=2), work=late).report()
+    report = job(layout=Layout(dp=2, ep=ep), work=late).report()
     finding = report.findings[0]
-    assert (finding.ranks, finding.owner, finding.first_iteration) == ((1,), Owner.NODE, 12)
+    assert (finding.ranks, finding.owner, finding.first_iteration) == ((1,), owner, 12)
     assert finding.onset_in_trace
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detect import Cause, Owner, Verdict
+from detect import Cause, DetectorSettings, Owner, Verdict
+from detect.causes.compute import SLOW_AT_THE_END
+from detect.detector import _inquiry
+from detect.observe.extract import observe
+from detect.observe.observations import steady
 from detect.stats.residuals import Usual, estimate_noise
 from detect.stats.search import best_stretches, follow
 from megascan.topology import Layout
@@ -48,6 +52,29 @@ def test_a_stretch_at_one_speed_is_a_burst_and_one_bad_iteration_is_none(job, sl
     (finding,) = stretch.findings
     assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.COMPUTE, Owner.NODE)
     assert job(layout=Layout(dp=4), work=slow(1, 3.0, 10, 10)).report().verdict == Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "passes", "named"),
+    [
+        (4, 5, 1.3, [(1,)]),
+        (2, 3, 1.3, []),  # and quick again
+        (5, 5, 1.3, []),
+        (4, 5, 1.06, []),
+        (4, 5, None, []),  # some passes only
+    ],
+)
+def test_a_rank_that_is_slow_in_the_last_two_of_few_iterations(job, first, last, passes, named):
+    def work(slot):
+        if slot.rank != 1 or not first <= slot.iteration - 10 <= last:
+            return 1.0
+        return passes or (2.0 if slot.microbatch == 0 else 1.0)
+
+    made = job(layout=Layout(dp=4), work=work, iterations=6, first_iteration=10)
+    inquiry = _inquiry(steady(observe(made.timeline()), DetectorSettings()), DetectorSettings())
+    found = SLOW_AT_THE_END.search(inquiry).findings
+    assert [one.ranks for one in found] == named
+    assert all((one.owner, one.first_iteration) == (Owner.NODE, 14) for one in found)
 
 
 def test_warm_up_of_the_run_is_left_out(job):
