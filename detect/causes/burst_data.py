@@ -72,7 +72,7 @@ def may_be_longer_data(seen: Observations, burst: Burst) -> bool:
     shares_data = int((seen.members.replica == seen.members.replica[burst.row]).sum()) > 1
     if burst.in_modules and shares_data:
         return False  # modules of all that share them would be slow, and those of others are not
-    return not burst.is_one_speed or lookups_follow(of)
+    return not burst.is_one_speed or burst.has_few_lengths or lookups_follow(of)
 
 
 def may_be_its_experts(seen: Observations, burst: Burst) -> bool:
