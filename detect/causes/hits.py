@@ -13,6 +13,7 @@ level; a hit exceeds both by far more than sound passes vary. Consecutive hits a
 whatever holds a rank up may last for any time. So many events must be improbable at the rate that
 the other rows show. A device that is throttled has a second speed: where a row's hits are slow by
 one and the same factor, and no other row's by as much, they are no noise, and each of them counts.
+One stretch of them, be it in one iteration, is enough where no data can be the reason.
 
 Example: 16 ranks, 10 iterations of 8 passes that vary by 0.4 %. All passes of rank 8 are 1.24 times
 as long in iterations 7 and 8, and no other pass of anybody is longer by 3 %: one event, by chance
