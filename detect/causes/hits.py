@@ -353,14 +353,23 @@ class _Passes:
         splits = _split(near, size, self.phase, self.microbatch).any()
         return num_slow < BURSTS.least_of_one_speed and not splits
 
-    def is_one_enough(self, seen: Observations, row: int) -> bool:
-        """Return whether a single stretch of hits of one speed, be it in one iteration, is enough:
-        no data are the reason, and passes of both kinds are slow.
+    def are_enough(self, seen: Observations, row: int, hits: Flags, *, is_one_speed: bool) -> bool:
+        """Return whether the `hits` of a row, (iteration, operation), are too many for an accident:
+        of two iterations, apart from each other or of one speed.
+
+        A single stretch of one speed, be it in one iteration, is enough where no data are the
+        reason, and passes of both kinds are slow. What goes on at the end is a level's to tell.
 
         Example: the last five passes but one of four iterations take 1.7 times as long.
         """
+        by_iteration: Flags = np.asarray(hits.any(axis=1))
+        is_told = is_one_speed and not _is_level(by_iteration)
         is_no_data = seen.rules_data_out or self.splits_microbatches(row)
-        return is_no_data and _are_of_both_kinds(self.hits[row], self.phase)
+        if is_told and is_no_data and _are_of_both_kinds(self.hits[row], self.phase):
+            return bool(by_iteration.any())
+        num_iterations = int(by_iteration.sum())
+        num_events = num_iterations if is_told else num_runs(hits)
+        return min(num_events, num_iterations) >= BURSTS.min_hits
 
     def are_stops(self, row: int) -> bool:
         """Return whether the slow passes of a row are single ones that take twice as long and more,
@@ -520,11 +529,7 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
         hits = as_large(passes.counted(row, mates, stands_out=stands_out), passes.over, row)
         by_iteration: Flags = np.asarray(hits.any(axis=2))
         is_one_speed = passes.is_one_speed(row) and not passes.is_of_others(row, hits, others)
-        num_iterations = int(by_iteration[row].sum())
-        is_told = is_one_speed and not _is_level(by_iteration[row])
-        num_events = num_iterations if is_told else num_runs(hits[row])
-        least = 1 if is_told and passes.is_one_enough(seen, row) else BURSTS.min_hits
-        if min(num_events, num_iterations) < least:
+        if not passes.are_enough(seen, row, hits[row], is_one_speed=is_one_speed):
             continue
         tally = passes.tally(hits, row, others, by_pass=is_one_speed)
         q_value = tally.by_chance * num_rows / (len(found) + 1)
@@ -693,33 +698,24 @@ def pair_burst(
     if not _only_one_rose(log_ns, row, slow, PAIRS.agrees_share * size):
         return None
     others_slow = longer[1 - row] & (gap >= PAIRS.agrees_share * size)
-    num_other = num_runs(others_slow)
-    hits, other_hits = slow.any(axis=1), int(others_slow.any(axis=1).sum())
     is_one_speed = half_width(gap[slow])[0] <= BURSTS.one_speed_share * size
-    is_one_enough = is_no_data and places is not None and _are_of_both_kinds(slow, places[0])
-    is_one_enough = is_one_enough and is_one_speed and int(slow.sum()) >= BURSTS.least_of_one_speed
-    q_value = _chance_of_one_way(num_own, num_other)
-    if is_one_enough and not num_other and not _is_level(hits):
-        q_value = chance(int(slow.sum()), slow.size, 0, slow.size)
-    elif num_own < BURSTS.min_hits:
+    is_both = places is not None and _are_of_both_kinds(slow, places[0])
+    is_one = is_no_data and is_both and is_one_speed and _is_one_stretch(slow, others_slow)
+    if num_own < BURSTS.min_hits and not is_one:
         return None
-    elif is_one_speed:  # noise, of which one row may have more, does not keep to one speed
-        length = len(hits)
-        by_iteration = chance(int(hits.sum()), length, other_hits, length)
-        by_pass = chance(num_own, slow.size, num_other, slow.size)
-        q_value = min(q_value, 2 * by_iteration, 2 * by_pass)
+    q_value = _chance_of_two(slow, others_slow, by_speed=is_one_speed, by_pass=is_one)
     excess = np.where(slow, np.expm1(gap), 0.0).mean(axis=1)
     is_sure = q_value <= rate
-    is_alone = num_own >= BURSTS.min_pair and not num_other
+    is_alone = num_own >= BURSTS.min_pair and not others_slow.any()
     if not (is_sure or is_alone) or excess.mean() < BURSTS.least_share:
         return None
     return Burst(
         row=row,
-        hits=hits,
+        hits=slow.any(axis=1),
         excess=excess,
         q_value=min(1.0, q_value),
         others=np.arange(2) != row,
-        other_hits=other_hits,
+        other_hits=int(others_slow.any(axis=1).sum()),
         is_sure=is_sure,
         is_one_speed=is_one_speed,
         splits_microbatches=places is not None
@@ -773,6 +769,31 @@ def _apart(difference: Floats) -> tuple[Floats, Flags]:
 def _chance_of_one_way(num_hits: int, other_hits: int) -> float:
     """Return the probability that two rows' hits are of one row by so much, whichever it is."""
     return 2 * float(special.bdtrc(num_hits - 1, num_hits + other_hits, 0.5))
+
+
+def _is_one_stretch(slow: Flags, others_slow: Flags) -> bool:
+    """Return whether one of two rows has several slow passes, (iteration, operation), and the other
+    none, and they do not go on for so long that a level tells of them.
+    """
+    is_several = int(slow.sum()) >= BURSTS.least_of_one_speed
+    return is_several and not others_slow.any() and not _is_level(slow.any(axis=1))
+
+
+def _chance_of_two(slow: Flags, others_slow: Flags, *, by_speed: bool, by_pass: bool) -> float:
+    """Return the probability that slow passes, (iteration, operation), are so much more often one
+    row's than the other's: by tosses of a coin; or where all have one speed, by iterations or
+    bursts, for noise, of which one row may have more, does not keep to one speed; or pass by pass.
+    """
+    num_own, num_other = num_runs(slow), num_runs(others_slow)
+    q_value = _chance_of_one_way(num_own, num_other)
+    if by_speed:
+        hits, other_hits = (int(one.any(axis=1).sum()) for one in (slow, others_slow))
+        by_iteration = chance(hits, len(slow), other_hits, len(slow))
+        by_burst = chance(num_own, slow.size, num_other, slow.size)
+        q_value = min(q_value, 2 * by_iteration, 2 * by_burst)
+    if by_pass:
+        q_value = min(q_value, chance(int(slow.sum()), slow.size, 0, slow.size))
+    return q_value
 
 
 def _only_one_rose(log_ns: Floats, row: int, slow: Flags, least: float) -> bool:
