@@ -322,11 +322,13 @@ class _Passes:
         return change >= PAIRS.agrees_share * float(np.median(self.over[row][hits]))
 
     def is_one_speed(self, row: int) -> bool:
-        """Return whether the hits of a row are slow by one and the same factor."""
-        sizes = self.over[row][self.hits[row]]
+        """Return whether the hits of a row are slow by one and the same factor, beside the peers' or
+        its own quiet times: in those of a few peers is their noise, in its own its data are.
+        """
+        sizes, own = (one[row][self.hits[row]] for one in (self.over, self.own))
         if len(sizes) < BURSTS.least_of_one_speed:
             return False
-        widths = [half_width(one)[0] for one in (sizes, self._over_phases(row)) if len(one)]
+        widths = [half_width(one)[0] for one in (sizes, own, self._over_phases(row)) if len(one)]
         return min(widths) <= BURSTS.one_speed_share * float(np.median(sizes))
 
     def _over_phases(self, row: int) -> Floats:
