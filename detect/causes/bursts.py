@@ -653,11 +653,13 @@ def _undecided(seen: Observations, found: Sequence[Finding]) -> Flags:
     return rows_left & ~rows_told
 
 
-def _are_paired(stage: Integers) -> Flags:
+def _mirror_each_other(seen: Observations) -> Flags:
     """Flag the rows of stages of two: the only peer of one, which mirrors it, would seem slow
-    whenever it is not.
+    whenever it is not. Two rows that get even data are told by their own times.
     """
-    return np.asarray(np.bincount(stage)[stage] == 2)
+    if len(seen.members) == 2 and seen.rules_data_out:
+        return np.zeros(2, dtype=bool)
+    return np.asarray(np.bincount(seen.members.stage)[seen.members.stage] == 2)
 
 
 def _without_turns(seen: Observations, found: Sequence[Burst], open_rows: Flags) -> list[Burst]:
@@ -757,7 +759,7 @@ def _search(inquiry: Inquiry) -> Answer:
     known = inquiry.slow | inquiry.named
     known |= mask_of([one.row for one in paused], len(known))
     left = known & _undecided(seen, (*inquiry.found, *of_pauses))
-    open_rows = left & ~_are_paired(seen.members.stage)
+    open_rows = left & ~_mirror_each_other(seen)
     throttled = _throttled(inquiry, known & ~open_rows, known & ~left)
     throttled = _without_turns(seen, throttled, open_rows)
     if not known.any() and not throttled and len(seen.iterations) <= BURSTS.short_window:

@@ -11,9 +11,9 @@ import pytest
 from detect import Cause, DetectorSettings, Owner, detect
 from detect.causes import bursts as of_bursts
 from detect.causes.bursts import (
-    _are_paired,
     _beside_mates,
     _is_usual_there,
+    _mirror_each_other,
     _others_pause,
     _undecided,
 )
@@ -879,7 +879,7 @@ def test_one_of_a_pair_that_was_left_undecided_is_nobodys_peer_now_and_then(job,
     (finding,) = made.report().findings
     open_one = replace(finding, owner=Owner.UNDECIDED)
     seen = observe(made.timeline())
-    left = _undecided(seen, [open_one]) & ~_are_paired(seen.members.stage)
+    left = _undecided(seen, [open_one]) & ~_mirror_each_other(seen)
     assert left.tolist() == [is_judged, *[False] * (2 * dp - 1)]
 
 
