@@ -331,6 +331,18 @@ class _Passes:
         widths = [half_width(one)[0] for one in (sizes, own, self._over_phases(row)) if len(one)]
         return min(widths) <= BURSTS.one_speed_share * float(np.median(sizes))
 
+    def _is_one_factor(self, row: int) -> bool:
+        """Return whether several hits of a row of either kind are slow by about the same factor: a
+        pause lengthens a backward pass by a smaller one, for it takes longer.
+
+        Example: passes of 10 and 21 ms, of which some take 28 and 59.
+        """
+        hits = [self.hits[row] & (self.phase == one) for one in (FORWARD, BACKWARD)]
+        if min(int(one.sum()) for one in hits) < BURSTS.least_of_one_speed:
+            return False
+        forward, backward = (float(np.median(self.over[row][one])) for one in hits)
+        return abs(forward - backward) <= BURSTS.one_speed_share * max(forward, backward)
+
     def _over_phases(self, row: int) -> Floats:
         """Return the sizes of a row's hits less what is typical of their phase, (hit,): kernels of
         forward and of backward passes need not depend on the clock alike. Empty where a phase has
@@ -375,12 +387,15 @@ class _Passes:
 
     def are_stops(self, row: int) -> bool:
         """Return whether the slow passes of a row are single ones that take twice as long and more,
-        the next one being as quick as ever: no device slows so, whoever runs it stands still.
+        the next one being as quick as ever: no device slows so, whoever runs it stands still. What
+        lengthens forward and backward passes by one factor is a device, whatever ran between them.
 
         Example: forwards of 12 ms, of which one in twenty takes 70 to 95.
         """
         hits = self.hits[row]
         is_single = num_runs(hits) >= BURSTS.single_share * int(hits.sum())
+        if self.is_one_speed(row) and self._is_one_factor(row):
+            return False
         return is_single and float(np.median(self.over[row][hits])) >= np.log(BURSTS.stop_ratio)
 
     def is_of_one_kind(self, row: int) -> bool:

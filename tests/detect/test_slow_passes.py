@@ -318,6 +318,26 @@ def test_who_stands_still_in_single_passes_is_held_up_by_its_host(job):
     assert "stands still in single passes" in report.findings[0].headline
 
 
+@pytest.mark.parametrize(
+    ("is_factor", "cause"), [(True, Cause.COMPUTE), (False, Cause.GC)], ids=["factor", "time"]
+)
+def test_single_passes_of_both_kinds_that_one_factor_lengthens_are_a_slow_device(
+    job, is_factor, cause
+):
+    """Other passes run between those of two microbatches; pauses last as long in either kind."""
+
+    def work(slot):
+        hit = (slot.iteration * 5 + slot.microbatch) % 8 == 3 and slot.name != "optimizer"
+        hit = hit and (slot.phase == "forward") == bool(slot.iteration % 2)
+        if not (hit and slot.rank == 5):
+            return 1.0
+        return 2.8 if is_factor or slot.phase == "forward" else 1.9
+
+    made = job(layout=Layout(dp=16), iterations=16, noise=QUIET, work=work)
+    (finding,) = detect(made.original_timeline()).findings
+    assert (finding.ranks, finding.cause) == ((5,), cause)
+
+
 def test_where_collections_were_not_traced_they_may_be_why_a_rank_stands_still(job):
     made = job(layout=Layout(dp=16), iterations=12, noise=QUIET, work=stopped(5))
     report = detect(made.original_timeline())
