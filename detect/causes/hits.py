@@ -812,7 +812,8 @@ def _is_one_stretch(slow: Flags, others_slow: Flags) -> bool:
     none, and they do not go on for so long that a level tells of them.
     """
     is_several = int(slow.sum()) >= BURSTS.least_of_one_speed
-    return is_several and not others_slow.any() and not _is_level(slow.any(axis=1))
+    by_iteration: Flags = np.asarray(slow.any(axis=1))
+    return is_several and not others_slow.any() and not _is_level(by_iteration)
 
 
 def _chance_of_two(slow: Flags, others_slow: Flags, *, by_speed: bool, by_pass: bool) -> float:
