@@ -1320,6 +1320,10 @@ class _Bursts:
         0.8, "share of the slow passes", Origin.CONVENTION,
         "that have no slow one beside them where these are stops",
     )  # fmt: skip
+    max_late: int = limit(
+        3, "iterations", Origin.CONVENTION,
+        "before the end in which what goes on has begun, that no level tells of",
+    )  # fmt: skip
     split_share: float = limit(
         0.2, "share of the slow passes", Origin.BENCHMARK,
         "whose microbatch is as quick as ever in its other passes, from which on no data are the "

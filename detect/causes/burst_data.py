@@ -9,7 +9,8 @@ Idea: ask what else longer data would lengthen, and what a slow device would not
                        where they are as quick as ever, it is no data
     lookups            embedding and loss grow with the tokens as products of matrices do; a lower
                        clock lengthens them by a quarter of that
-    one speed          a device has two speeds; sequences have any length
+    one speed          a device has two speeds; sequences have any length, but both passes of one
+                       are slow alike, so several microbatches must be
     the optimizer      no data lengthen its step
     cut passes         a device slows down inside a pass, or between the two of a microbatch; data
                        are those of all of it
@@ -72,7 +73,7 @@ def may_be_longer_data(seen: Observations, burst: Burst) -> bool:
     shares_data = int((seen.members.replica == seen.members.replica[burst.row]).sum()) > 1
     if burst.in_modules and shares_data:
         return False  # modules of all that share them would be slow, and those of others are not
-    return not burst.is_one_speed or lookups_follow(of)
+    return not burst.is_one_speed or burst.has_few_lengths or lookups_follow(of)
 
 
 def may_be_its_experts(seen: Observations, burst: Burst) -> bool:

@@ -58,6 +58,7 @@ from detect.causes.hits import (
     interval_of,
     lone_pause,
     lost_share,
+    microbatches_of,
     pair_burst,
     pair_pause,
     slow_passes,
@@ -87,7 +88,7 @@ from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import counted, milliseconds, percent, subject_of
-from detect.thresholds import BURSTS, LOSSES, ORDINARY, STARVATION
+from detect.thresholds import BURSTS, LOSSES, ORDINARY, PAIRS, STARVATION
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.timeline import rows_alike
 
@@ -112,6 +113,10 @@ FEW_OTHERS = "with so few ranks beside it, noise of its own may be the reason as
 IDLE = (
     "in these iterations the device had nothing to do for most of that time: its host, which "
     "launched too late, may be the reason as well as the device"
+)
+LATE_THEN = (
+    "in these iterations more of its operations come just in time than in its others, for about as "
+    "many as are slow: its host, which launches them too late, may be the reason"
 )
 ALL_LATE = "all devices wait for their hosts here, and some host is late by more now and then"
 HARDLY_SURE = (
@@ -322,6 +327,7 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> str:
         ONE_KIND: burst.is_one_kind and not burst.is_one_speed and not burst.cuts_passes,
         MORE_DATA: may_be_longer_data(seen, burst),
         launches: bool(launches),
+        LATE_THEN: _is_launched_late(seen, burst),
         waits: bool(waits),
         EXPERTS: may_be_its_experts(seen, burst),
     }
@@ -345,6 +351,25 @@ def _waits_no_more(seen: Observations, burst: Burst) -> bool:
     least = min(usual, float(robust.median(starved[others][:, burst.hits])))
     is_half = own < STARVATION.fed_share + BURSTS.alike_starved
     return is_half and own - least < BURSTS.alike_starved
+
+
+def _is_launched_late(seen: Observations, burst: Burst) -> bool:
+    """Return whether more of the row's operations come just in time in its bursts than in its other
+    iterations, and than its peers', by half of those that are slow: a device that is slow by itself
+    lets its host get ahead.
+
+    Example: an eighth of the passes take 1.2 to 1.4 times as long, and 16 % of the operations come
+    just in time; in iterations without such passes none do.
+    """
+    starved, stage = seen.starved_share, seen.members.stage
+    peers = burst.others & (stage == stage[burst.row])
+    others = peers if peers.any() else burst.others
+    if starved is None or burst.hits.all() or burst.size <= 1.0 or not others.any():
+        return False
+    own, usual = (float(robust.median(starved[burst.row][at])) for at in (burst.hits, ~burst.hits))
+    rise = own - max(usual, float(robust.median(starved[others][:, burst.hits])))
+    slow_share = float(burst.excess[burst.hits].mean()) / (burst.size - 1.0)
+    return rise >= max(BURSTS.alike_starved, PAIRS.agrees_share * slow_share)
 
 
 def _waits_beside(seen: Observations, burst: Burst) -> str:
@@ -523,7 +548,7 @@ def _throttled(inquiry: Inquiry, known: Flags, told: Flags) -> list[Burst]:
             is_shared=_has_most_of(stage == at, rows, waiting)
             or (
                 not (one.in_modules and one.cuts_passes)
-                and _is_usual_there(_alike(seen, *hits, one), ~known & (stage == at), one.row)
+                and _is_usual_there(_alike(seen, *hits, one), ~known & (stage == at), one)
             ),
             is_mates=(not one.in_modules or bool(seen.entangled_phases))
             and _waits_for_mate(seen, one, known | _far_slower(inquiry), rows),
@@ -550,8 +575,11 @@ def _in_passes(inquiry: Inquiry, known: Flags) -> list[Burst]:
     if len(seen.members) == 2:
         order = np.argsort(seen.work.microbatch, kind="stable")
         work = seen.work
-        places = work.phase[order], work.microbatch[order]
-        lone = None if known.any() else pair_burst(work.log_ns[:, :, order], rate, places)
+        places = work.phase[order], microbatches_of(seen)[order]
+        if known.any():
+            return []
+        is_no_data = seen.rules_data_out
+        lone = pair_burst(work.log_ns[:, :, order], rate, places, is_no_data=is_no_data)
         return [lone] if lone else []
     floor = inquiry.settings.min_slowdown - 1.0
     found = slow_passes(seen, known, rate, floor)
@@ -625,11 +653,13 @@ def _undecided(seen: Observations, found: Sequence[Finding]) -> Flags:
     return rows_left & ~rows_told
 
 
-def _are_paired(stage: Integers) -> Flags:
+def _mirror_each_other(seen: Observations) -> Flags:
     """Flag the rows of stages of two: the only peer of one, which mirrors it, would seem slow
-    whenever it is not.
+    whenever it is not. Two rows that get even data are told by their own times.
     """
-    return np.asarray(np.bincount(stage)[stage] == 2)
+    if len(seen.members) == 2 and seen.rules_data_out:
+        return np.zeros(2, dtype=bool)
+    return np.asarray(np.bincount(seen.members.stage)[seen.members.stage] == 2)
 
 
 def _without_turns(seen: Observations, found: Sequence[Burst], open_rows: Flags) -> list[Burst]:
@@ -658,13 +688,15 @@ def _alike(seen: Observations, hits: Flags, lost: Floats, burst: Burst) -> Flags
     return kept
 
 
-def _is_usual_there(hits: Flags, of_stage: Flags, row: int) -> bool:
+def _is_usual_there(hits: Flags, of_stage: Flags, burst: Burst) -> bool:
     """Return whether the other rows of a row's stage, (row,) flags, have `hits`, (row, iteration),
-    nearly as often as the `row`. Rows of other stages do not count: they may have nothing to load.
+    nearly as often as the row of a burst has them, or has slow passes: in each of its iterations a
+    row may have some. Rows of other stages do not count: they may have nothing to load.
     """
     rate = hits.mean(axis=1)
-    others = of_stage & (np.arange(len(of_stage)) != row)
-    return bool(others.any() and rate[others].mean() > BURSTS.others_share * rate[row])
+    others = of_stage & (np.arange(len(of_stage)) != burst.row)
+    own = max(float(rate[burst.row]), float(burst.hits.mean()))
+    return bool(others.any() and rate[others].mean() > BURSTS.others_share * own)
 
 
 def _too_few(inquiry: Inquiry) -> Finding | None:
@@ -727,7 +759,7 @@ def _search(inquiry: Inquiry) -> Answer:
     known = inquiry.slow | inquiry.named
     known |= mask_of([one.row for one in paused], len(known))
     left = known & _undecided(seen, (*inquiry.found, *of_pauses))
-    open_rows = left & ~_are_paired(seen.members.stage)
+    open_rows = left & ~_mirror_each_other(seen)
     throttled = _throttled(inquiry, known & ~open_rows, known & ~left)
     throttled = _without_turns(seen, throttled, open_rows)
     if not known.any() and not throttled and len(seen.iterations) <= BURSTS.short_window:

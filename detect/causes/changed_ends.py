@@ -48,6 +48,7 @@ from detect.causes.finding import (
     answer_of_groups,
     build_finding,
     placed_at,
+    undecided_if_free,
 )
 from detect.causes.hits import over_quiet
 from detect.causes.launching import passes_tell_of_devices
@@ -69,6 +70,10 @@ from megascan.timeline import rows_alike
 BY_ENDS = (
     "of its group, whose ranks wait for each other inside their passes, it alone has {lead} longer "
     "{work} than its mates, in just the iterations in which the group is slow; so has it {other}"
+)
+NOBODY_WAITS = (
+    "nobody waits for this time, so its whole group may itself wait in it for what the trace does "
+    "not show"
 )
 BACKWARD_PASS, FORWARD_PASS = "backward passes", "forward passes that begin late"
 OPTIMIZER, LOSS, AWAITED = "optimizer steps", "losses", "losses in which its mates wait for it"
@@ -335,4 +340,4 @@ def _finding(
             slow_passes_ratio=factor,
         ),
     )
-    return placed_at(finding, members, at)
+    return placed_at(undecided_if_free(finding, NOBODY_WAITS), members, at)

@@ -13,6 +13,7 @@ level; a hit exceeds both by far more than sound passes vary. Consecutive hits a
 whatever holds a rank up may last for any time. So many events must be improbable at the rate that
 the other rows show. A device that is throttled has a second speed: where a row's hits are slow by
 one and the same factor, and no other row's by as much, they are no noise, and each of them counts.
+One stretch of them, be it in one iteration, is enough where no data can be the reason.
 
 Example: 16 ranks, 10 iterations of 8 passes that vary by 0.4 %. All passes of rank 8 are 1.24 times
 as long in iterations 7 and 8, and no other pass of anybody is longer by 3 %: one event, by chance
@@ -82,6 +83,9 @@ class Burst:
     """Whether its slow passes are all forward ones, or all backward ones, which is no accident."""
     splits_microbatches: bool = False
     """Whether of microbatches with slow passes other passes are as quick as ever: no data do so."""
+    has_few_lengths: bool = False
+    """Whether its slow passes are of so few microbatches that these may have one length by chance:
+    both passes of one are slow by one factor where its data are longer."""
     in_modules: bool = False
     """Whether modules in a row tell it: beside those of its own rank, not of peers, and without
     waiting for mates."""
@@ -268,7 +272,7 @@ class _Passes:
             over=over,
             hits=hits,
             phase=phase,
-            microbatch=seen.work.microbatch[order],
+            microbatch=microbatches_of(seen)[order],
             own=np.nan_to_num(over_quiet(seen.work.log_ns[:, :, order], BURSTS.quiet_share)),
             num_known=np.isfinite(beside_peers).sum(axis=(1, 2)),
             forward_share=_forward_share(seen.work.log_ns[:, :, order], phase),
@@ -318,20 +322,80 @@ class _Passes:
         return change >= PAIRS.agrees_share * float(np.median(self.over[row][hits]))
 
     def is_one_speed(self, row: int) -> bool:
-        """Return whether the hits of a row are slow by one and the same factor."""
-        sizes = self.over[row][self.hits[row]]
+        """Return whether the hits of a row are slow by one and the same factor, beside its peers or
+        its own quiet times: the first hold the noise of few peers, the second that of its data.
+        """
+        sizes, own = (one[row][self.hits[row]] for one in (self.over, self.own))
         if len(sizes) < BURSTS.least_of_one_speed:
             return False
-        return half_width(sizes)[0] <= BURSTS.one_speed_share * float(np.median(sizes))
+        widths = [half_width(one)[0] for one in (sizes, own, self._over_phases(row)) if len(one)]
+        return min(widths) <= BURSTS.one_speed_share * float(np.median(sizes))
+
+    def _is_one_factor(self, row: int) -> bool:
+        """Return whether several hits of a row of either kind are slow by about the same factor: a
+        pause lengthens a backward pass by a smaller one, for it takes longer.
+
+        Example: passes of 10 and 21 ms, of which some take 28 and 59.
+        """
+        hits = [self.hits[row] & (self.phase == one) for one in (FORWARD, BACKWARD)]
+        if min(int(one.sum()) for one in hits) < BURSTS.least_of_one_speed:
+            return False
+        forward, backward = (float(np.median(self.over[row][one])) for one in hits)
+        return abs(forward - backward) <= BURSTS.one_speed_share * max(forward, backward)
+
+    def _over_phases(self, row: int) -> Floats:
+        """Return the sizes of a row's hits less what is typical of their phase, (hit,): kernels of
+        forward and of backward passes need not depend on the clock alike. Empty where a phase has
+        few hits.
+
+        Example: forward passes take 1.37 times as long, backward passes 1.31 times.
+        """
+        hits = [self.hits[row] & (self.phase == one) for one in (FORWARD, BACKWARD)]
+        if min(int(one.sum()) for one in hits) < BURSTS.least_of_one_speed:
+            return np.zeros(0)
+        sizes = [self.over[row][one] for one in hits]
+        return np.concatenate([one - np.median(one) for one in sizes])
+
+    def has_few_lengths(self, row: int) -> bool:
+        """Return whether the hits of a row that are of one speed are of few microbatches, and of
+        all of their passes.
+        """
+        hits, size = self.hits[row], self.over[row]
+        typical = float(np.median(size[hits])) if hits.any() else 0.0
+        near = hits & (np.abs(size - typical) <= BURSTS.one_speed_share * typical)
+        num_slow = sum(np.unique(self.microbatch[one]).size for one in near)
+        splits = _split(near, size, self.phase, self.microbatch).any()
+        return num_slow < BURSTS.least_of_one_speed and not splits
+
+    def are_enough(self, seen: Observations, row: int, hits: Flags, *, is_one_speed: bool) -> bool:
+        """Return whether the `hits` of a row, (iteration, operation), are too many for an accident:
+        of two iterations, apart from each other or of one speed.
+
+        A single stretch of one speed, be it in one iteration, is enough where no data are the
+        reason, and passes of both kinds are slow. What goes on at the end is a level's to tell.
+
+        Example: the last five passes but one of four iterations take 1.7 times as long.
+        """
+        by_iteration: Flags = np.asarray(hits.any(axis=1))
+        is_told = is_one_speed and not _is_level(by_iteration)
+        is_no_data = seen.rules_data_out or self.splits_microbatches(row)
+        if is_told and is_no_data and _are_of_both_kinds(self.hits[row], self.phase):
+            return bool(by_iteration.any())
+        num_iterations = int(by_iteration.sum())
+        num_events = num_iterations if is_told else num_runs(hits)
+        return min(num_events, num_iterations) >= BURSTS.min_hits
 
     def are_stops(self, row: int) -> bool:
         """Return whether the slow passes of a row are single ones that take twice as long and more,
-        the next one being as quick as ever: no device slows so, whoever runs it stands still.
+        the next one being as quick as ever: no device slows so, whoever runs it stands still. What
+        lengthens forward and backward passes by one factor is a device, whatever ran between them.
 
         Example: forwards of 12 ms, of which one in twenty takes 70 to 95.
         """
         hits = self.hits[row]
         is_single = num_runs(hits) >= BURSTS.single_share * int(hits.sum())
+        if self.is_one_speed(row) and self._is_one_factor(row):
+            return False
         return is_single and float(np.median(self.over[row][hits])) >= np.log(BURSTS.stop_ratio)
 
     def is_of_one_kind(self, row: int) -> bool:
@@ -362,7 +426,8 @@ class _Passes:
         if not own.any():
             return False
         is_often = alike.sum(axis=1).max(initial=0) > BURSTS.others_share * own.sum()
-        at_once = alike.max(initial=0) > BURSTS.others_share * np.median(own[own > 0])
+        most_at_once = alike.max(initial=0)
+        at_once = most_at_once > max(1, BURSTS.others_share * float(np.median(own[own > 0])))
         return bool(is_often or at_once)
 
     def is_noise(self, row: int, hits: Flags, others: Flags, peers: Flags) -> bool:
@@ -384,6 +449,18 @@ class _Passes:
         return _is_isolated_by(seen, np.stack(by_phase), row)
 
 
+def _are_of_both_kinds(hits: Flags, phase: Integers) -> bool:
+    """Return whether forward and backward passes are among hits, (iteration, operation)."""
+    return all(bool(hits[:, phase == one].any()) for one in (FORWARD, BACKWARD))
+
+
+def _is_level(hits: Flags) -> bool:
+    """Return whether hits, (iteration,), go on at the end and began so long before it that this is
+    a level's to tell.
+    """
+    return bool(hits[-1] and hits[: -BURSTS.max_late].any())
+
+
 def _forward_share(log_ns: Floats, phase: Integers) -> Floats:
     """Return the share of forward passes in the time of all, (row,); NaN where it is not known."""
     kinds = [np.exp(log_ns[:, :, phase == one]) for one in (FORWARD, BACKWARD)]
@@ -399,11 +476,18 @@ def _split_microbatches(hits: Flags, size: Floats, phase: Integers, microbatch: 
     Example: 44 slow passes, 17 of them backward passes of microbatches whose forward passes ran
     before the device slowed down, or the other way round.
     """
+    num_split = int(_split(hits, size, phase, microbatch).sum())
+    is_enough = num_split >= BURSTS.least_of_one_speed
+    return is_enough and num_split >= BURSTS.split_share * float(hits.sum())
+
+
+def _split(hits: Flags, size: Floats, phase: Integers, microbatch: Integers) -> Flags:
+    """Flag those slow passes of a row, `hits` (iteration, operation), whose microbatch is as quick
+    as ever in its other passes.
+    """
     pairs = (microbatch == microbatch[:, None]) & (phase != phase[:, None])
     quick = (size[:, None, :] < DEVICE.quick_part_share * size[:, :, None]) | ~pairs
-    split = hits & pairs.any(axis=1) & quick.all(axis=2)
-    is_enough = int(split.sum()) >= BURSTS.least_of_one_speed
-    return is_enough and float(split.sum()) >= BURSTS.split_share * float(hits.sum())
+    return np.asarray(hits & pairs.any(axis=1) & quick.all(axis=2))
 
 
 def _quiet_level(beside_peers: Floats, phase: Integers) -> tuple[Floats, Floats]:
@@ -417,6 +501,21 @@ def _quiet_level(beside_peers: Floats, phase: Integers) -> tuple[Floats, Floats]
             width, level[row, operations] = half_width(of_row[:, operations])
             sigma[row, operations] = width / 2 / BURSTS.half_sigmas
     return level, sigma
+
+
+def microbatches_of(seen: Observations) -> Integers:
+    """Return which microbatch each operation belongs to, (operation,); of a profile, in which these
+    are not told apart, its place among the parts of its phase: longer data of one of several
+    microbatches lengthen the parts at one place of both phases, and of a single one all parts.
+    """
+    work = seen.work
+    if seen.tells_passes:
+        return work.microbatch
+    place = np.zeros_like(work.microbatch)
+    for one in (FORWARD, BACKWARD):
+        of_phase = work.phase == one
+        place[of_phase] = np.arange(int(of_phase.sum()))
+    return place
 
 
 def over_quiet(log_ns: Floats, share: float) -> Floats:
@@ -447,10 +546,7 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
         hits = as_large(passes.counted(row, mates, stands_out=stands_out), passes.over, row)
         by_iteration: Flags = np.asarray(hits.any(axis=2))
         is_one_speed = passes.is_one_speed(row) and not passes.is_of_others(row, hits, others)
-        # what goes on at the end is a level's to tell, from its fourth iteration on
-        is_over = is_one_speed and not by_iteration[row, -1]
-        num_events = int(by_iteration[row].sum()) if is_over else num_runs(hits[row])
-        if min(num_events, int(by_iteration[row].sum())) < BURSTS.min_hits:
+        if not passes.are_enough(seen, row, hits[row], is_one_speed=is_one_speed):
             continue
         tally = passes.tally(hits, row, others, by_pass=is_one_speed)
         q_value = tally.by_chance * num_rows / (len(found) + 1)
@@ -473,6 +569,7 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
                 is_stops=passes.are_stops(row),
                 is_one_kind=has_others and passes.is_of_one_kind(row),
                 splits_microbatches=passes.splits_microbatches(row),
+                has_few_lengths=passes.has_few_lengths(row),
                 size=float(np.exp(np.median(passes.over[row][passes.hits[row]]))),
             )
         )
@@ -594,46 +691,49 @@ def hits_of(value: Floats, known: Flags) -> tuple[Flags, Floats]:
 
 
 def pair_burst(
-    log_ns: Floats, rate: float, places: tuple[Integers, Integers] | None = None
+    log_ns: Floats,
+    rate: float,
+    places: tuple[Integers, Integers] | None = None,
+    *,
+    is_no_data: bool = False,
 ) -> Burst | None:
     """Return the row of two that is slow now and then, None where that is not shown.
 
     `log_ns` (2, iteration, operation) are the rows' own times, operations in the order in which
     they run; `places` are the phase and the microbatch of each, where these are known. Slow passes
     in a row are one burst. Example: 17 bursts of row 0, none of row 1: p = 2^-16. Three bursts may
-    be chance: the row is then returned as not sure.
+    be chance: the row is then returned as not sure. One burst of one speed is enough where it
+    `is_no_data` that lengthen passes of both kinds.
     """
-    gap, longer = _apart(log_ns[0] - log_ns[1])
+    over, (gap, longer) = _two_apart(log_ns, is_no_data=is_no_data)
+    most = 1.0 - BURSTS.quiet_share if is_no_data else BURSTS.max_pair_share
     num_bursts = [num_runs(one) for one in longer]
     row = int(num_bursts[1] > num_bursts[0])
     slow, num_own = longer[row], num_bursts[row]
-    if num_own < BURSTS.min_hits or slow.mean() > BURSTS.max_pair_share:
+    if not num_own or slow.mean() > most:
         return None
     size = float(np.median(gap[slow]))
-    if not _only_one_rose(log_ns, row, slow, PAIRS.agrees_share * size):
+    if not _only_one_rose(over, row, slow, PAIRS.agrees_share * size):
         return None
     others_slow = longer[1 - row] & (gap >= PAIRS.agrees_share * size)
-    num_other = num_runs(others_slow)
-    hits, other_hits = slow.any(axis=1), int(others_slow.any(axis=1).sum())
     is_one_speed = half_width(gap[slow])[0] <= BURSTS.one_speed_share * size
-    q_value = _chance_of_one_way(num_own, num_other)
-    if is_one_speed:  # noise, of which one row may have more, does not keep to one speed
-        length = len(hits)
-        by_iteration = chance(int(hits.sum()), length, other_hits, length)
-        by_pass = chance(num_own, slow.size, num_other, slow.size)
-        q_value = min(q_value, 2 * by_iteration, 2 * by_pass)
+    is_both = places is not None and _are_of_both_kinds(slow, places[0])
+    is_one = is_no_data and is_both and is_one_speed and _is_one_stretch(slow, others_slow)
+    if num_own < BURSTS.min_hits and not is_one:
+        return None
+    q_value = _chance_of_two(slow, others_slow, by_speed=is_one_speed, by_pass=is_one)
     excess = np.where(slow, np.expm1(gap), 0.0).mean(axis=1)
     is_sure = q_value <= rate
-    is_alone = num_own >= BURSTS.min_pair and not num_other
+    is_alone = num_own >= BURSTS.min_pair and not others_slow.any()
     if not (is_sure or is_alone) or excess.mean() < BURSTS.least_share:
         return None
     return Burst(
         row=row,
-        hits=hits,
+        hits=slow.any(axis=1),
         excess=excess,
         q_value=min(1.0, q_value),
         others=np.arange(2) != row,
-        other_hits=other_hits,
+        other_hits=int(others_slow.any(axis=1).sum()),
         is_sure=is_sure,
         is_one_speed=is_one_speed,
         splits_microbatches=places is not None
@@ -684,16 +784,60 @@ def _apart(difference: Floats) -> tuple[Floats, Flags]:
     return np.abs(over), np.stack([over > margin, over < -margin])
 
 
+def _two_apart(log_ns: Floats, *, is_no_data: bool) -> tuple[Floats, tuple[Floats, Flags]]:
+    """Return by how much each of two rows exceeds its own quiet times, (2, iteration, operation),
+    and the same as `_apart`.
+
+    Where it `is_no_data` that lengthen passes, the quiet times are those of each row: three
+    quarters may be slow. Example: passes of one row take 1.44 times as long in 16 of 24, those of
+    the other do not vary.
+    """
+    if not is_no_data:
+        return np.stack([_off_quiet(one)[0] for one in log_ns]), _apart(log_ns[0] - log_ns[1])
+    over = np.nan_to_num(over_quiet(log_ns, BURSTS.quiet_share))
+    difference = over[0] - over[1]
+    sigma = min(half_width(one)[0] for one in over) / 2 / BURSTS.half_sigmas
+    margin = max(BURSTS.margin_share, BURSTS.margin_sigmas * sigma)
+    longer = np.stack([difference > margin, difference < -margin])
+    return over, (np.abs(difference), longer)
+
+
 def _chance_of_one_way(num_hits: int, other_hits: int) -> float:
     """Return the probability that two rows' hits are of one row by so much, whichever it is."""
     return 2 * float(special.bdtrc(num_hits - 1, num_hits + other_hits, 0.5))
 
 
-def _only_one_rose(log_ns: Floats, row: int, slow: Flags, least: float) -> bool:
-    """Return whether the own times of one row of two rise by more than `least` where it is slow,
-    (iteration, operation), and those of the other do not.
+def _is_one_stretch(slow: Flags, others_slow: Flags) -> bool:
+    """Return whether one of two rows has several slow passes, (iteration, operation), and the other
+    none, and they do not go on for so long that a level tells of them.
     """
-    own, other = (float(robust.median(_off_quiet(log_ns[one])[0][slow])) for one in (row, 1 - row))
+    is_several = int(slow.sum()) >= BURSTS.least_of_one_speed
+    by_iteration: Flags = np.asarray(slow.any(axis=1))
+    return is_several and not others_slow.any() and not _is_level(by_iteration)
+
+
+def _chance_of_two(slow: Flags, others_slow: Flags, *, by_speed: bool, by_pass: bool) -> float:
+    """Return the probability that slow passes, (iteration, operation), are so much more often one
+    row's than the other's: by tosses of a coin; or where all have one speed, by iterations or
+    bursts, for noise, of which one row may have more, does not keep to one speed; or pass by pass.
+    """
+    num_own, num_other = num_runs(slow), num_runs(others_slow)
+    q_value = _chance_of_one_way(num_own, num_other)
+    if by_speed:
+        hits, other_hits = (int(one.any(axis=1).sum()) for one in (slow, others_slow))
+        by_iteration = chance(hits, len(slow), other_hits, len(slow))
+        by_burst = chance(num_own, slow.size, num_other, slow.size)
+        q_value = min(q_value, 2 * by_iteration, 2 * by_burst)
+    if by_pass:
+        q_value = min(q_value, chance(int(slow.sum()), slow.size, 0, slow.size))
+    return q_value
+
+
+def _only_one_rose(over: Floats, row: int, slow: Flags, least: float) -> bool:
+    """Return whether the own times of one row of two rise by more than `least` where it is slow,
+    (iteration, operation), and those of the other do not; `over` is (2, iteration, operation).
+    """
+    own, other = (float(robust.median(over[one][slow])) for one in (row, 1 - row))
     return own > least > abs(other)
 
 

@@ -10,7 +10,13 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner, detect
 from detect.causes import bursts as of_bursts
-from detect.causes.bursts import _are_paired, _beside_mates, _others_pause, _undecided
+from detect.causes.bursts import (
+    _beside_mates,
+    _is_usual_there,
+    _mirror_each_other,
+    _others_pause,
+    _undecided,
+)
 from detect.causes.hits import FEW, Burst, bursts, pair_pause
 from detect.causes.launching import WANDERS
 from detect.causes.paused_hosts import NEARLY_BOUND, NOISY, ROUTED, _pausing_host, in_turn
@@ -245,6 +251,51 @@ def test_who_stands_idle_in_its_slow_passes_may_be_launched_late(job, idle_share
     (finding,) = [one for one in judge(told, DetectorSettings()).findings if one.ranks == (5,)]
     assert (finding.cause, finding.owner) == (Cause.COMPUTE, Owner.NODE)
     assert any("had nothing to do" in one for one in finding.evidence) == (idle_share > 0.5)
+
+
+@pytest.mark.parametrize(
+    ("then", "otherwise", "of_peers", "owner"),
+    [
+        (0.4, 0.0, 0.0, Owner.UNDECIDED),
+        (0.4, 0.4, 0.0, Owner.NODE),
+        (0.4, 0.0, 0.4, Owner.NODE),
+        (0.03, 0.0, 0.0, Owner.NODE),
+    ],
+    ids=["then only", "as ever", "as its peers'", "hardly"],
+)
+def test_passes_that_were_launched_late_now_and_then_are_not_surely_the_devices(
+    job, then, otherwise, of_peers, owner
+):
+    hits = np.zeros(20, dtype=bool)
+    hits[[2, 5, 9, 14, 18]] = True
+
+    def work(slot):
+        hit = hits[slot.iteration - 3] and slot.microbatch < 4
+        return 1.3 if slot.rank == 5 and hit and slot.name != "optimizer" else 1.0
+
+    seen = observe(job(layout=Layout(dp=16), noise=0.004, work=work).timeline())
+    starved = np.zeros(seen.busy_ns.shape)
+    starved[:, hits] = of_peers
+    starved[5] = np.where(hits, then, otherwise)
+    report = judge(replace(seen, starved_share=starved), DetectorSettings())
+    (finding,) = [one for one in report.findings if one.ranks == (5,)]
+    assert (finding.cause, finding.owner) == (Cause.COMPUTE, owner)
+    assert (of_bursts.LATE_THEN in finding.evidence) == (owner is Owner.UNDECIDED)
+
+
+@pytest.mark.parametrize(("usual", "is_usual"), [(0.2, False), (0.5, True)])
+def test_a_row_with_slow_passes_in_all_iterations_has_them_more_often_than_its_others(
+    usual, is_usual
+):
+    """By its iterations it has hits in one of ten alone, as its level there is already high."""
+    hits = np.zeros((4, 10), dtype=bool)
+    hits[1:, : int(10 * usual)] = True
+    hits[0, 0] = True
+    burst = Burst(
+        row=0, hits=np.ones(10, dtype=bool), excess=np.full(10, 0.05), q_value=0.0,
+        others=np.arange(4) > 0, other_hits=0,
+    )  # fmt: skip
+    assert _is_usual_there(hits, np.ones(4, dtype=bool), burst) == is_usual
 
 
 def test_experts_may_get_more_tokens_now_and_then(job):
@@ -828,7 +879,7 @@ def test_one_of_a_pair_that_was_left_undecided_is_nobodys_peer_now_and_then(job,
     (finding,) = made.report().findings
     open_one = replace(finding, owner=Owner.UNDECIDED)
     seen = observe(made.timeline())
-    left = _undecided(seen, [open_one]) & ~_are_paired(seen.members.stage)
+    left = _undecided(seen, [open_one]) & ~_mirror_each_other(seen)
     assert left.tolist() == [is_judged, *[False] * (2 * dp - 1)]
 
 

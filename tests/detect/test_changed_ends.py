@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
+from detect.causes import changed_ends
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import LOSS_OF_LOOKUPS, Tokenwise
@@ -68,6 +69,20 @@ LATE = {(3, "backward"): 1.05, (3, "forward"): 0.9}
 def test_the_rank_that_ends_late_while_its_group_is_slow_is_named(job, changes, named):
     seen = observed(job, Layout(tp=2, dp=2, pp=2), {2, 3}, changes)
     assert nodes(seen) == named
+
+
+def test_who_ends_late_in_a_group_that_nobody_waits_for_is_undecided(job, monkeypatch):
+    """Its group may wait inside its passes, for another stage that is slow at other times."""
+    seen = observed(job, Layout(tp=2, dp=2, pp=2), {2, 3}, LATE)
+    made = changed_ends.build_finding
+
+    def free(*claim):
+        return replace(made(*claim), step_time_cost_ratio=1.0, cost_is_replayed=True)
+
+    monkeypatch.setattr(changed_ends, "build_finding", free)
+    assert nodes(seen) == []
+    (finding,) = [one for one in judge(seen, DetectorSettings()).findings if one.ranks == (3,)]
+    assert changed_ends.NOBODY_WAITS in finding.evidence
 
 
 def test_a_rank_that_always_ends_late_says_nothing_of_when_its_group_is_slow(job):

@@ -46,6 +46,12 @@ def test_a_run_begins_in_the_middle_of_a_pass(index_of):
     assert runs.lost_ns[0] == pytest.approx(0.3 * 10 * MS, rel=0.1)
 
 
+def test_a_longer_microbatch_whose_rest_hardly_counts_as_slow_is_not_cut(index_of):
+    """1.09 times as long, by a little less in its last modules: 1.045 is no slow module."""
+    runs = runs_of(index_of, lambda at, layer, _: (1.045 if layer > 2 else 1.09) ** (at == 3))
+    assert runs.num_modules.tolist() == [6] and runs.cuts.tolist() == [False]
+
+
 def test_a_longer_microbatch_is_slow_from_end_to_end(index_of):
     runs = runs_of(index_of, lambda at, _, __: 1.3 if at == 3 else 1.0)
     assert runs.num_modules.tolist() == [8] and runs.cuts.tolist() == [False]

@@ -85,6 +85,102 @@ def test_two_iterations_at_one_speed_are_no_noise_but_one_may_be_chance(job, ite
     assert set(owners(report)) == named
 
 
+EVEN = {"tokens": lambda rank: (4096, 4096)}
+
+
+def stretch(slot):
+    """The last three microbatches but one of iteration 8, and of iteration 3 on rank 6."""
+    at = {5: 8, 6: 3}.get(slot.rank)
+    is_hit = slot.iteration == at and slot.microbatch in (4, 5, 6) and slot.name != "optimizer"
+    return 1.3 if is_hit else 1.0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "phases", "even", "named"),
+    [
+        ((5,), ("forward", "backward"), True, {(5,)}),
+        ((5,), ("forward", "backward"), False, set()),
+        ((5,), ("backward",), True, set()),
+        ((5, 6), ("forward", "backward"), True, set()),
+    ],
+    ids=["a stretch", "longer data may be why", "of one kind", "of two ranks"],
+)
+def test_a_single_stretch_of_one_speed_is_enough_where_no_data_are_why(
+    job, ranks, phases, even, named
+):
+    def work(slot):
+        return stretch(slot) if slot.rank in ranks and slot.phase in phases else 1.0
+
+    made = job(layout=Layout(dp=16), iterations=10, noise=QUIET, work=work)
+    report = made.but(**EVEN).report() if even else made.report()
+    assert {one.ranks for one in report.findings if one.owner is Owner.NODE} == named
+
+
+@pytest.mark.parametrize(("first", "is_found"), [(9, True), (8, False)])
+def test_what_goes_on_at_the_end_is_a_levels_to_tell_from_its_fourth_iteration_on(
+    job, first, is_found
+):
+    made = job(layout=Layout(dp=8), iterations=9, noise=QUIET, work=throttled(5, range(first, 12)))
+    seen = observe(made.but(**EVEN).timeline())
+    assert [one.row for one in found_in(seen)] == [5] * is_found
+
+
+@pytest.mark.parametrize(("num_passes", "is_one_speed"), [(1, True), (4, False)])
+def test_a_single_pass_of_another_rank_does_not_make_it_a_speed_of_others(
+    job, num_passes, is_one_speed
+):
+    """Six passes of rank 5 have one speed; one of rank 1 is as slow, or four of them at once."""
+
+    def work(slot):
+        if slot.rank == 1 and slot.iteration == 7 and slot.phase == "forward":
+            return 1.3 if slot.microbatch < num_passes else 1.0
+        hit = slot.iteration in (5, 9, 10) and slot.microbatch == 3 and slot.name != "optimizer"
+        return 1.3 if hit and slot.rank == 5 else 1.0
+
+    made = job(layout=Layout(dp=16), iterations=10, noise=QUIET, work=work)
+    found = found_in(observe(made.timeline()))
+    assert any(one.row == 5 and one.is_one_speed for one in found) == is_one_speed
+
+
+def test_forward_and_backward_passes_may_have_a_speed_each(job):
+    def work(slot):
+        hit = slot.rank == 5 and slot.iteration in (5, 9) and slot.name != "optimizer"
+        return {"forward": 1.42, "backward": 1.3}[slot.phase] if hit else 1.0
+
+    made = job(layout=Layout(dp=8), iterations=10, noise=0.001, work=work)
+    (burst,) = found_in(observe(made.timeline()))
+    assert burst.row == 5 and burst.is_one_speed
+
+
+@pytest.mark.parametrize(
+    ("num_microbatches", "owner"), [(2, Owner.UNDECIDED), (4, Owner.NODE)], ids=["two", "four"]
+)
+def test_both_passes_of_few_microbatches_have_one_speed_by_their_data(job, num_microbatches, owner):
+    """Their lookups were not recorded, so only several of one length speak against longer data."""
+
+    def work(slot):
+        hit = slot.iteration in (5, 9) and slot.microbatch < num_microbatches // 2
+        return 1.6 if slot.rank == 5 and hit and slot.name != "optimizer" else 1.0
+
+    report = job(layout=Layout(dp=16), iterations=10, noise=QUIET, work=work).report()
+    assert owners(report) == {(5,): (Cause.COMPUTE, owner)}
+
+
+@pytest.mark.parametrize(("shift", "is_split"), [(3, True), (0, False)])
+def test_parts_of_a_profile_at_one_place_of_both_phases_are_one_microbatch(job, shift, is_split):
+    """Data that lengthen parts of the forward phase lengthen those of the backward phase, too."""
+
+    def work(slot):
+        place = (slot.microbatch + (shift if slot.phase == "backward" else 0)) % 8
+        hit = slot.iteration in (4, 7, 9, 11) and place in (2, 3) and slot.name != "optimizer"
+        return 1.3 if slot.rank == 5 and hit else 1.0
+
+    seen = observe(job(layout=Layout(dp=8), iterations=12, noise=QUIET, work=work).timeline())
+    parts = replace(seen.work, microbatch=np.zeros_like(seen.work.microbatch))
+    (burst,) = found_in(replace(seen, work=parts, tells_passes=False))
+    assert burst.row == 5 and burst.splits_microbatches == is_split
+
+
 def test_hits_of_any_size_are_counted_as_events(job):
     random = np.random.default_rng(4)
     sizes = {(at, one): random.uniform(1.2, 2.5) for at in (5, 9) for one in range(8)}
@@ -220,6 +316,26 @@ def test_who_stands_still_in_single_passes_is_held_up_by_its_host(job):
     report = made.report()
     assert owners(report) == {(5,): (Cause.HOST, Owner.NODE)}
     assert "stands still in single passes" in report.findings[0].headline
+
+
+@pytest.mark.parametrize(
+    ("is_factor", "cause"), [(True, Cause.COMPUTE), (False, Cause.GC)], ids=["factor", "time"]
+)
+def test_single_passes_of_both_kinds_that_one_factor_lengthens_are_a_slow_device(
+    job, is_factor, cause
+):
+    """Other passes run between those of two microbatches; pauses last as long in either kind."""
+
+    def work(slot):
+        hit = (slot.iteration * 5 + slot.microbatch) % 8 == 3 and slot.name != "optimizer"
+        hit = hit and (slot.phase == "forward") == bool(slot.iteration % 2)
+        if not (hit and slot.rank == 5):
+            return 1.0
+        return 2.8 if is_factor or slot.phase == "forward" else 1.9
+
+    made = job(layout=Layout(dp=16), iterations=16, noise=QUIET, work=work)
+    (finding,) = detect(made.original_timeline()).findings
+    assert (finding.ranks, finding.cause) == ((5,), cause)
 
 
 def test_where_collections_were_not_traced_they_may_be_why_a_rank_stands_still(job):

@@ -117,6 +117,38 @@ def test_of_one_of_two_no_data_are_slow_in_one_pass_of_a_microbatch_only(is_spli
     assert found.splits_microbatches == is_split
 
 
+@pytest.mark.parametrize(
+    ("is_no_data", "of_other", "is_found"),
+    [(True, 0.0, True), (False, 0.0, False), (True, 0.2, False)],
+    ids=["no data", "longer data may be why", "the other has one as well"],
+)
+def test_one_stretch_of_one_speed_tells_of_two_where_no_data_are_why(
+    is_no_data, of_other, is_found
+):
+    own = 16.0 + 0.002 * np.random.default_rng(0).standard_normal((2, 10, 8))
+    own[1, 8:] += 0.4
+    own[0, 3, :2] += of_other
+    places = np.tile([0, 1], 4), np.repeat(np.arange(4), 2)
+    found = pair_burst(own, 0.01, places, is_no_data=is_no_data)
+    assert (found is not None and found.row == 1 and found.is_sure) == is_found
+
+
+@pytest.mark.parametrize(
+    ("is_no_data", "slow_of_other", "is_found"),
+    [(True, 0, True), (False, 0, False), (True, 4, False)],
+    ids=["even data", "longer data may be why", "both have two speeds"],
+)
+def test_of_two_on_even_data_the_one_with_two_speeds_is_slow_in_most_passes(
+    is_no_data, slow_of_other, is_found
+):
+    own = 16.0 + 0.003 * np.random.default_rng(0).standard_normal((2, 8, 4))
+    own[1, [1, 3, 4, 6, 7]] += 0.36
+    own[0, 2:4, :slow_of_other] += 0.36
+    places = np.tile([0, 1], 2), np.repeat(np.arange(2), 2)
+    found = pair_burst(own, 0.01, places, is_no_data=is_no_data)
+    assert (found is not None and found.row == 1 and found.is_sure) == is_found
+
+
 def test_passes_that_follow_each_other_are_one_burst():
     own = 16.0 + 0.002 * np.random.default_rng(0).standard_normal((2, 10, 8))
     own[1, 3:5] += 0.2  # once for two iterations: no more than a coin that fell once
