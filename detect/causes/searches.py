@@ -537,6 +537,16 @@ LOADING_AXES = ("pp", "tp")
 """Ranks at the same place on these load the same."""
 
 
+def ranks_that_load(seen: Observations, rows: Integers) -> tuple[int, ...]:
+    """Return the ranks of `rows` that load themselves, where a row stands for a TP group of which
+    often the first rank loads for all; all of them where nobody knows.
+    """
+    every, ranks = seen.each_rank, seen.members.ranks_of(rows.tolist())
+    loads = np.flatnonzero((np.nan_to_num(every.loading_ns) > 0).any(axis=1))
+    loading = set(every.members.ranks_of(loads.tolist()))
+    return tuple(one for one in ranks if one in loading) or ranks
+
+
 def load_as_long(own_ns: float, others_ns: Floats) -> bool:
     """Return whether loading of others, (row, iteration), takes about as long as `own_ns` now and
     then: then what all of them load from may be slow.
