@@ -101,15 +101,15 @@ def _beyond(seen: Observations, own: Integers, others: Integers) -> _FarLoader |
     loading, step_ns = np.nan_to_num(loading_of(seen)), float(np.median(seen.iteration_ns))
     longest_ns = max(float(loading[others].max(initial=0.0)), LOSSES.least_load_ns)
     far = loading[own] > LOSSES.most_of_cores_ratio * longest_ns
-    num_hits, num_rows = int(far.any(axis=0).sum()), int(far.any(axis=1).sum())
-    if not len(others) or num_hits < BURSTS.min_hits or num_rows < min(len(own), HOSTS.min_ranks):
+    num_far, num_own, of_one = int(far.sum()), far.size, int(far.sum(axis=1).max())
+    beside = num_far - of_one if len(own) > 1 else num_far  # of a host more than one rank's
+    if not len(others) or min(int(far.any(axis=0).sum()), beside) < BURSTS.min_hits:
         return None
-    num_far, num_own = int(far.sum()), far.size
     num_all = num_own + loading[others].size
     chance = float(special.comb(num_own, num_far) / special.comb(num_all, num_far))
     lost_ns = np.where(far, np.nan_to_num(seen.lost(Cause.LOADER))[own], 0.0)
     lost = lost_ns.max(axis=0) / step_ns
-    if chance > BURSTS.without_one_q or lost.mean() < BURSTS.least_host_share:
+    if chance > BURSTS.without_one_q or lost.mean() < BURSTS.margin_share:
         return None
     return _FarLoader(
         rows=own[far.any(axis=1)],

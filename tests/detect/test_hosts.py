@@ -467,7 +467,7 @@ LOADING = np.random.default_rng(11).lognormal(0.0, 0.9, (64, 16))
         (dict.fromkeys(range(4, 8), 50.0), Layout(dp=16), {(4, 5, 6, 7)}),
         (dict.fromkeys(range(4, 8), 50.0), Layout(tp=2, dp=8), {(4, 5, 6, 7)}),
         (dict.fromkeys(range(4, 8), 0.5), Layout(dp=16), set()),
-        (dict.fromkeys((4, 6), 50.0), Layout(dp=16), set()),
+        (dict.fromkeys((4, 6), 50.0), Layout(dp=16), {(4, 6)}),
         (dict.fromkeys(range(16), 50.0), Layout(dp=16), set()),
         (dict.fromkeys((4, 5, 6, 7, 9, 12), 50.0), Layout(dp=16), set()),
     ],
