@@ -465,7 +465,7 @@ LOADING = np.random.default_rng(11).lognormal(0.0, 0.9, (64, 16))
     ("slow_ms", "layout", "named"),
     [
         (dict.fromkeys(range(4, 8), 50.0), Layout(dp=16), {(4, 5, 6, 7)}),
-        (dict.fromkeys(range(4, 8), 50.0), Layout(tp=2, dp=8), {(4, 5, 6, 7)}),
+        (dict.fromkeys(range(4, 8), 50.0), Layout(tp=2, dp=8), {(4, 6)}),
         (dict.fromkeys(range(4, 8), 0.5), Layout(dp=16), set()),
         (dict.fromkeys((4, 6), 50.0), Layout(dp=16), {(4, 6)}),
         (dict.fromkeys(range(16), 50.0), Layout(dp=16), set()),
@@ -481,7 +481,9 @@ LOADING = np.random.default_rng(11).lognormal(0.0, 0.9, (64, 16))
     ],
 )
 def test_a_host_all_of_whose_loaders_are_slow_is_named(job, slow_ms, layout, named):
-    """The device waits for the slowest of them; what the others lose tells nothing of them."""
+    """The device waits for the slowest of them; what the others lose tells nothing of them. Ranks
+    that load for others are named alone.
+    """
 
     def loading(slot):
         if slot.rank % layout.tp or slot.microbatch:

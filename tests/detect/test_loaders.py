@@ -189,6 +189,22 @@ def test_others_that_load_longer_in_just_these_iterations_share_the_storage(
 
 
 @pytest.mark.parametrize(
+    ("spread", "is_shared"), [(1.0, True), (0.02, False)], ids=["storage", "waiting"]
+)
+def test_where_loading_takes_all_long_somebody_waits_longest(job, spread, is_shared):
+    """One rank loads for 1 s, three others for 100 to 300 ms; or all of these for equally long, as
+    long as they wait for it.
+    """
+    seen = observe(job(layout=Layout(dp=4)).timeline())
+    active = np.ones(len(seen.iterations), dtype=bool)
+    share = np.random.default_rng(4).uniform(-1.0, 1.0, seen.busy_ns.shape)
+    loading = 200e6 * np.exp(0.6 * spread * share)
+    loading[1] = 1e9
+    told = replace(seen, loading_ns=loading)
+    assert others_load_as_long(told, 1, np.array([0, 2, 3]), active) == is_shared
+
+
+@pytest.mark.parametrize(
     ("hosts", "often", "owner"),
     [
         (4, 3, Owner.UNDECIDED),  # in every third iteration, on another host
