@@ -636,11 +636,16 @@ def test_optimizer_steps_alone_show_no_host_while_others_may_wait(is_other_named
 
 
 @pytest.mark.parametrize(
-    ("pace", "longer", "named"),
-    [(1.47, 0.12, True), (1.47, 0.0, False), (1.1, 0.12, False)],
-    ids=["slow and waited for", "nobody waits", "as hosts differ"],
+    ("pace", "held", "longer", "named"),
+    [
+        (1.47, 1.47, 0.12, True),
+        (1.47, 1.0, 0.12, False),
+        (1.47, 1.47, 0.0, False),
+        (1.1, 1.1, 0.12, False),
+    ],
+    ids=["slow and waited for", "not by all launches", "nobody waits", "as hosts differ"],
 )
-def test_a_host_that_launches_slowly_is_named_for_what_others_wait(job, pace, longer, named):
+def test_a_host_that_launches_slowly_is_named_for_what_others_wait(job, pace, held, longer, named):
     """What it costs lies in no single place: in TP mates, the optimizer, loading, collections."""
     seen = observe(job(layout=Layout(tp=2, dp=8), hosts=8).timeline())
     own, noise = np.arange(16)[:, None] < 8, np.random.default_rng(5)
@@ -648,7 +653,7 @@ def test_a_host_that_launches_slowly_is_named_for_what_others_wait(job, pace, lo
     waiting = np.where(own, 0.02, 0.02 + longer) * seen.iteration_ns
     slow = replace(
         seen, launch_pace=np.where(own, np.log(pace), 0.0) + spread, waiting_ns=waiting,
-        split_wait_ns=None, costs=None,
+        held_pace=np.where(own, np.log(held), 0.0) + spread, split_wait_ns=None, costs=None,
     )  # fmt: skip
     found = judge(slow, DetectorSettings()).findings
     assert [one.ranks for one in found if one.owner is Owner.NODE] == [tuple(range(8))] * named
