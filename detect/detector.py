@@ -174,6 +174,15 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     return search_loading(inquiry)
 
 
+def _search_far_loaders(inquiry: Inquiry) -> Answer:
+    """Search loaders that take many times as long as any other ever does, where time is lost."""
+    if not (np.nan_to_num(inquiry.seen.lost_ns.get(Cause.LOADER, 0.0)) > 0.0).any():
+        return Answer()
+    from detect.causes.far_loaders import search_far_loaders
+
+    return search_far_loaders(inquiry)
+
+
 def _search_low_clocks(inquiry: Inquiry) -> Answer:
     """Search devices whose clocks are far below all others, where clocks were read."""
     if not inquiry.seen.counters:
@@ -211,6 +220,7 @@ FLAPPING_NETWORK = CauseSpec(cause=Cause.LINK, search=_search_flaps)
 WHOLE_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_hosts)
 PAUSED_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_pauses)
 LOADING_HOSTS = CauseSpec(cause=Cause.LOADER, search=_search_loading)
+FAR_LOADERS = CauseSpec(cause=Cause.LOADER, search=_search_far_loaders)
 SPARED = CauseSpec(cause=Cause.COMPUTE, search=_search_spared)
 HELD_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_held_clocks)
 LOW_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_low_clocks)
@@ -235,6 +245,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     WHOLE_HOSTS,
     SPARED,
     LOADING_HOSTS,
+    FAR_LOADERS,
     PAUSED_HOSTS,
     SPELLS_OF_DEVICES,
     compute.SLOW_AT_THE_END,
@@ -470,9 +481,14 @@ def _in_all_passes(seen: Observations, finding: Finding, slow: Flags) -> bool:
 
 
 def _is_comparable(seen: Observations) -> bool:
-    """Return whether any rank's computing can be compared: with peers, other stages, or itself."""
-    known = [one for one in (seen.work, seen.layers, seen.history) if one is not None]
-    return any(bool(np.isfinite(one.log_ns).any()) for one in known)
+    """Return whether any rank can be compared: its computing, with peers, other stages or itself,
+    or the time that it loses, which kernels of other shapes do not change.
+
+    Example: sequences of all lengths, so no two ranks launch the same kernels; two of sixteen
+    devices wait for their launches for 15 % of the iteration, the others for 3 %.
+    """
+    known = [one.log_ns for one in (seen.work, seen.layers, seen.history) if one is not None]
+    return any(bool(np.isfinite(one).any()) for one in (*known, *seen.lost_ns.values()))
 
 
 def _answers(seen: Observations, settings: DetectorSettings) -> list[tuple[Cause, Answer]]:

@@ -29,6 +29,8 @@ Causes:                                             What they share, and what fo
     paused_hosts.py  hosts that stall now one rank,     launching.py a device that waits for its
                      now another                                     host, and whose fault that is
     loading_hosts.py  hosts that load far longer
+    far_loaders.py   loads that are far longer
+                     than any other ever is
     links.py         slow connections                   ordinary.py  what else explains slow
     networks.py      NICs of a host, rails, switches                 computing: chips, place, pair
                      inside a host                      power.py     what would be found, and what

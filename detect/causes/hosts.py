@@ -58,7 +58,7 @@ from detect.causes.finding import (
     build_finding,
 )
 from detect.causes.launching import WANDERS, is_host_bound, is_nearly_bound, may_wait_unseen
-from detect.causes.searches import load_as_long, loading_of, tells_no_storage
+from detect.causes.searches import load_as_long, loading_of, ranks_that_load, tells_no_storage
 from detect.observe.observations import BACKWARD, FORWARD, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -721,7 +721,10 @@ def _excess_ns(sides: Sides, test: HostTest, *, by_compute: bool) -> Floats:
 
 def _finding(seen: Observations, slow: SlowHost) -> Finding:
     members, reason, rows = seen.members, slow.reason, slow.rows.tolist()
-    ranks, test, num_peers = members.ranks_of(rows), reason.test, len(members) - len(rows)
+    test, num_peers = reason.test, len(members) - len(rows)
+    ranks = members.ranks_of(rows)
+    if reason.cause == Cause.LOADER:
+        ranks = ranks_that_load(seen, slow.rows)
     is_log = test in (reason.tests.get(COMPUTE), reason.tests.get(OPTIMIZER))
     reach = SEARCH.interval_sigmas * test.error
     slowdown, low, high = (

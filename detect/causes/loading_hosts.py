@@ -23,7 +23,13 @@ import numpy as np
 
 from detect.causes.finding import UNDECIDED_WHOSE, Answer, Claim, Inquiry, build_finding
 from detect.causes.hits import chance
-from detect.causes.searches import ADVICE, LOADING_AXES, load_as_long, loading_of
+from detect.causes.searches import (
+    ADVICE,
+    LOADING_AXES,
+    load_as_long,
+    loading_of,
+    ranks_that_load,
+)
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -203,8 +209,8 @@ def _are_waited_for(seen: Observations, loaders: Flags, lost_ns: Floats) -> bool
 
 
 def _finding_of_loading(seen: Observations, slow: _LoadingHost) -> Finding:
-    members, loading = seen.members, loading_of(seen)
-    ranks, share = members.ranks_of(slow.rows), float(slow.lost.mean())
+    loading = loading_of(seen)
+    ranks, share = ranks_that_load(seen, slow.rows), float(slow.lost.mean())
     own_ns, others_ns = (float(np.nanmedian(loading[rows])) for rows in (slow.loaders, slow.others))
     error = robust.standard_error(slow.lost)
     reach = SEARCH.interval_sigmas * error

@@ -92,6 +92,14 @@ NOISY = (
     "ranks of other hosts stand still as well, inside passes: where all hosts are noisy one is "
     "always the noisiest, and whether its pauses show between operations depends on its stage"
 )
+OF_STAGE = (
+    "only ranks of one of its stages stand still, which no other host has, and those of its other "
+    "stages never do: what that stage has to do may vary"
+)
+LATE_DATA = (
+    "some rank waits for its data for as long meanwhile: its mates, which wait for it inside "
+    "passes where nobody recorded it, would show the same"
+)
 OF_ONE = (
     "without one of its ranks the others pause no more often than those elsewhere: that rank's own "
     "work may be the reason as well"
@@ -492,6 +500,10 @@ def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
         doubts.append(LONGER)
     unseen = may_wait_unseen(seen, paused.rows, paused.burst.hits)
     doubts += [unseen] if unseen else []
+    if paused.in_passes and _may_wait_for_loaders(seen, paused.burst):
+        doubts.append(LATE_DATA)
+    if paused.in_passes and _is_of_one_stage(seen.members, paused):
+        doubts.append(OF_STAGE)
     is_end = not paused.in_backward and _holds_an_end_alone(seen.members, paused.rows)
     is_work = noise.explains_passes(number, BURSTS.beyond_noise_ratio)
     if is_end and is_work and not _is_no_work_of_an_end(seen, paused):
@@ -501,6 +513,26 @@ def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
     if not are_elsewhere and noise.explains(number, BURSTS.noise_ratio):
         doubts.append(NOISY)
     return doubts
+
+
+def _may_wait_for_loaders(seen: Observations, burst: Burst) -> bool:
+    """Return whether some rank loses as much to its loader as the host does inside passes, where
+    waiting for mates is not recorded. Example: pauses of 7 % of an iteration, and 46 % lost to
+    loading, by storage that is slow for all.
+    """
+    loading = lost_share(seen, (Cause.LOADER,)).max(axis=0)
+    is_loading = float(np.median((loading - burst.excess)[burst.hits])) >= 0.0
+    return bool(seen.hidden_axes) and is_loading
+
+
+def _is_of_one_stage(members: Members, paused: PausedHost) -> bool:
+    """Return whether all ranks that pause are of one stage of several of the host, which no other
+    host has. A host stops whichever process it meets.
+    """
+    stages = members.stage[paused.rows]
+    own = np.unique(stages[paused.pauses])
+    is_elsewhere = np.isin(own, np.delete(members.stage, paused.rows)).any()
+    return len(own) == 1 < len(np.unique(stages)) and not is_elsewhere
 
 
 def _is_no_work_of_an_end(seen: Observations, paused: PausedHost) -> bool:

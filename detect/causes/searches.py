@@ -554,6 +554,17 @@ LOADING_AXES = ("pp", "tp")
 """Ranks at the same place on these load the same."""
 
 
+def ranks_that_load(seen: Observations, rows: Integers) -> tuple[int, ...]:
+    """Return the ranks of `rows` that load themselves: often the first one of a TP group loads for
+    all, and the others are done in no time. All of them where nobody knows.
+    """
+    every, ranks = seen.each_rank, seen.members.ranks_of(rows.tolist())
+    own = [int(row) for row in every.members.rows_with(ranks)]
+    mean_ns = np.nan_to_num(every.loading_ns[own]).mean(axis=1)
+    loads = mean_ns >= LOSSES.loads_share * mean_ns.max(initial=0.0)
+    return every.members.ranks_of([row for row, one in zip(own, loads, strict=True) if one])
+
+
 def load_as_long(own_ns: float, others_ns: Floats) -> bool:
     """Return whether loading of others, (row, iteration), takes about as long as `own_ns` now and
     then: then what all of them load from may be slow.
@@ -563,6 +574,24 @@ def load_as_long(own_ns: float, others_ns: Floats) -> bool:
     loads = np.isfinite(others_ns).any(axis=1)
     waits = np.nan_to_num(others_ns[loads]) >= own_ns / LOSSES.loader_ratio
     return bool(waits.size) and float(waits.mean()) >= BURSTS.shared_storage_share
+
+
+def _is_slow_everywhere(own_ns: float, others_ns: Floats, step_ns: float) -> bool:
+    """Return whether loading takes others, (row, iteration), long anyway: a good part of an
+    iteration, and a tenth of `own_ns` and more, some more than others. Where all have to wait for
+    their data, some rank has to wait for longest. Ranks that only wait for it in a copy load
+    equally long in each iteration.
+
+    Example: 140 to 300 ms on the typical other rank, and 1,016 ms.
+    """
+    loads = others_ns[np.isfinite(others_ns).any(axis=1)]
+    if not loads.size:
+        return False
+    usual, share = float(np.nanmedian(loads)), HOSTS.usual_loads_share
+    ratio = loads if len(loads) < HOSTS.min_control else loads / robust.median(loads, axis=0)
+    short, long = np.nanquantile(ratio, (1.0 - share, share))
+    least = max(own_ns / LOSSES.most_of_cores_ratio, BURSTS.sure_host_share * step_ns)
+    return bool(usual >= least and long >= LOSSES.varies_ratio * short)
 
 
 def tells_no_storage(own_ns: Floats, others_ns: Floats) -> bool:
@@ -624,6 +653,8 @@ def others_load_as_long(seen: Observations, row: int, others: Integers, active: 
         return False
     others = on_other_hosts(seen.members, row, others)
     own, theirs = float(robust.median(seen.loading_ns[row][active])), seen.loading_ns[others]
+    if _is_slow_everywhere(own, theirs, float(np.median(seen.iteration_ns))):
+        return True
     if tells_no_storage(seen.loading_ns[row][active], theirs):
         return False
     then = float(robust.median(theirs[:, active]))

@@ -461,10 +461,18 @@ def _waited_for(sides: Sides, alone: Flags) -> float:
     or with a TP mate that is launched a little later than the others. Example: from launch to
     launch a host takes 1.47 times as long as the other; loading takes its ranks 1.7 % of the
     iteration more, gaps 1.1 %, and the others wait for 11.5 % longer than its busiest rank.
+
+    0, too, if it takes no longer by all launches, those included that the device held back: then
+    what others wait for, such as a slow link, spaces the few launches that tell its pace.
     """
-    waiting_ns = sides.seen.waiting_ns
+    waiting_ns, held_pace = sides.seen.waiting_ns, sides.seen.held_pace
     if waiting_ns is None:
         return 0.0
+    if held_pace is not None:
+        held = robust.median(held_pace, axis=1)
+        held_lead = float(robust.median(held[sides.own]) - robust.median(held[sides.control]))
+        if not held_lead >= PAIRS.agrees_share * pace_lead(sides):
+            return 0.0
     own = sides.own & ~alone
     lead_ns = waiting_ns[sides.control].min(axis=0) - waiting_ns[own].min(axis=0)
     return float(lead_ns.mean() / np.median(sides.seen.iteration_ns))

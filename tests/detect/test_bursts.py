@@ -19,7 +19,15 @@ from detect.causes.bursts import (
 )
 from detect.causes.hits import FEW, Burst, bursts, pair_pause
 from detect.causes.launching import WANDERS
-from detect.causes.paused_hosts import NEARLY_BOUND, NOISY, ROUTED, _pausing_host, in_turn
+from detect.causes.paused_hosts import (
+    NEARLY_BOUND,
+    NOISY,
+    ROUTED,
+    _is_of_one_stage,
+    _may_wait_for_loaders,
+    _pausing_host,
+    in_turn,
+)
 from detect.detector import judge
 from detect.observe.extract import observe
 from megascan.topology import Layout
@@ -519,6 +527,38 @@ def test_pauses_of_an_end_of_a_pipeline_are_its_hosts_where_loading_was_recorded
         .findings
     )
     assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, (4, 5, 6, 7))
+
+
+@pytest.mark.parametrize(
+    ("pausing", "stages_elsewhere", "is_of_stage"),
+    [((0, 1), (2, 3), True), ((0, 1), (0, 3), False), ((0, 2), (2, 3), False)],
+    ids=["one stage", "which others have", "both stages"],
+)
+def test_a_host_that_stops_one_of_its_stages_alone_may_be_what_that_stage_does(
+    pausing, stages_elsewhere, is_of_stage
+):
+    """A host has two ranks of stage 0 and two of stage 1."""
+    members = SimpleNamespace(stage=np.array([0, 0, 1, 1, *stages_elsewhere]))
+    pauses = np.isin(np.arange(4), pausing)
+    paused = SimpleNamespace(rows=np.arange(4), pauses=pauses)
+    assert _is_of_one_stage(members, paused) == is_of_stage
+
+
+@pytest.mark.parametrize(
+    ("loading", "hidden_axes", "may_wait"),
+    [(0.3, ("tp",), True), (0.3, (), False), (0.01, ("tp",), False)],
+    ids=["storage", "waiting is recorded", "loaders are quick"],
+)
+def test_pauses_inside_passes_may_be_waiting_for_a_late_loader(loading, hidden_axes, may_wait):
+    """A host loses 7 % of four iterations inside passes."""
+    lost_ns = np.zeros((4, 6))
+    lost_ns[2] = loading * 1e8
+    seen = SimpleNamespace(
+        lost=lambda cause: lost_ns, iteration_ns=np.full(6, 1e8), hidden_axes=hidden_axes
+    )
+    hits = np.arange(6) < 4
+    burst = SimpleNamespace(hits=hits, excess=np.where(hits, 0.07, 0.0))
+    assert _may_wait_for_loaders(seen, burst) == may_wait
 
 
 def test_pauses_of_all_hosts_name_no_host(job):

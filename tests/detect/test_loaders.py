@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
+from detect.causes.far_loaders import search_far_loaders
 from detect.causes.losses import OF_TWO
 from detect.causes.searches import (
     Loss,
@@ -17,7 +18,7 @@ from detect.causes.searches import (
     load_as_long,
     others_load_as_long,
 )
-from detect.detector import judge
+from detect.detector import _inquiry, judge
 from detect.observe.extract import observe
 from detect.stats.residuals import Usual
 from detect.stats.search import SearchTask
@@ -183,6 +184,22 @@ def test_others_that_load_longer_in_just_these_iterations_share_the_storage(
     loading = np.full_like(seen.busy_ns, 16e6)
     loading[:, active] = then_ms * 1e6
     loading[1, active], loading[2, 0] = 88e6, 89e6
+    told = replace(seen, loading_ns=loading)
+    assert others_load_as_long(told, 1, np.array([0, 2, 3]), active) == is_shared
+
+
+@pytest.mark.parametrize(
+    ("spread", "is_shared"), [(1.0, True), (0.02, False)], ids=["storage", "waiting"]
+)
+def test_where_loading_takes_all_long_somebody_waits_longest(job, spread, is_shared):
+    """One rank loads for 1 s, three others for 100 to 300 ms; or all of these for equally long, as
+    long as they wait for it.
+    """
+    seen = observe(job(layout=Layout(dp=4)).timeline())
+    active = np.ones(len(seen.iterations), dtype=bool)
+    share = np.random.default_rng(4).uniform(-1.0, 1.0, seen.busy_ns.shape)
+    loading = 200e6 * np.exp(0.6 * spread * share)
+    loading[1] = 1e9
     told = replace(seen, loading_ns=loading)
     assert others_load_as_long(told, 1, np.array([0, 2, 3]), active) == is_shared
 
@@ -404,3 +421,51 @@ def test_a_loader_that_stops_with_its_host_is_its_hosts_unless_it_collects(
     found = judge(told, DetectorSettings()).findings
     cause = Cause.HOST if owner is Owner.NODE else Cause.LOADER
     assert [one.owner for one in found if one.cause is cause] == [owner]
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "others_ms", "is_told"),
+    [
+        ((1, 1, 60, 1, 1, 40, 1, 1), 1.0, True),
+        ((1, 1, 60, 1, 1, 1, 1, 1), 1.0, False),  # a single load
+        ((1, 1, 60, 1, 1, 40, 1, 1), 8.0, False),  # others have long ones, too
+    ],
+    ids=["far longer", "once", "longer elsewhere"],
+)
+def test_two_loads_that_are_far_longer_than_any_other_are_no_chance(
+    job, own_ms, others_ms, is_told
+):
+    def loading(slot):
+        if slot.rank == 2:
+            return own_ms[slot.iteration % 8]
+        return others_ms if slot.iteration % 8 == slot.rank else 1.0
+
+    alone = job(layout=Layout(dp=8), device="cuda", iterations=8, loading_ms=loading)
+    seen = replace(observe(alone.timeline()), num_warmup_iterations=0)
+    answer = search_far_loaders(_inquiry(seen, DetectorSettings()))
+    named = [(one.ranks, one.cause, one.owner) for one in answer.findings]
+    assert named == ([((2,), Cause.LOADER, Owner.NODE)] if is_told else [])
+
+
+@pytest.mark.parametrize(("stage", "is_told"), [(1, True), (0, False)], ids=["last", "first"])
+def test_slow_storage_may_show_at_the_first_stage_alone(job, stage, is_told):
+    """The last stage has time to load ahead; where it is late, the storage is not the reason."""
+
+    def loading(slot):
+        is_late = slot.iteration % 3 == 1 and slot.rank // 4 == stage
+        return 60.0 + 9 * slot.rank if is_late else 1.0
+
+    late = job(layout=Layout(pp=2, dp=4), hosts=4, device="cuda", iterations=9, loading_ms=loading)
+    answer = search_far_loaders(_inquiry(observe(late.timeline()), DetectorSettings()))
+    ranks = [one.ranks for one in answer.findings]
+    assert ranks == ([(4, 5, 6, 7)] if is_told else [])
+
+
+def test_time_lost_to_loading_is_judged_where_no_work_is_alike(job):
+    """Kernels of other shapes on every rank: no computing can be compared, loading can."""
+    slow = job(layout=Layout(dp=4), loading_ms=lambda slot: 6.0 if slot.rank == 1 else 1.0)
+    seen = observe(slow.timeline())
+    unlike = replace(seen.work, log_ns=np.full_like(seen.work.log_ns, np.nan))
+    seen = replace(seen, work=unlike, layers=None, history=None)
+    named = [one.ranks for one in judge(seen, DetectorSettings()).findings if one.owner == "node"]
+    assert named == [(1,)]
