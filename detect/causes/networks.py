@@ -689,8 +689,8 @@ def _unseen_network(seen: Observations, crossings: Crossings | None, hidden: lis
     CPUs, and where it would cost little.
 
     Example: transfers between hosts last 41 % of an iteration, and by replay the step takes 1.26
-    times what it would with twice as quick ones: a caveat. From 1.3 times on the job is not called
-    healthy.
+    times what it would with twice as quick ones: a caveat, as from 1.05 on. From 1.3 times on the
+    job is not called healthy.
     """
     members = seen.members
     if not hidden or crossings is None or members.device_kind == "cpu":
@@ -699,20 +699,20 @@ def _unseen_network(seen: Observations, crossings: Crossings | None, hidden: lis
     blind_ns = longest_of_a_rank(transfers, transfers.is_large & crossings.crosses & touched)
     share = blind_ns / float(np.median(seen.iteration_ns))
     cost = ratio_of_half_speed(share)
-    if cost < POWER.caveat_ratio:  # a replay makes it smaller, and takes time
+    if cost < NETWORKS.caveat_ratio:  # a replay makes it smaller, and takes time
         return _Unseen()
     ranks = members.ranks_of([row for row, one in enumerate(members.hosts) if one == hidden[0]])
     replayed = replayed_half_speed(seen, ranks)
     # passes beside which transfers last for most of the iteration wait for them, and are replayed
     # as long as they were
-    is_hidden = share >= NETWORKS.most_share and (replayed or 1.0) < POWER.caveat_ratio
+    is_hidden = share >= NETWORKS.most_share and (replayed or 1.0) < NETWORKS.caveat_ratio
     cost = cost if replayed is None or is_hidden else min(cost, replayed)
     if cost >= POWER.healthy_ratio:
         return _Unseen(
             hides=f"transfers between hosts last {share:.0%} of the iteration and have no equals: "
             "a network at half its speed would look the same"
         )
-    if cost >= POWER.caveat_ratio:
+    if cost >= NETWORKS.caveat_ratio:
         return _Unseen(
             caveat="a host whose network runs at half its speed would look the same, and the step "
             f"take {times(cost)} what it must"
