@@ -219,14 +219,19 @@ def _rails(crossings: Crossings) -> list[_Port]:
 
 
 def _rails_of_two(crossings: Crossings, ranks: Mapping[int, Collection[int]]) -> Iterator[_Port]:
-    """Yield the rails of devices 0 and 1, 2 and 3 and so on, if there are several of them."""
+    """Yield the rails of devices 0 and 1, 2 and 3 and so on, if there are several of them; none
+    that exchanges with other devices.
+    """
     if len(ranks) <= 2:
         return
+    members = crossings.transfers.members
     for device, own in sorted(ranks.items()):
         if device % 2 == 0 and device + 1 in ranks:
             both = tuple(sorted((*own, *ranks[device + 1])))
             touches = crossings.touches_ranks(both)
-            yield _Port(name=f"{device} and {device + 1}", ranks=both, touches=touches)
+            units = np.flatnonzero(touches & crossings.crosses & crossings.transfers.is_large)
+            if all(set(members[unit]) <= set(both) for unit in units.tolist()):
+                yield _Port(name=f"{device} and {device + 1}", ranks=both, touches=touches)
 
 
 def _slowest(

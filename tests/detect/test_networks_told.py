@@ -136,6 +136,12 @@ def test_what_two_gpus_share_between_two_hosts_is_at_either(job, exchanging):
     assert on_rails(job, exchanging, pairs, of_gpus_2_and_3) == [((2, 3, 6, 7), Owner.NODE, True)]
 
 
+def test_messages_to_another_gpu_of_the_next_host_are_no_rail(job, exchanging):
+    crosswise = [(rank, 4 + (rank + 2) % 4) for rank in range(4)]
+    found_of = on_rails(job, exchanging, crosswise, of_gpus_2_and_3)
+    assert all(len(ranks) == 2 for ranks, _, _ in found_of)
+
+
 def test_a_rail_of_which_one_host_is_in_all_may_be_that_hosts_nic(job, exchanging):
     """Host 1 exchanges with hosts 0, 2 and 3; or rings go through all four."""
     rail = (2, 3, 6, 7, 10, 11, 14, 15)
