@@ -1039,6 +1039,11 @@ class _Networks:
         0.5, "share of the groups", Origin.CONVENTION,
         "that join the same hosts and are so quick, beyond which the others of them should be",
     )  # fmt: skip
+    caveat_ratio: float = limit(
+        1.05, "ratio", Origin.CONVENTION,
+        "of a step that a network at half its speed, which could not be seen, would make longer: "
+        "said beside health",
+    )  # fmt: skip
     half_speed_ratio: float = limit(
         2.0, "ratio", Origin.PHYSICS,
         "by which a port that fell to half its rate transfers slower: what a network that nobody "
@@ -1679,8 +1684,8 @@ class _Power:
     )  # fmt: skip
     caveat_ratio: float = limit(
         1.1, "ratio", Origin.CONVENTION,
-        "of a step that a network which could not be seen would make longer, or of all time to "
-        "what it would be without its few long iterations: said beside health",
+        "of a step to one without communication that could not be judged, or of all time to what "
+        "it would be without its few long iterations: said beside health",
     )  # fmt: skip
     optimizer_share: float = limit(
         0.25, "share of the effect", Origin.PHYSICS,

@@ -8,9 +8,9 @@ Idea: compare what each connection between hosts transfers in an iteration with 
 iterations. Whoever is in all that is slow then, and is the only one, is at fault:
 
     slow     sum of its transfers >= slow_ratio · that of its quick iterations
-    common   the rank in all slow connections; if several are, the host
-    alone    without each other one a good part of what is lost stays unexplained
     shown    nearly all connections of these ranks, of these kinds, are slow in these iterations
+    common   the rank in all slow connections; if several are, the host
+    alone    without each other one that is shown a good part of what is lost stays unexplained
 
 A rank goes before its host: where a NIC is one GPU's, its neighbours' connections stay quick.
 
@@ -24,6 +24,7 @@ is slow in all iterations has no quick ones to be compared with, and is other se
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -37,8 +38,9 @@ from detect.causes.finding import (
     build_finding,
     connection_advice,
 )
-from detect.observe.observations import Observations
+from detect.observe.observations import Observations, Transfers
 from detect.report import Cause, Finding, Owner
+from detect.stats import robust
 from detect.stats.search import Course, interval_of_ratio
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds import FLAPS, LINKS, NETWORKS
@@ -111,11 +113,12 @@ def _are_enough(slow: _Slow, members: list[tuple[int, ...]]) -> bool:
 
 def _slow_now_and_then(seen: Observations, crossings: Crossings) -> _Slow:
     """Return what large transfers between hosts lose in iterations in which they take far longer
-    than in their quick ones.
+    than in their quick ones, or than as many transfers as quick as the quick ones' typical one: a
+    port that is slow for a tenth of a second, a few times a second, slows some of each iteration.
     """
     transfers = crossings.transfers
     use = crossings.crosses & (transfers.size_bytes >= NETWORKS.min_bytes)
-    usual_ns = np.quantile(transfers.sum_ns, NETWORKS.outer_share, axis=1, method="lower")
+    usual_ns = _usual(transfers)
     lost_ns = transfers.sum_ns - usual_ns[:, None]
     least_ns = NETWORKS.min_step_share * seen.iteration_ns
     is_far = transfers.sum_ns >= FLAPS.slow_ratio * usual_ns[:, None]
@@ -123,13 +126,42 @@ def _slow_now_and_then(seen: Observations, crossings: Crossings) -> _Slow:
     return _Slow(crossings=crossings, lost_ns=np.where(is_slow, lost_ns, 0.0), usual_ns=usual_ns)
 
 
+def _usual(transfers: Transfers) -> Floats:
+    """Return the sum of each unit's transfers in a quick iteration, ns; no less than as many spans
+    of whoever comes last, by one clock: errors between clocks shorten some transfers.
+    """
+    num = _num_of(transfers)
+    typical_ns = _quick(np.where(transfers.transfer_ns > 0, transfers.transfer_ns, np.inf))
+    usual_ns = np.minimum(_quick(transfers.sum_ns), typical_ns * num)
+    if transfers.shortest_ns is None:
+        return usual_ns
+    return np.fmax(usual_ns, _quick(transfers.shortest_ns) * num)
+
+
+def _num_of(transfers: Transfers) -> Floats:
+    """Return how many transfers each unit has in an iteration, (unit,), or so: by the kind, whose
+    units are mostly quick, or by the unit's own iterations if these have more.
+    """
+    known = transfers.transfer_ns > 0
+    num = np.divide(
+        transfers.sum_ns, transfers.transfer_ns, out=np.full(known.shape, np.inf), where=known
+    )
+    found = _quick(num)
+    for kind in np.unique(transfers.kind):
+        rows = transfers.kind == kind
+        found[rows] = np.maximum(found[rows], robust.median(num[rows]))
+    return found
+
+
+def _quick(values: Floats) -> Floats:
+    """Return the value of a quick iteration of each unit, (unit,), of (unit, iteration)."""
+    return np.quantile(values, NETWORKS.outer_share, axis=1, method="lower")
+
+
 def _common_rank(slow: _Slow) -> tuple[int, ...]:
     """Return the only rank that is in all that is slow, (rank,); () where none or several are."""
-    ranks = _ranks_in(slow)
-    only = _only(slow, [slow.crossings.touches_ranks((rank,)) for rank in ranks])
-    if only is None or ranks[only] not in slow.crossings.device_of:
-        return ()
-    return _shown(slow, (ranks[only],))
+    only = _only(slow, [(rank,) for rank in _ranks_in(slow)])
+    return only if set(only) <= set(slow.crossings.device_of) else ()
 
 
 def _common_host(slow: _Slow) -> tuple[int, ...]:
@@ -137,30 +169,34 @@ def _common_host(slow: _Slow) -> tuple[int, ...]:
     where none or several are. A NIC may be that of some of a host's GPUs.
     """
     place = slow.crossings.device_of
-    hosts = sorted({host for host, _ in place.values()})
-    only = _only(slow, [slow.crossings.touches(host) for host in hosts])
-    if only is None or not hosts[only]:
-        return ()
-    own = [one for one in _ranks_in(slow) if one in place and place[one][0] == hosts[only]]
-    return _shown(slow, tuple(own))
+    of_host: dict[str, list[int]] = defaultdict(list)
+    for rank in _ranks_in(slow):
+        if rank in place and place[rank][0]:
+            of_host[place[rank][0]].append(rank)
+    return _only(slow, [tuple(ranks) for _, ranks in sorted(of_host.items())])
 
 
-def _only(slow: _Slow, candidates: list[Flags]) -> int | None:
-    """Return the number of the only candidate that is in nearly all that is slow; None where
-    another one is in nearly as much. A candidate is the units with it, (unit,).
+def _only(slow: _Slow, candidates: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the only candidate that is in nearly all that is slow; () where another one is in
+    nearly as much. Whose connections of the same kinds are quick is no candidate.
+
+    Example: the messages of hosts A and B take 14 ms now and then, those of B and C never: A.
     """
-    left = np.array([slow.left_by(touches) for touches in candidates])
+    shown = [ranks for ranks in candidates if _are_shown(slow, ranks)]
+    if not shown:
+        return ()
+    left = np.array([slow.left_by(slow.crossings.touches_ranks(ranks)) for ranks in shown])
     first = int(np.argmin(left))
     is_alone = np.delete(left, first).min(initial=1.0) >= FLAPS.least_left_share
-    return first if is_alone and left[first] <= FLAPS.most_left_share else None
+    return shown[first] if is_alone and left[first] <= FLAPS.most_left_share else ()
 
 
-def _shown(slow: _Slow, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the ranks if nearly all their connections of the kinds that are slow are slow."""
+def _are_shown(slow: _Slow, ranks: tuple[int, ...]) -> bool:
+    """Return whether nearly all connections of the ranks, of the kinds that are slow, are slow."""
     kind = slow.crossings.transfers.kind
     alike = np.isin(kind, kind[slow.units]) & slow.crossings.crosses
     alike &= slow.crossings.touches_ranks(ranks)
-    return ranks if np.mean(slow.units[alike]) >= LINKS.all_of_a_rank_share else ()
+    return bool(np.mean(slow.units[alike]) >= LINKS.all_of_a_rank_share)
 
 
 def _ranks_in(slow: _Slow) -> list[int]:

@@ -314,7 +314,8 @@ def _longer_by_one_clock(units: Units, suspect: Suspect) -> float:
     alike = (transfers.kind == transfers.kind[row]) & (units.unit != suspect.row)
     if not alike.any():
         return -np.inf
-    return float(transfers.shortest_ns[row] - robust.median(transfers.shortest_ns[alike]))
+    typical_ns = robust.median(transfers.shortest_ns[:, suspect.course.active], axis=1)
+    return float(typical_ns[row] - robust.median(typical_ns[alike]))
 
 
 def _is_at_its_end(finding: Finding, link: _SlowLink) -> bool:

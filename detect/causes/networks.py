@@ -32,7 +32,7 @@ Example: PP4 x DP4 on 4 hosts. Messages 0-1 take 3.2 ms, 1-2 and 2-3 take 13.1 m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -79,6 +79,14 @@ from megascan.errors import listed
 ONE_RING = (
     "one ring alone shows it: the NIC of any one of these ranks slows the ring as much as their "
     "switch does; a transfer between pairs of them decides"
+)
+ONE_HOST_IN_ALL = (
+    "one host is in all that is slow: its NIC may be slow as well as the switch of the rail; a "
+    "transfer between two others of these hosts decides"
+)
+BETWEEN_TWO_HOSTS = (
+    "it shows between two hosts only: the NIC of either may be at fault, or what lies between; "
+    "look at both, and drain neither for this alone"
 )
 OF_TWO_HOSTS = (
     "one other host alone is quicker inside: this one may be built otherwise (compare nvidia-smi "
@@ -134,6 +142,8 @@ class SlowNetwork:
     q_value: float
     excess_ns: float
     """Transfer time lost an iteration by the rank that loses most."""
+    num_shared: int
+    """How many hosts all that is slow has in common."""
     course: Course | None = None
     """Since when it is slow; None is the whole window."""
     is_told_twice: bool = False
@@ -189,7 +199,9 @@ def _hosts(crossings: Crossings) -> list[_Port]:
 
 
 def _rails(crossings: Crossings) -> list[_Port]:
-    """Return the rails; none where device numbers, or hosts, are not known of all ranks."""
+    """Return the rails, and those of two neighbouring devices, which may share the NICs; none where
+    device numbers, or hosts, are not known of all ranks.
+    """
     ranks: dict[int, list[int]] = defaultdict(list)
     for rank, (host, device) in crossings.device_of.items():
         if not host or device < 0:
@@ -203,7 +215,23 @@ def _rails(crossings: Crossings) -> list[_Port]:
         if len(hosts) > 1:
             touches = crossings.touches_ranks(own)
             ports.append(_Port(name=str(device), ranks=tuple(sorted(own)), touches=touches))
-    return ports
+    return [*ports, *_rails_of_two(crossings, ranks)]
+
+
+def _rails_of_two(crossings: Crossings, ranks: Mapping[int, Collection[int]]) -> Iterator[_Port]:
+    """Yield the rails of devices 0 and 1, 2 and 3 and so on, if there are several of them; none
+    that exchanges with other devices.
+    """
+    if len(ranks) <= 2:
+        return
+    members = crossings.transfers.members
+    for device, own in sorted(ranks.items()):
+        if device % 2 == 0 and device + 1 in ranks:
+            both = tuple(sorted((*own, *ranks[device + 1])))
+            touches = crossings.touches_ranks(both)
+            units = np.flatnonzero(touches & crossings.crosses & crossings.transfers.is_large)
+            if all(set(members[unit]) <= set(both) for unit in units.tolist()):
+                yield _Port(name=f"{device} and {device + 1}", ranks=both, touches=touches)
 
 
 def _slowest(
@@ -247,6 +275,7 @@ def _slowest(
         split=since,
         q_value=min(1.0, split.p_value * len(ports)),
         excess_ns=excess_ns,
+        num_shared=len(frozenset.intersection(*(crossings.hosts[one] for one in split.all_slow))),
         course=course,
         has_rings=len(rings) > 0,
         is_told_twice=told is not None,
@@ -379,11 +408,14 @@ def _is_quick_by_one_clock(transfers: Transfers, split: _Split) -> bool:
 
     Where each host is a stage, one clock that is off by a millisecond moves all transfers of a host
     at once. But the member that comes last to a transfer is in it for as long as the transfer
-    lasts, by its own clock.
+    lasts, by its own clock. Means are compared, as those of transfers are.
+
+    Example: a port is slow in two of four iterations: 1.3, 13.4, 1.2 and 14.3 ms.
     """
     if transfers.shortest_ns is None:
         return False
-    by_the_byte = transfers.shortest_ns / np.maximum(transfers.size_bytes, 1)
+    mean_ns = robust.mean(transfers.shortest_ns, axis=1)
+    by_the_byte = mean_ns / np.maximum(transfers.size_bytes, 1)
     slow, quick = (float(np.median(by_the_byte[units])) for units in (split.slow, split.quick))
     return slow < quick * max(NETWORKS.alike_ratio, float(np.exp(split.effect / 2)))
 
@@ -413,7 +445,8 @@ def _split(kind: Equals, mine: Integers, others: Integers) -> _Split:
     effect = float(np.median(level[mine]) - np.median(level[others]))
     spread = max(float(np.std(level[others])), NETWORKS.spread_log)
     error = spread * float(np.sqrt(1 / len(mine) + 1 / len(others)))
-    degrees = max(1.0, len(mine) + len(others) - 2.0)
+    # the spread is known beforehand: a few connections do not tell less of it than one does
+    degrees = max(LINKS.tail_degrees, len(mine) + len(others) - 2.0)
     p_value = float(special.stdtr(degrees, -effect / error))
     return _Split(
         kind=kind.name, effect=effect, error=error, p_value=p_value,
@@ -441,8 +474,8 @@ def _excess_ns(transfers: Transfers, split: _Split, ranks: tuple[int, ...], acti
 
 def _finding(seen: Observations, transfers: Transfers, slow: SlowNetwork) -> Finding:
     is_one = len(slow.names) == 1
-    shared = set.intersection(*(set(transfers.members[one]) for one in slow.split.all_slow))
-    is_one_ring = slow.way is Way.RAIL and len(shared) > 2  # what joins two hosts is their link
+    is_rail = slow.way is Way.RAIL
+    is_link = is_one and is_rail and slow.num_shared == 2  # of GPUs that share NICs
     split, slowdown = slow.split, float(np.exp(slow.split.effect))
     rows = seen.members.rows_with(slow.ranks)
     active = active_in(slow.course, len(seen.iterations))
@@ -451,7 +484,8 @@ def _finding(seen: Observations, transfers: Transfers, slow: SlowNetwork) -> Fin
     is_late = slow.way is Way.INSIDE and launches_explain(seen, rows, lost_ns, least)
     known = {
         slow.way.doubt: not is_one,
-        ONE_RING: is_one_ring,
+        ONE_RING: is_rail and slow.num_shared > 2,
+        ONE_HOST_IN_ALL: is_rail and slow.num_shared == 1,
         IN_DOUBT_LAUNCH: is_late,
         OF_TWO_HOSTS: is_one and slow.way is Way.INSIDE and _is_beside_one(seen, transfers, split),
     }
@@ -471,9 +505,14 @@ def _finding(seen: Observations, transfers: Transfers, slow: SlowNetwork) -> Fin
             saved_ns=np.where(active, slow.excess_ns, 0.0),
             subject=f"{_who(slow)} (ranks {listed(slow.ranks)})",
             predicate=f"transfers {times(slowdown)} slower than {slow.way.others}",
-            evidence=(_evidence(split, slow.way.others, slow_ns, quick_ns), *doubts),
+            evidence=(
+                _evidence(split, slow.way.others, slow_ns, quick_ns),
+                *doubts,
+                *((BETWEEN_TWO_HOSTS,) if is_link else ()),
+            ),
             advice=connection_advice(seen, slow.ranks),
             is_replayed=not slow.has_rings,
+            is_pair=is_link,
             is_border=is_one and slow.way is Way.NETWORK,
             is_inside=is_one and slow.way is Way.INSIDE,
         ),
@@ -508,8 +547,9 @@ def _who(slow: SlowNetwork) -> str:
     if slow.way is Way.INSIDE:
         return f"communication inside {'host' if is_one else 'hosts'} {listed(slow.names)}"
     if slow.way is Way.RAIL:
-        what = "the rail of GPU" if is_one else "the rails of GPUs"
-        return f"{what} {listed(slow.names)} of every host"
+        what = "the rail of GPU" if is_one else "the rails of GPU"
+        are_several = not listed(slow.names).isdecimal()
+        return f"{what}{'s' * are_several} {listed(slow.names)} of every host"
     return f"host {slow.names[0]}'s network" if is_one else f"the network of {listed(slow.names)}"
 
 
@@ -654,8 +694,8 @@ def _unseen_network(seen: Observations, crossings: Crossings | None, hidden: lis
     CPUs, and where it would cost little.
 
     Example: transfers between hosts last 41 % of an iteration, and by replay the step takes 1.26
-    times what it would with twice as quick ones: a caveat. From 1.3 times on the job is not called
-    healthy.
+    times what it would with twice as quick ones: a caveat, as from 1.05 on. From 1.3 times on the
+    job is not called healthy.
     """
     members = seen.members
     if not hidden or crossings is None or members.device_kind == "cpu":
@@ -664,20 +704,20 @@ def _unseen_network(seen: Observations, crossings: Crossings | None, hidden: lis
     blind_ns = longest_of_a_rank(transfers, transfers.is_large & crossings.crosses & touched)
     share = blind_ns / float(np.median(seen.iteration_ns))
     cost = ratio_of_half_speed(share)
-    if cost < POWER.caveat_ratio:  # a replay makes it smaller, and takes time
+    if cost < NETWORKS.caveat_ratio:  # a replay makes it smaller, and takes time
         return _Unseen()
     ranks = members.ranks_of([row for row, one in enumerate(members.hosts) if one == hidden[0]])
     replayed = replayed_half_speed(seen, ranks)
     # passes beside which transfers last for most of the iteration wait for them, and are replayed
     # as long as they were
-    is_hidden = share >= NETWORKS.most_share and (replayed or 1.0) < POWER.caveat_ratio
+    is_hidden = share >= NETWORKS.most_share and (replayed or 1.0) < NETWORKS.caveat_ratio
     cost = cost if replayed is None or is_hidden else min(cost, replayed)
     if cost >= POWER.healthy_ratio:
         return _Unseen(
             hides=f"transfers between hosts last {share:.0%} of the iteration and have no equals: "
             "a network at half its speed would look the same"
         )
-    if cost >= POWER.caveat_ratio:
+    if cost >= NETWORKS.caveat_ratio:
         return _Unseen(
             caveat="a host whose network runs at half its speed would look the same, and the step "
             f"take {times(cost)} what it must"

@@ -156,7 +156,9 @@ def _goes_with(main: Finding, other: Finding, *, minor: bool) -> bool:
         case (Cause.LINK, Cause.LINK):
             follows = True
         case (Cause.COMPUTE, Cause.LINK):
-            follows = same or minor or no_slower
+            # from the last arrival on a device slows its transfers by no more than its work
+            is_shown = other.owner is Owner.NODE and other.slowdown > main.slowdown
+            follows = same or (not is_shown and (minor or no_slower))
         case (Cause.STAGE_IMBALANCE, Cause.LINK):
             # a stage of one rank, whose device may be slow and slow its transfers as well
             least = CONSEQUENCES.alike_ratio * (main.slowdown - 1.0)

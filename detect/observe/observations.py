@@ -385,8 +385,9 @@ class Transfers:
     """Transfers of the quickest members of the rank's operations, summed over the iteration."""
     late_in: tuple[LateIn, ...] = ()
     """The edges and groups in which `late_ns` arose."""
-    shortest_ns: Floats | None = field(default=None, metadata=along("unit"))
-    """Span of the member that is in an operation for the shortest time, by that member's clock."""
+    shortest_ns: Floats | None = field(default=None, metadata=along("unit", "iteration"))
+    """Median, in the iteration, of the span of the member that is in an operation for the shortest
+    time, by that member's clock."""
     untimed: tuple[UntimedIn, ...] = ()
     """Collectives that have no transfer time."""
 

@@ -265,8 +265,8 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
     size[row] = numbers(index.table, "size_bytes")[found.first]
     medians = _medians(cell, found.quickest_ns, len(names) * num_iterations)
     transfer_ns = medians.reshape(len(names), num_iterations)
-    shortest_ns = _medians(row, found.shortest_ns, len(names))
-    kind, kinds = _by_wire(names, size, shortest_ns, labels)
+    kind, kinds = _by_wire(names, size, _medians(row, found.shortest_ns, len(names)), labels)
+    shortest_ns = _medians(cell, found.shortest_ns, len(names) * num_iterations)
     moved = np.bincount(row, minlength=len(names)) * np.maximum(size, 0)
     keep = _worth_comparing(kind, kinds, sum_ns.sum(axis=1))
     keep |= _worth_comparing(kind, kinds, moved.astype(np.float64))
@@ -276,7 +276,7 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
         kind=kind[keep],
         size_bytes=size[keep],
         transfer_ns=transfer_ns[keep],
-        shortest_ns=shortest_ns[keep],
+        shortest_ns=shortest_ns.reshape(len(names), num_iterations)[keep],
         sum_ns=sum_ns[keep],
         late_ns=index.sums(late_rows, late_ns),
         quick_ns=index.sums(found.rows, quickest_ns),

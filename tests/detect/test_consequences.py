@@ -134,3 +134,14 @@ def test_pauses_of_a_rank_whose_host_is_named_are_its_host_s(finding, owner, cou
     loses = replace(finding, cause=Cause.HOST, owner=owner, step_time_cost_ratio=2.0)
     pauses = replace(loses, owner=Owner.UNDECIDED, slowdown=1.4, step_time_cost_ratio=1.9)
     assert len(folded([pauses, loses])) == count
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "owner", "num"),
+    [(1.99, Owner.NODE, 2), (1.99, Owner.UNDECIDED, 1), (1.3, Owner.NODE, 1)],
+    ids=["slower than the device", "nobody knows whose", "no slower"],
+)
+def test_a_slow_device_slows_a_pair_by_no_more_than_itself(finding, slowdown, owner, num):
+    device = replace(finding, cause=Cause.COMPUTE, slowdown=1.34, step_time_cost_ratio=1.2)
+    pair = replace(finding, ranks=(2, 6), owner=owner, slowdown=slowdown, step_time_cost_ratio=1.09)
+    assert len(folded([device, pair])) == num

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
-from detect.detector import judge
+from detect.causes.flaps import search_flaps
+from detect.detector import _inquiry, judge
 from megascan.topology import Layout
 
 MESSAGES = tuple((rank, rank + 8) for rank in range(8))
@@ -105,3 +106,62 @@ def test_the_rank_that_several_groups_share_is_named(job, exchanging):
 
 def test_what_costs_next_to_nothing_is_not_spoken_of(job, exchanging):
     assert flapping(job, exchanging, lambda unit: set(unit) & HOST_C, factor=1.9) == []
+
+
+def stages(job, exchanging, longer):
+    """Return who flaps of three stages on hosts A, B and C, ten messages of which take
+    `longer(members)` times as long in an iteration, (iteration,), in every second one most of them.
+    """
+    timeline = job(layout=Layout(dp=4, pp=3), hosts=4).timeline()
+    units = [((rank, rank + 4), 10**7, 10.0) for rank in range(8)]
+    seen = exchanging(timeline, units)
+    factor = np.array([longer(unit) * np.ones(20) for unit in seen.transfers.members])
+    sum_ns = 10.0 * seen.transfers.transfer_ns * factor
+    quick = seen.iterations % 2 == 0
+    transfers = replace(
+        seen.transfers,
+        sum_ns=sum_ns,
+        transfer_ns=seen.transfers.transfer_ns * np.where(quick, 1.0, factor),
+    )
+    iteration_ns = seen.iteration_ns + sum_ns.max(axis=0) - 1e8
+    longer_seen = replace(seen, transfers=transfers, iteration_ns=iteration_ns, costs=None)
+    return [one.ranks for one in search_flaps(_inquiry(longer_seen, DetectorSettings())).findings]
+
+
+NOW_AND_THEN = np.where(np.isin(np.arange(20), (7, 13)), 15.0, 1.0)
+
+
+def test_a_host_whose_other_messages_are_quick_is_not_the_slow_one(job, exchanging):
+    """Messages of A and B take 15 times as long now and then, those of B and C never: A. If these
+    do as well, B.
+    """
+    a_and_b = stages(job, exchanging, lambda unit: NOW_AND_THEN if unit[0] < 4 else 1.0)
+    assert a_and_b == [(0, 1, 2, 3)]
+    assert stages(job, exchanging, lambda unit: NOW_AND_THEN) == [(4, 5, 6, 7)]
+
+
+@pytest.mark.parametrize(("most", "named"), [(6.0, [(0, 1, 2, 3)]), (1.5, [])])
+def test_a_port_that_is_slow_for_a_part_of_each_iteration(job, exchanging, most, named):
+    """Some messages of each iteration take far longer, in every second one most of them."""
+    often = np.where(np.arange(20) % 2, most, most / 2 + 0.5)
+    assert stages(job, exchanging, lambda unit: often if unit[0] < 4 else 1.0) == named
+
+
+def test_quick_iterations_are_no_quicker_than_by_one_clock(job, exchanging):
+    """Clocks that are off make transfers of host C short until one half of the window."""
+    timeline = job(layout=Layout(dp=8, pp=2), hosts=4).timeline()
+    drifting = np.where(np.arange(20) < 12, 0.2, 1.0)
+    units = [
+        (unit, 10**9, 20.0 * (drifting if set(unit) & HOST_C else np.ones(20))) for unit in UNITS
+    ]
+    seen = exchanging(timeline, units)
+    slow = replace(seen, iteration_ns=seen.iteration_ns * np.where(drifting == 1.0, 1.3, 1.0))
+    by_one_clock = replace(
+        slow,
+        transfers=replace(slow.transfers, shortest_ns=np.full(slow.transfers.sum_ns.shape, 2e7)),
+    )
+    named = [
+        [one.ranks for one in search_flaps(_inquiry(each, DetectorSettings())).findings]
+        for each in (slow, by_one_clock)
+    ]
+    assert named == [[(8, 9, 10, 11)], []]

@@ -279,7 +279,8 @@ def test_clocks_that_make_others_quicker_make_no_link_slow(
     ]
     seen = exchanging(timeline, pairs)
     own_ns, others_ns = (1e6 * one for one in by_one_clock_ms)
-    shortest_ns = np.array([own_ns if 4 in one else others_ns for one, _, _ in pairs])
+    shortest_ns = np.array([[own_ns if 4 in one else others_ns] for one, _, _ in pairs])
+    shortest_ns = np.broadcast_to(shortest_ns, seen.transfers.transfer_ns.shape)
     clocks = replace(seen.alignment, residual_median_ns=1e3, residual_p99_ns=1e3)
     transfers = replace(seen.transfers, shortest_ns=shortest_ns)
     found = judge(replace(seen, alignment=clocks, transfers=transfers), DetectorSettings()).findings

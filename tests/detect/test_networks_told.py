@@ -104,3 +104,76 @@ def test_who_is_only_the_other_end_of_a_slow_host_is_no_second_fault(job):
 
     report = job(layout=Layout(pp=4, dp=4), hosts=4, message_bytes=1 << 20, transfer=slow).report()
     assert [one.ranks for one in report.findings if one.cause is Cause.LINK] == [(4, 5, 6, 7)]
+
+
+def on_rails(job, exchanging, groups, slow):
+    """Return what is found of groups of GPUs on hosts of four, `slow` of which take three times as
+    long: (ranks, owner, whether the finding is about a pair) each.
+    """
+    num_ranks = 1 + max(max(ranks) for ranks in groups)
+    timeline = job(layout=Layout(dp=num_ranks), hosts=4).timeline()
+    for rank, header in timeline.headers.items():
+        timeline.headers[rank] = replace(header, device=replace(header.device, index=rank % 4))
+    units = [(ranks, 10**8, 30.0 if slow(ranks) else 10.0) for ranks in groups]
+    findings = judge(exchanging(timeline, units), DetectorSettings()).findings
+    return [(one.ranks, one.owner, one.is_pair) for one in findings if one.cause is Cause.LINK]
+
+
+def of_gpus_2_and_3(ranks):
+    return ranks[0] % 4 > 1
+
+
+def test_two_gpus_of_each_host_may_share_a_rail(job, exchanging):
+    """Pairs of hosts 0 and 1, and of 2 and 3, and of 0 and 2: all of GPUs 2 and 3 are slow."""
+    pairs = [(one + rank, other + rank) for one, other in ((0, 4), (8, 12), (0, 8))
+             for rank in range(4)]  # fmt: skip
+    rail = (2, 3, 6, 7, 10, 11, 14, 15)
+    assert on_rails(job, exchanging, pairs, of_gpus_2_and_3) == [(rail, Owner.NODE, False)]
+
+
+def test_what_two_gpus_share_between_two_hosts_is_at_either(job, exchanging):
+    pairs = [(rank, rank + 4) for rank in range(4)]
+    assert on_rails(job, exchanging, pairs, of_gpus_2_and_3) == [((2, 3, 6, 7), Owner.NODE, True)]
+
+
+def test_messages_to_another_gpu_of_the_next_host_are_no_rail(job, exchanging):
+    crosswise = [(rank, 4 + (rank + 2) % 4) for rank in range(4)]
+    found_of = on_rails(job, exchanging, crosswise, of_gpus_2_and_3)
+    assert all(len(ranks) == 2 for ranks, _, _ in found_of)
+
+
+def test_a_rail_of_which_one_host_is_in_all_may_be_that_hosts_nic(job, exchanging):
+    """Host 1 exchanges with hosts 0, 2 and 3; or rings go through all four."""
+    rail = (2, 3, 6, 7, 10, 11, 14, 15)
+    star = [(4 + rank, other + rank) for other in (0, 8, 12) for rank in range(4)]
+    rings = [tuple(range(rank, 16, 4)) for rank in range(4)]
+    for groups in (star, rings):
+        found_of = on_rails(job, exchanging, groups, of_gpus_2_and_3)
+        assert (rail, Owner.UNDECIDED, False) in found_of
+        assert not any(owner is Owner.NODE and set(ranks) == set(rail)
+                       for ranks, owner, _ in found_of)  # fmt: skip
+
+
+def test_three_connections_are_enough_to_show_a_hosts_network(job):
+    """Four hosts of two stages each send the whole way: 2 is slow to both of its neighbours."""
+    pairs = [(1, 2, 1.0), (3, 4, 2.0), (5, 6, 2.0)]
+    units = [((one, other), MESSAGE, 50_000_000, ms) for one, other, ms in pairs]
+    assert found(crossing(job, Layout(pp=8), 2, units)) == [((4, 5), Owner.NODE)]
+    alike = [(*one[:3], 1.0 + 0.02 * place) for place, one in enumerate(units)]
+    assert found(crossing(job, Layout(pp=8), 2, alike)) == []
+
+
+@pytest.mark.parametrize(("by_one_clock", "is_named"), [(True, True), (False, False)])
+def test_a_network_that_is_slow_half_of_the_time_is_so_by_one_clock(job, by_one_clock, is_named):
+    """Host 0's messages take 1 and 11 ms by turns; by one clock as well, or 1 ms always."""
+    units = [((rank, rank + 4), MESSAGE, 50_000_000, 1.0) for rank in range(12)]
+    seen = crossing(job, Layout(dp=4, pp=4), 4, units)
+    times = np.array([np.where(np.arange(len(seen.iterations)) % 2, 11.0, 1.0) if rank < 4
+                      else np.ones(len(seen.iterations)) for rank in range(12)])  # fmt: skip
+    old = seen.transfers
+    shortest_ns = old.transfer_ns * (times if by_one_clock else 1.0)
+    slow = replace(
+        old, transfer_ns=old.transfer_ns * times, sum_ns=old.sum_ns * times, shortest_ns=shortest_ns
+    )
+    named = [ranks for ranks, owner in found(replace(seen, transfers=slow)) if owner is Owner.NODE]
+    assert ((0, 1, 2, 3) in named) is is_named
