@@ -28,14 +28,17 @@ def guilty_end(
 ) -> tuple[int, ...]:
     """Return the one end of a pair that is to blame, or both ends where that is not shown.
 
-    An end is to blame if the other end has another connection of the same way that is fine, while
-    its own others are slower, though too little to be suspects, or carry no more. Between hosts it
-    need not have others: all connections of the fine end run through the one port that it has. A
-    ring without equals acquits its members if it carries as much as their ports could not, were one
-    of them as slow: at 76 bytes per ns, with 6 members, beside messages at 10.6.
+    An end is to blame if it alone has another connection that is as slow beside its siblings, or a
+    ring without transfer times that is. So it is if the other end has another connection of the
+    same way that is fine, while its own others are slower, though too little to be suspects, or
+    carry no more. Between hosts it need not have others: all connections of the fine end run
+    through the one port that it has. A ring without equals acquits its members if it carries as
+    much as their ports could not, were one of them as slow: at 76 bytes per ns, with 6 members,
+    beside messages at 10.6.
     Connections that carry a few bytes say nothing (all-reduces of 8 bytes are as quick over a slow
     NIC). `over` is the log residual of each unit, NaN where nothing is comparable.
     """
+    beside = units.beside_siblings(over, ranks)
     least = LINKS.fine_share * worst.course.effect
     tells = np.isfinite(over) & ~units.carry_little
     carries_no_more = units.rates < units.least_of_witness(worst.row)
@@ -48,7 +51,11 @@ def guilty_end(
          if not set(ranks) <= set(units.members[unit]) and (tells[unit] or carries_far_more[unit])]
         for rank in ranks
     ]  # fmt: skip
-    is_slow = [lost_in_rings(units, rank, ranks, worst) > 0 for rank in ranks]
+    shown = (1.0 - LINKS.fine_share) * worst.course.effect
+    is_slow = [
+        lost_in_rings(units, rank, ranks, worst) > 0 or bool((beside[mine] >= shown).any())
+        for rank, mine in zip(ranks, others, strict=True)
+    ]
     if is_slow[0] != is_slow[1]:
         return (ranks[is_slow.index(True)],)
     is_fine = [bool(acquits[mine].any()) for mine in others]

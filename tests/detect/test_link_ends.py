@@ -108,6 +108,28 @@ def test_a_ring_without_equals_acquits_an_end_if_it_carries_far_more():
 
 
 @pytest.mark.parametrize(
+    ("slow_ms", "places", "ends"),
+    [
+        (18.0, (0, 1), (0,)),  # beside 9 ms of its siblings
+        (10.0, (0, 1), (0, 12)),
+        (18.0, (0, 0), (0, 12)),  # no siblings: the equals are on the same hosts as all others
+        (18.0, None, (0, 12)),  # nobody knows who is
+    ],
+)
+def test_a_ring_that_is_slow_beside_those_on_the_same_hosts_tells_the_end(slow_ms, places, ends):
+    """All rings of the other hosts take as long, where they share fewer ports."""
+    firsts = [(first, first + 4, first + 8) for first in (0, 1, 2, 3, 12, 13, 14, 15)]
+    members = ((0, 12), (1, 13), *firsts)
+    times = [9e6, 4.4e6, slow_ms * 1e6, *[9e6] * 3, *[18.5e6] * 4]
+    units = units_of(members, times, [167_772_160] * 2 + [500_000_000] * 8)
+    over = np.log([9 / 4.4, 1.0, *[one / 18e6 for one in times[2:]]])
+    if places is not None:
+        place = np.array([5, 5, *[places[0]] * 4, *[places[1]] * 4])
+        units = replace(units, place=place)
+    assert guilty_end(units, over, (0, 12), suspect(0, 2.0)) == ends
+
+
+@pytest.mark.parametrize(
     ("num_pairs", "slow_ms", "owner"),
     [(8, 4.0, Owner.NODE), (2, 4.0, Owner.NODE), (2, 1.6, Owner.UNDECIDED)],
 )
