@@ -43,7 +43,7 @@ from detect.stats import robust
 from detect.stats.residuals import Usual
 from detect.stats.search import Course, SearchTask, Suspect, interval_of_ratio, search
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import LINKS, NETWORKS, ORDINARY
+from detect.thresholds import LINKS, NETWORKS, ORDINARY, STARVATION
 from megascan.arrays import Flags, Floats, mask_of
 from megascan.errors import listed
 
@@ -423,16 +423,19 @@ def _is_told_twice(link: _SlowLink) -> bool:
     return len(link.ranks) == 1 and is_twice
 
 
-def _is_launched_late(seen: Observations, link: _SlowLink) -> bool:
-    """Return whether the device of one of its ends waits for its host, and a transfer loses no more
-    than late launches take, or is compared with one other connection only.
+def _is_launched_late(
+    seen: Observations, link: _SlowLink, least: float = STARVATION.starved_share
+) -> bool:
+    """Return whether the device of one of its ends waits for its host in the `least` share of its
+    operations, and a transfer loses no more than late launches take, or is compared with one other
+    connection only.
 
     Example: of two pairs of replicas in a job bound by its hosts the pair with the last host takes
     199 us, the other one 79.
     """
     rows = seen.members.rows_with(rank for ranks in link.units for rank in ranks)
     lost_ns = link.actual_ns - link.normal_ns if link.num_peers > 1 else 0.0
-    return launches_explain(seen, rows, lost_ns)
+    return launches_explain(seen, rows, lost_ns, least)
 
 
 def _share_as_long(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> float:
@@ -481,7 +484,29 @@ def _are_parallel(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -
     """
     hosts = _hosts_of(seen, link)
     alike = [one for one in links if len(one.ranks) == 2 and _hosts_of(seen, one) == hosts]
-    return len(link.ranks) == len(hosts) == 2 and len(alike) > 1
+    are_several = len(link.ranks) == len(hosts) == 2 and len(alike) > 1
+    return are_several and not _share_a_nic(seen, link, alike)
+
+
+def _share_a_nic(seen: Observations, link: _SlowLink, alike: list[_SlowLink]) -> bool:
+    """Return whether the slow pairs between two hosts are those of neighbours, which share one NIC
+    at each, while at least twice as many others between these hosts are fine.
+
+    Example: of eight pairs between two hosts (6, 14) and (7, 15) take four times as long.
+    """
+    transfers, nic_size = seen.transfers, LINKS.devices_of_a_nic
+    assert transfers is not None
+    devices = [[seen.members.device_of(rank)[1] for rank in one.ranks] for one in alike]
+    nics = {tuple(device // nic_size for device in sorted(own)) for own in devices}
+    hosts, kind = _hosts_of(seen, link), transfers.kinds.index(link.kind)
+    num_between = sum(
+        len(ranks) == 2 and {seen.members.device_of(rank)[0] for rank in ranks} == hosts
+        for ranks, own in zip(transfers.members, transfers.kind.tolist(), strict=True)
+        if own == kind
+    )
+    is_known = min(min(own) for own in devices) >= 0
+    num_fine = num_between - len(alike)
+    return is_known and len(nics) == 1 and num_fine >= 2 * len(alike) and len(alike) <= nic_size
 
 
 def _hosts_of(seen: Observations, link: _SlowLink) -> set[str]:
@@ -628,7 +653,8 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
     if not _is_told_twice(link) or finding.step_time_cost_ratio < ORDINARY.small_gain_ratio:
         finding = undecided_if_little(finding, is_few=is_few)
     is_cheap = finding.step_time_cost_ratio < ORDINARY.worthwhile_ratio
-    if link.is_deduced and is_cheap and finding.owner is Owner.NODE:
+    is_late = is_cheap and _is_launched_late(seen, link, STARVATION.fed_share)
+    if (link.is_deduced or is_late) and is_cheap and finding.owner is Owner.NODE:
         finding = undecided(finding, NO_GAIN)
     if 0 <= link.size_bytes < NETWORKS.min_bytes:
         is_short = link.actual_ns - link.normal_ns < LINKS.late_launch_ns
@@ -651,7 +677,16 @@ def _undecided_beside_heavier(
     if finding.owner is not Owner.NODE or cost >= ORDINARY.worthwhile_ratio:
         return finding
     own = rows_of_findings(seen.members, [finding])
-    heavier = [one for one in others if one.step_time_cost_ratio > cost]
+    hosts = {seen.members.device_of(rank)[0] for rank in finding.ranks}
+    heavier = [
+        one
+        for one in others
+        if one.step_time_cost_ratio > cost
+        # what shares a NIC with it hides it
+        and not (
+            len(hosts) == 2 and hosts == {seen.members.device_of(rank)[0] for rank in one.ranks}
+        )
+    ]
     accused = (slow | rows_of_findings(seen.members, heavier)) & ~own
     if not np.isin(replica[accused], replica[own]).any():
         return finding

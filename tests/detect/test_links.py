@@ -78,6 +78,25 @@ def test_several_slow_pairs_between_two_hosts_share_what_is_slow(job, pairs, own
     assert len(shared) == (2 if owner is Owner.UNDECIDED else 0)
 
 
+@pytest.mark.parametrize(
+    ("slow", "owner"),
+    [
+        ((6, 7), Owner.NODE),  # one NIC
+        ((5, 6), Owner.UNDECIDED),  # two
+        ((4, 5, 6, 7), Owner.UNDECIDED),
+    ],
+)
+def test_slow_pairs_of_two_neighbours_share_their_nic(job, exchanging, slow, owner):
+    """Of eight pairs between two hosts with 8 devices each."""
+    timeline = job(layout=Layout(tp=8, dp=2), hosts=8, iterations=12).timeline()
+    pairs = [((rank, rank + 8), 10**9, 40.0 if rank in slow else 10.0) for rank in range(8)]
+    found = judge(exchanging(timeline, pairs), DetectorSettings()).findings
+    links = [one for one in found if one.cause is Cause.LINK]
+    assert sorted(one.ranks for one in links) == [(rank, rank + 8) for rank in slow]
+    assert {one.owner for one in links} == {owner}
+    assert {IN_DOUBT_BETWEEN in one.evidence for one in links} == {owner is Owner.UNDECIDED}
+
+
 def test_a_rank_at_the_end_of_a_slow_link_is_no_second_fault(job):
     """Rank 5's network is slow; its partner in a slow message leaves it late as well."""
 
@@ -603,8 +622,13 @@ def test_who_leaves_late_behind_a_slow_link_of_its_pipeline(job, rank, cost, is_
 
 @pytest.mark.parametrize(
     ("slow_ms", "starved", "owner"),
-    [(0.15, 0.8, Owner.UNDECIDED), (0.15, 0.05, Owner.NODE), (1.5, 0.8, Owner.NODE)],
-    ids=["late launches", "fed", "far slower"],
+    [
+        (0.15, 0.8, Owner.UNDECIDED),
+        (0.15, 0.6, Owner.UNDECIDED),  # it costs nothing
+        (0.15, 0.05, Owner.NODE),
+        (1.5, 0.8, Owner.NODE),
+    ],
+    ids=["late launches", "half of them late", "fed", "far slower"],
 )
 def test_what_late_launches_explain_is_no_links_fault(job, exchanging, slow_ms, starved, owner):
     """80 us more a message, to a device that waits for its host."""
