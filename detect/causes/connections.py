@@ -165,10 +165,10 @@ def units_of(transfers: Transfers, members: Members) -> Units:
         for number, ranks in enumerate(names)
     ]
     way = np.unique(ways, return_inverse=True)[1].reshape(-1)
-    places = [" ".join(sorted(hosts.get(rank) or "" for rank in ranks)) for ranks in names]
-    place = np.unique(places, return_inverse=True)[1].reshape(-1)
+    on_hosts = [" ".join(sorted(hosts.get(rank) or "" for rank in ranks)) for ranks in names]
+    number = np.unique(on_hosts, return_inverse=True)[1].reshape(-1)
     return Units(
-        members=tuple(names), unit=unit, transfers=transfers, crosses=crosses, way=way, place=place
+        members=tuple(names), unit=unit, transfers=transfers, crosses=crosses, way=way, place=number
     )
 
 
