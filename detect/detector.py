@@ -267,6 +267,18 @@ CAUSES: tuple[CauseSpec, ...] = (
     everywhere.UNEVEN,
 )
 
+WITHOUT_WORK = (
+    links.LINK,
+    NETWORK,
+    FLAPPING_NETWORK,
+    everywhere.CHANGED_LINKS,
+    nvlinks.PACE_OF_PCIE,
+    nvlinks.UNMATCHED,
+    CORRUPTION,
+    unexplained.AWAITED,
+)
+"""What is asked where no rank's computing can be compared: transfers still can."""
+
 POWER_WORDS = {spec.cause: spec.power_words for spec in CAUSES if spec.power_words}
 """What would have been found, by cause."""
 QUANTITIES = {spec.cause: spec.quantity for spec in CAUSES if spec.quantity}
@@ -371,12 +383,8 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
     seen = steady(one_row_a_worker(observations), settings)
     if num_judgeable(seen, settings) < WINDOW.min_iterations:
         return _report_on_few(seen, settings, len(observations.iterations))
-    if not _is_comparable(seen):
-        inquiry = _inquiry(seen, settings)
-        wrong, awaited = CORRUPTION.search(inquiry), unexplained.AWAITED.search(inquiry)
-        found = (*wrong.findings, *awaited.findings)
-        return _report(seen, settings, window=observations, findings=found, notes=wrong.notes)
-    answers = _answers(seen, settings)
+    causes = CAUSES if _is_comparable(seen) else WITHOUT_WORK
+    answers = _answers(seen, settings, causes)
     notes = [note for _, answer in answers for note in answer.notes]
     if seen.alignment is not None and seen.alignment.num_components > 1:
         notes.append(
@@ -491,11 +499,15 @@ def _is_comparable(seen: Observations) -> bool:
     return any(bool(np.isfinite(one).any()) for one in (*known, *seen.lost_ns.values()))
 
 
-def _answers(seen: Observations, settings: DetectorSettings) -> list[tuple[Cause, Answer]]:
-    """Ask every cause, and tell it which rows earlier causes found slow, and which they named."""
+def _answers(
+    seen: Observations, settings: DetectorSettings, causes: tuple[CauseSpec, ...]
+) -> list[tuple[Cause, Answer]]:
+    """Ask every one of some causes, and tell it which rows earlier causes found slow, and which
+    they named.
+    """
     inquiry = _inquiry(seen, settings)
     answers = []
-    for spec in CAUSES:
+    for spec in causes:
         answer = spec.search(inquiry)
         answers.append((spec.cause, answer))
         if answer.slow is not None:

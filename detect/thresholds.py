@@ -1529,6 +1529,9 @@ class _Links:
         "the same of a connection inside a host that has one equal only, which may be the quick "
         "one: a lane or a port that fell to half its speed",
     )  # fmt: skip
+    devices_of_a_nic: int = limit(
+        2, "devices", Origin.PHYSICS, "that share a NIC where a host has fewer NICs than GPUs"
+    )
     late_launch_ns: float = limit(
         100_000.0, "ns a transfer", Origin.PHYSICS,
         "lost where an end's device waits for its host: some launches of ten microseconds each",

@@ -1,8 +1,9 @@
 """Find which member of a slow pair or group is to blame, where more than the group tells.
 
-Two things do. Its other connections: who is in several slow groups, or whose partner has others
-that are fine. And its rings without transfer times, beside equal ones. Passes do not: those of the
-TP group of one member may be longer for its data, or its devices.
+Three things do. Its other connections: who is in several slow groups, or whose partner has others
+that are fine. Its rings without transfer times, beside equal ones. And, inside a host, passes in
+which the TP group of just one member exchanges unseen, if they are longer than its peers': what
+slows both is the member that both share. Between hosts they tell nothing: a NIC carries no TP.
 
 Example: the TP group of ranks 0 to 3 and the ring of 1, 5, 9 and 13 take three times as long as
 their equals: rank 1.
@@ -10,9 +11,13 @@ their equals: rank 1.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from detect.causes.connections import Units
+from detect.observe.observations import Observations
+from detect.report import Cause, Finding, Owner
 from detect.stats.search import Suspect
 from detect.thresholds import LINKS, NETWORKS
 from megascan.arrays import Flags, Floats
@@ -23,14 +28,17 @@ def guilty_end(
 ) -> tuple[int, ...]:
     """Return the one end of a pair that is to blame, or both ends where that is not shown.
 
-    An end is to blame if the other end has another connection of the same way that is fine, while
-    its own others are slower, though too little to be suspects, or carry no more. Between hosts it
-    need not have others: all connections of the fine end run through the one port that it has. A
-    ring without equals acquits its members if it carries as much as their ports could not, were one
-    of them as slow: at 76 bytes per ns, with 6 members, beside messages at 10.6.
+    An end is to blame if it alone has another connection that is as slow beside its siblings, or a
+    ring without transfer times that is. So it is if the other end has another connection of the
+    same way that is fine, while its own others are slower, though too little to be suspects, or
+    carry no more. Between hosts it need not have others: all connections of the fine end run
+    through the one port that it has. A ring without equals acquits its members if it carries as
+    much as their ports could not, were one of them as slow: at 76 bytes per ns, with 6 members,
+    beside messages at 10.6.
     Connections that carry a few bytes say nothing (all-reduces of 8 bytes are as quick over a slow
     NIC). `over` is the log residual of each unit, NaN where nothing is comparable.
     """
+    beside = units.beside_siblings(over, ranks)
     least = LINKS.fine_share * worst.course.effect
     tells = np.isfinite(over) & ~units.carry_little
     carries_no_more = units.rates < units.least_of_witness(worst.row)
@@ -43,7 +51,11 @@ def guilty_end(
          if not set(ranks) <= set(units.members[unit]) and (tells[unit] or carries_far_more[unit])]
         for rank in ranks
     ]  # fmt: skip
-    is_slow = [lost_in_rings(units, rank, ranks, worst) > 0 for rank in ranks]
+    shown = (1.0 - LINKS.fine_share) * worst.course.effect
+    is_slow = [
+        lost_in_rings(units, rank, ranks, worst) > 0 or bool((beside[mine] >= shown).any())
+        for rank, mine in zip(ranks, others, strict=True)
+    ]
     if is_slow[0] != is_slow[1]:
         return (ranks[is_slow.index(True)],)
     is_fine = [bool(acquits[mine].any()) for mine in others]
@@ -79,6 +91,37 @@ def lost_in_rings(units: Units, rank: int, pair: tuple[int, ...], worst: Suspect
             lost_ns += own.shortest_ns - usual_ns
     least = (1.0 - LINKS.fine_share) * worst.course.effect
     return lost_ns if over and float(np.median(over)) >= least else 0.0
+
+
+def waiting_mates(seen: Observations, found: Collection[Finding]) -> tuple[tuple[int, ...], ...]:
+    """Return the groups whose ranks exchange unseen inside their passes, and have all longer ones
+    than their peers, as an earlier search found, which could not say of whom.
+    """
+    workers = {ranks for ranks in seen.members.workers if len(ranks) > 1}
+    return tuple(
+        one.ranks
+        for one in found
+        if one.ranks in workers
+        and one.cause in (Cause.COMPUTE, Cause.UNKNOWN)
+        and one.owner is Owner.UNDECIDED
+        and seen.members.are_inside_a_host(one.ranks)
+    )
+
+
+def met_by_mates(
+    ranks: tuple[int, ...], groups: Collection[tuple[int, ...]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the only one of some slow `ranks` that is in one of the `groups` of `waiting_mates`,
+    and its group; nothing where none is, or several are.
+
+    Example: reductions of ranks 9, 11, 13 and 15 take 7.9 times as long as others inside their
+    host, and the passes of the TP pair (12, 13) 1.38 times: rank 13.
+    """
+    met = [(rank, group) for group in groups for rank in ranks if rank in group]
+    if len(met) != 1 or len(ranks) < 2:
+        return (), ()
+    rank, group = met[0]
+    return (rank,), group
 
 
 def where_groups_meet(units: Units, fine: Flags, slow: list[Suspect]) -> tuple[int, ...]:

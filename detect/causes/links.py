@@ -30,14 +30,20 @@ from detect.causes.finding import (
 )
 from detect.causes.hits import FEW
 from detect.causes.launching import IN_DOUBT_LAUNCH, launches_explain
-from detect.causes.link_ends import guilty_end, lost_in_rings, where_groups_meet
+from detect.causes.link_ends import (
+    guilty_end,
+    lost_in_rings,
+    met_by_mates,
+    waiting_mates,
+    where_groups_meet,
+)
 from detect.observe.observations import Observations
 from detect.report import Cause, ClockAgreement, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import Usual
 from detect.stats.search import Course, SearchTask, Suspect, interval_of_ratio, search
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import LINKS, NETWORKS, ORDINARY
+from detect.thresholds import LINKS, NETWORKS, ORDINARY, STARVATION
 from megascan.arrays import Flags, Floats, mask_of
 from megascan.errors import listed
 
@@ -71,6 +77,10 @@ IN_DOUBT_SHARED = (
     "equal connections that are not slow for good take as long in {share:.0%} of their transfers: "
     "those that share a NIC find it free or taken, and one of them may always come second"
 )
+BY_MATES = (
+    "of the ranks {unit} it alone is one of {mates} too, whose passes all take longer: they "
+    "exchange in them, unrecorded"
+)
 BY_ONE_CLOCK = "; the span of whoever came last to it is longer by as much, by one clock"
 IN_DOUBT_NOW_AND_THEN = (
     "it comes and goes and costs the step nothing: messages that share a NIC find it free or "
@@ -102,6 +112,8 @@ class _SlowLink:
     groups meet, or are a pair inside a host."""
     rings_ns: float = 0.0
     """What collectives that have no transfer time lose besides in an iteration."""
+    mates: tuple[int, ...] = ()
+    """The group of the only rank named, where longer passes of that group told which it is."""
 
 
 def _search_connections(inquiry: Inquiry) -> Answer:
@@ -132,7 +144,8 @@ def _search_connections(inquiry: Inquiry) -> Answer:
     result = search(task, settings)
     step_ns = float(np.median(seen.iteration_ns))
     least_ns = LINKS.cpu_min_step_share * step_ns if is_cpu else 0.0
-    slow = _links_at_fault(seen, units, compared, result.suspects)
+    mates = waiting_mates(seen, inquiry.found)
+    slow = _links_at_fault(seen, units, compared, result.suspects, mates)
     heavy = [one for one in slow if float(np.mean(one.excess_ns)) >= least_ns]
     effect = inquiry.detectable_effect(result.noise)
     findings = [_finding(seen, one, _doubt(seen, one, heavy)) for one in heavy]
@@ -141,7 +154,9 @@ def _search_connections(inquiry: Inquiry) -> Answer:
             _undecided_beside_heavier(seen, one, findings, inquiry.slow) for one in findings
         ),
         explains=lambda finding: any(
-            _is_at_its_end(finding, link) or _waits_behind(seen, finding, one)
+            _is_at_its_end(finding, link)
+            or _waits_behind(seen, finding, one)
+            or (link.mates == finding.ranks and finding.owner is Owner.UNDECIDED)
             for link, one in zip(heavy, findings, strict=True)
         ),
         least_slowdown=max(settings.min_link_slowdown, float(np.exp(effect))),
@@ -150,9 +165,14 @@ def _search_connections(inquiry: Inquiry) -> Answer:
 
 
 def _links_at_fault(
-    seen: Observations, units: Units, compared: Flags, suspects: tuple[Suspect, ...]
+    seen: Observations,
+    units: Units,
+    compared: Flags,
+    suspects: tuple[Suspect, ...],
+    mates: tuple[tuple[int, ...], ...] = (),
 ) -> list[_SlowLink]:
-    """Return the connections that make the suspected units slow, the worst unit's first.
+    """Return the connections that make the suspected units slow, the worst unit's first. `mates`
+    are groups whose ranks all have longer passes, in which they exchange unseen.
 
     Of two groups that lose the same, one of which waits for the other, neither tells which end of
     another connection is slow, unless one of the two alone has a member in what else is slow.
@@ -160,6 +180,8 @@ def _links_at_fault(
     than an equal one, of unknown size, and nobody knows which ring waits.
     """
     left = [one for one in suspects if _exceeds_clock_errors(seen, units, one)]
+    # what loses too little to be named tells where a slow group meets it, by one clock
+    beside = [one for one in suspects if one not in left and _is_long_by_one_clock(units, one)]
     waiting = [(one, other) for one in left for other in left if _waits_for(units, one, other)]
     left = [one for one in left if not any(one is waits for waits, _ in waiting)]
     slow = mask_of([one.row for one in suspects], len(units.members))
@@ -167,34 +189,66 @@ def _links_at_fault(
     unsettled = [pair for pair in waiting if not _is_settled(units, suspects, waiting, *pair)]
     tell_nothing = mask_of([one.row for pair in unsettled for one in pair], len(over))
     over[tell_nothing] = np.nan
+    known = np.where(compared, over, np.nan)
     found = []
     while left:
         worst = left[0]
         fine = compared & ~slow & (over < LINKS.fine_share * worst.course.effect)
         whole_host = _whole_host(seen, units, compared, left)
-        rings_ns, is_met = 0.0, False
-        ranks = whole_host or units.members[worst.row]
+        blamed = _Blamed(whole_host or units.members[worst.row])
         if not whole_host and not tell_nothing[worst.row]:
             telling = [one for one in left if not tell_nothing[one.row]]
-            ranks = _shared_ranks(units, compared & ~tell_nothing, telling)
-            met = where_groups_meet(units, fine, telling) if len(ranks) > 1 else ()
-            ranks, is_met = met or ranks, bool(met)
-            if len(ranks) == 2 and set(seen.members.recorded).issuperset(ranks):
-                beside = np.where(compared, over, np.nan)
-                pair, ranks = ranks, guilty_end(units, beside, ranks, worst)
-                rings_ns = lost_in_rings(units, ranks[0], pair, worst) if len(ranks) == 1 else 0.0
+            blamed = _blamed(seen, units, fine, known, slow=telling, beside=beside, mates=mates)
         explained = [
             one
             for one in left
-            if set(units.members[one.row]).issuperset(ranks)
+            if set(units.members[one.row]).issuperset(blamed.ranks)
             or set(units.members[one.row]).issubset(whole_host)
         ]
-        is_isolated = _is_isolated(seen, units, fine, ranks, worst.row)
-        is_inside = not is_isolated and _is_inside(seen, units, fine, ranks, worst)
-        link = _link(units, ranks, explained, compared, is_isolated=is_isolated or is_inside)
-        found.append(replace(link, rings_ns=rings_ns, is_deduced=is_met or is_inside))
+        is_isolated = _is_isolated(seen, units, fine, blamed.ranks, worst.row)
+        is_inside = not is_isolated and _is_inside(seen, units, fine, blamed.ranks, worst)
+        link = _link(units, blamed, explained, compared, is_isolated=is_isolated or is_inside)
+        found.append(replace(link, is_deduced=blamed.is_met or is_inside))
         left = [one for one in left if one not in explained]
     return found
+
+
+@dataclass(frozen=True)
+class _Blamed:
+    """The ranks whose connection is slow, as far as is known."""
+
+    ranks: tuple[int, ...]
+    is_met: bool = False
+    """Whether they are where slow groups meet."""
+    rings_ns: float = 0.0
+    """As `_SlowLink.rings_ns`."""
+    mates: tuple[int, ...] = ()
+    """As `_SlowLink.mates`."""
+
+
+def _blamed(
+    seen: Observations,
+    units: Units,
+    fine: Flags,
+    over: Floats,
+    *,
+    slow: list[Suspect],
+    beside: list[Suspect],
+    mates: tuple[tuple[int, ...], ...],
+) -> _Blamed:
+    """Return what the `slow` units, the worst first, have in common, or less of it where what is
+    slow `beside` them, longer passes of `mates`, or the other connections of a pair's ends tell.
+    """
+    ranks = _shared_ranks(units, np.isfinite(over), slow)
+    met = where_groups_meet(units, fine, slow + beside) if len(ranks) > 1 else ()
+    group: tuple[int, ...] = ()
+    if not met and seen.members.are_inside_a_host(ranks):
+        met, group = met_by_mates(ranks, mates)
+    if met or len(ranks) != 2 or not set(seen.members.recorded).issuperset(ranks):
+        return _Blamed(met or ranks, is_met=bool(met), mates=group)
+    ends = guilty_end(units, over, ranks, slow[0])
+    rings_ns = lost_in_rings(units, ends[0], ranks, slow[0]) if len(ends) == 1 else 0.0
+    return _Blamed(ends, rings_ns=rings_ns)
 
 
 def _whole_host(
@@ -277,7 +331,7 @@ def _exceeds_clock_errors(seen: Observations, units: Units, suspect: Suspect) ->
     lost_ns = float(units.transfers.total_ns[row_of(units, suspect)]) * (1.0 - normal / actual)
     if lost_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns)):
         return False
-    return _longer_by_one_clock(units, suspect) >= 0.5 * (actual - normal)
+    return _is_long_by_one_clock(units, suspect)
 
 
 def _are_others_quicker(units: Units, suspect: Suspect) -> bool:
@@ -316,6 +370,12 @@ def _longer_by_one_clock(units: Units, suspect: Suspect) -> float:
         return -np.inf
     typical_ns = robust.median(transfers.shortest_ns[:, suspect.course.active], axis=1)
     return float(typical_ns[row] - robust.median(typical_ns[alike]))
+
+
+def _is_long_by_one_clock(units: Units, suspect: Suspect) -> bool:
+    """Return whether a suspect's shortest member spans show half of what it loses, and more."""
+    actual, normal = typical_times(units, suspect)
+    return actual > 0.0 and _longer_by_one_clock(units, suspect) >= 0.5 * (actual - normal)
 
 
 def _is_at_its_end(finding: Finding, link: _SlowLink) -> bool:
@@ -358,21 +418,25 @@ def _is_told_twice(link: _SlowLink) -> bool:
     port or a switch, or in a few iterations by chance, the others do not.
 
     Example: rank 1 in its TP pair and in its DP pair, which share no other member; or in a pair,
-    and in a ring without transfer times.
+    and in a ring without transfer times, or in passes in which its TP pair exchanges unseen.
     """
-    return len(link.ranks) == 1 and (len(link.units) > 1 or link.rings_ns > 0)
+    is_twice = len(link.units) > 1 or link.rings_ns > 0 or bool(link.mates)
+    return len(link.ranks) == 1 and is_twice
 
 
-def _is_launched_late(seen: Observations, link: _SlowLink) -> bool:
-    """Return whether the device of one of its ends waits for its host, and a transfer loses no more
-    than late launches take, or is compared with one other connection only.
+def _is_launched_late(
+    seen: Observations, link: _SlowLink, least: float = STARVATION.starved_share
+) -> bool:
+    """Return whether the device of one of its ends waits for its host in the `least` share of its
+    operations, and a transfer loses no more than late launches take, or is compared with one other
+    connection only.
 
     Example: of two pairs of replicas in a job bound by its hosts the pair with the last host takes
     199 us, the other one 79.
     """
     rows = seen.members.rows_with(rank for ranks in link.units for rank in ranks)
     lost_ns = link.actual_ns - link.normal_ns if link.num_peers > 1 else 0.0
-    return launches_explain(seen, rows, lost_ns)
+    return launches_explain(seen, rows, lost_ns, least)
 
 
 def _share_as_long(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> float:
@@ -421,7 +485,29 @@ def _are_parallel(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -
     """
     hosts = _hosts_of(seen, link)
     alike = [one for one in links if len(one.ranks) == 2 and _hosts_of(seen, one) == hosts]
-    return len(link.ranks) == len(hosts) == 2 and len(alike) > 1
+    are_several = len(link.ranks) == len(hosts) == 2 and len(alike) > 1
+    return are_several and not _share_a_nic(seen, link, alike)
+
+
+def _share_a_nic(seen: Observations, link: _SlowLink, alike: list[_SlowLink]) -> bool:
+    """Return whether the slow pairs between two hosts are those of neighbours, which share one NIC
+    at each, while at least twice as many others between these hosts are fine.
+
+    Example: of eight pairs between two hosts (6, 14) and (7, 15) take four times as long.
+    """
+    transfers, nic_size = seen.transfers, LINKS.devices_of_a_nic
+    assert transfers is not None
+    devices = [[seen.members.device_of(rank)[1] for rank in one.ranks] for one in alike]
+    nics = {tuple(device // nic_size for device in sorted(own)) for own in devices}
+    hosts, kind = _hosts_of(seen, link), transfers.kinds.index(link.kind)
+    num_between = sum(
+        len(ranks) == 2 and {seen.members.device_of(rank)[0] for rank in ranks} == hosts
+        for ranks, own in zip(transfers.members, transfers.kind.tolist(), strict=True)
+        if own == kind
+    )
+    is_known = min(min(own) for own in devices) >= 0
+    num_fine = num_between - len(alike)
+    return is_known and len(nics) == 1 and num_fine >= 2 * len(alike) and len(alike) <= nic_size
 
 
 def _hosts_of(seen: Observations, link: _SlowLink) -> set[str]:
@@ -503,7 +589,7 @@ def _num_slow_of(units: Units, compared: Flags, slow_units: set[int], rank: int,
 
 def _link(
     units: Units,
-    ranks: tuple[int, ...],
+    blamed: _Blamed,
     explained: list[Suspect],
     compared: Flags,
     *,
@@ -520,7 +606,7 @@ def _link(
     row = row_of(units, best)
     peers = set(units.unit[transfers.kind == transfers.kind[row]].tolist()).difference(slow)
     return _SlowLink(
-        ranks=ranks,
+        ranks=blamed.ranks,
         course=best.course,
         q_value=best.q_value,
         units=tuple(units.members[one.row] for one in explained),
@@ -531,6 +617,8 @@ def _link(
         actual_ns=actual,
         excess_ns=np.where(best.course.active, max(lost_ns.values(), default=0.0), 0.0),
         is_isolated=is_isolated,
+        rings_ns=blamed.rings_ns,
+        mates=blamed.mates,
     )
 
 
@@ -563,9 +651,11 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
     )
     num_iterations = len(link.course.active)
     is_few = num_iterations < ORDINARY.few_iterations and not _is_told_twice(link)
-    finding = undecided_if_little(finding, is_few=is_few)
+    if not _is_told_twice(link) or finding.step_time_cost_ratio < ORDINARY.small_gain_ratio:
+        finding = undecided_if_little(finding, is_few=is_few)
     is_cheap = finding.step_time_cost_ratio < ORDINARY.worthwhile_ratio
-    if link.is_deduced and is_cheap and finding.owner is Owner.NODE:
+    is_late = is_cheap and _is_launched_late(seen, link, STARVATION.fed_share)
+    if (link.is_deduced or is_late) and is_cheap and finding.owner is Owner.NODE:
         finding = undecided(finding, NO_GAIN)
     if 0 <= link.size_bytes < NETWORKS.min_bytes:
         is_short = link.actual_ns - link.normal_ns < LINKS.late_launch_ns
@@ -588,7 +678,16 @@ def _undecided_beside_heavier(
     if finding.owner is not Owner.NODE or cost >= ORDINARY.worthwhile_ratio:
         return finding
     own = rows_of_findings(seen.members, [finding])
-    heavier = [one for one in others if one.step_time_cost_ratio > cost]
+    hosts = {seen.members.device_of(rank)[0] for rank in finding.ranks}
+    heavier = [
+        one
+        for one in others
+        if one.step_time_cost_ratio > cost
+        # what shares a NIC with it hides it
+        and not (
+            len(hosts) == 2 and hosts == {seen.members.device_of(rank)[0] for rank in one.ranks}
+        )
+    ]
     accused = (slow | rows_of_findings(seen.members, heavier)) & ~own
     if not np.isin(replica[accused], replica[own]).any():
         return finding
@@ -615,6 +714,8 @@ def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
         "from the last member's arrival",
         f"slower in {link.course.share:.0%} of these iterations",
     ]
+    if link.mates:
+        sentences.append(BY_MATES.format(unit=listed(link.units[0]), mates=listed(link.mates)))
     if len(link.units) > 1:
         groups = listed(f"{{{listed(ranks)}}}" for ranks in link.units)
         shared = set.intersection(*map(set, link.units))

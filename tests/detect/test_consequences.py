@@ -100,6 +100,24 @@ def test_members_that_wait_for_their_slow_link_are_no_slow_devices(finding):
         assert folded([other, link])[0].cause == Cause.COMPUTE
 
 
+@pytest.mark.parametrize(
+    ("link_ratio", "cost", "cause"),
+    [(7.0, 1.027, Cause.LINK), (1.1, 1.027, Cause.HOST), (7.0, 1.2, Cause.HOST)],
+    ids=["seven times", "as little", "a host that costs more"],
+)
+def test_a_host_that_launches_on_what_its_devices_send_is_held_up(finding, link_ratio, cost, cause):
+    """Messages inside the host take 13 % of the step too long."""
+    inside = tuple(range(8))
+    link = replace(
+        finding, ranks=inside, owner=Owner.UNDECIDED, host="n0", slowdown=link_ratio,
+        step_time_cost_ratio=1.13,
+    )  # fmt: skip
+    host = replace(link, cause=Cause.HOST, owner=Owner.NODE, slowdown=1.08,
+                   step_time_cost_ratio=cost)  # fmt: skip
+    [only] = folded([host, link])
+    assert only.cause is cause
+
+
 def test_messages_behind_a_slow_network_suffer_with_it(finding):
     network = replace(finding, ranks=(0, 1, 2, 3), host="n0", step_time_cost_ratio=1.2)
     behind = replace(finding, ranks=(4, 8), host="n1, n2", step_time_cost_ratio=1.01)

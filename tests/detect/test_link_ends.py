@@ -9,7 +9,7 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.connections import Units
-from detect.causes.link_ends import guilty_end, lost_in_rings, where_groups_meet
+from detect.causes.link_ends import guilty_end, lost_in_rings, met_by_mates, where_groups_meet
 from detect.detector import judge
 from detect.observe.observations import Transfers, UntimedIn
 from detect.stats.search import Course, Suspect
@@ -108,6 +108,28 @@ def test_a_ring_without_equals_acquits_an_end_if_it_carries_far_more():
 
 
 @pytest.mark.parametrize(
+    ("slow_ms", "places", "ends"),
+    [
+        (18.0, (0, 1), (0,)),  # beside 9 ms of its siblings
+        (10.0, (0, 1), (0, 12)),
+        (18.0, (0, 0), (0, 12)),  # no siblings: the equals are on the same hosts as all others
+        (18.0, None, (0, 12)),  # nobody knows who is
+    ],
+)
+def test_a_ring_that_is_slow_beside_those_on_the_same_hosts_tells_the_end(slow_ms, places, ends):
+    """All rings of the other hosts take as long, where they share fewer ports."""
+    firsts = [(first, first + 4, first + 8) for first in (0, 1, 2, 3, 12, 13, 14, 15)]
+    members = ((0, 12), (1, 13), *firsts)
+    times = [9e6, 4.4e6, slow_ms * 1e6, *[9e6] * 3, *[18.5e6] * 4]
+    units = units_of(members, times, [167_772_160] * 2 + [500_000_000] * 8)
+    over = np.log([9 / 4.4, 1.0, *[one / 18e6 for one in times[2:]]])
+    if places is not None:
+        place = np.array([5, 5, *[places[0]] * 4, *[places[1]] * 4])
+        units = replace(units, place=place)
+    assert guilty_end(units, over, (0, 12), suspect(0, 2.0)) == ends
+
+
+@pytest.mark.parametrize(
     ("num_pairs", "slow_ms", "owner"),
     [(8, 4.0, Owner.NODE), (2, 4.0, Owner.NODE), (2, 1.6, Owner.UNDECIDED)],
 )
@@ -120,3 +142,46 @@ def test_a_pair_inside_a_host_names_that_host(job, exchanging, num_pairs, slow_m
     ]
     found = judge(exchanging(timeline, pairs), DetectorSettings()).findings
     assert [(one.ranks, one.owner) for one in found if one.cause is Cause.LINK] == [((2, 3), owner)]
+
+
+RINGS_OF_TWO_HOSTS = tuple(tuple(range(first, first + 8, 2)) for first in (0, 1, 8, 9))
+
+
+@pytest.mark.parametrize(
+    ("longer", "named", "left"),
+    [
+        ((4, 5), (5,), []),  # of ring and passes together it is the only rank
+        ((), (1, 3, 5, 7), []),
+        ((4, 5, 6, 7), (1, 3, 5, 7), [(4, 5), (6, 7)]),  # two of the ring
+        ((12, 13), (1, 3, 5, 7), [(12, 13)]),  # none of it
+    ],
+)
+def test_passes_in_which_mates_exchange_unseen_tell_the_rank_of_a_slow_ring(
+    job, exchanging, longer, named, left
+):
+    """The ring of ranks 1, 3, 5 and 7 takes five times as long, and passes of some TP pairs 1.4."""
+
+    def work(slot):
+        return 1.4 if slot.name != "optimizer" and slot.rank in longer else 1.0
+
+    timeline = job(layout=Layout(tp=2, dp=8), hosts=8, work=work).timeline()
+    rings = [(ring, 10**9, 20.0 if ring[0] == 1 else 4.0) for ring in RINGS_OF_TWO_HOSTS]
+    seen = replace(exchanging(timeline, rings), splits_tensor_groups=False)
+    found = judge(seen, DetectorSettings()).findings
+    (link,) = [one for one in found if one.cause is Cause.LINK]
+    assert link.ranks == named
+    assert link.owner is (Owner.NODE if len(named) == 1 else Owner.UNDECIDED)
+    assert sorted(one.ranks for one in found if one is not link) == left
+
+
+@pytest.mark.parametrize(
+    ("groups", "met"),
+    [
+        (((12, 13),), ((13,), (12, 13))),
+        (((12, 13), (14, 15)), ((), ())),
+        (((2, 3),), ((), ())),
+        ((), ((), ())),
+    ],
+)
+def test_one_member_alone_is_met_by_mates(groups, met):
+    assert met_by_mates((9, 11, 13, 15), groups) == met

@@ -78,6 +78,25 @@ def test_several_slow_pairs_between_two_hosts_share_what_is_slow(job, pairs, own
     assert len(shared) == (2 if owner is Owner.UNDECIDED else 0)
 
 
+@pytest.mark.parametrize(
+    ("slow", "owner"),
+    [
+        ((6, 7), Owner.NODE),  # one NIC
+        ((5, 6), Owner.UNDECIDED),  # two
+        ((4, 5, 6, 7), Owner.UNDECIDED),
+    ],
+)
+def test_slow_pairs_of_two_neighbours_share_their_nic(job, exchanging, slow, owner):
+    """Of eight pairs between two hosts with 8 devices each."""
+    timeline = job(layout=Layout(tp=8, dp=2), hosts=8, iterations=12).timeline()
+    pairs = [((rank, rank + 8), 10**9, 40.0 if rank in slow else 10.0) for rank in range(8)]
+    found = judge(exchanging(timeline, pairs), DetectorSettings()).findings
+    links = [one for one in found if one.cause is Cause.LINK]
+    assert sorted(one.ranks for one in links) == [(rank, rank + 8) for rank in slow]
+    assert {one.owner for one in links} == {owner}
+    assert {IN_DOUBT_BETWEEN in one.evidence for one in links} == {owner is Owner.UNDECIDED}
+
+
 def test_a_rank_at_the_end_of_a_slow_link_is_no_second_fault(job):
     """Rank 5's network is slow; its partner in a slow message leaves it late as well."""
 
@@ -604,8 +623,13 @@ def test_who_leaves_late_behind_a_slow_link_of_its_pipeline(job, rank, cost, is_
 
 @pytest.mark.parametrize(
     ("slow_ms", "starved", "owner"),
-    [(0.15, 0.8, Owner.UNDECIDED), (0.15, 0.05, Owner.NODE), (1.5, 0.8, Owner.NODE)],
-    ids=["late launches", "fed", "far slower"],
+    [
+        (0.15, 0.8, Owner.UNDECIDED),
+        (0.15, 0.6, Owner.UNDECIDED),  # it costs nothing
+        (0.15, 0.05, Owner.NODE),
+        (1.5, 0.8, Owner.NODE),
+    ],
+    ids=["late launches", "half of them late", "fed", "far slower"],
 )
 def test_what_late_launches_explain_is_no_links_fault(job, exchanging, slow_ms, starved, owner):
     """80 us more a message, to a device that waits for its host."""
@@ -669,17 +693,50 @@ def test_a_pair_that_is_not_slow_in_each_of_few_iterations_may_have_met_others(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "units", "rings_ns", "is_told"),
+    ("ranks", "units", "rings_ns", "mates", "is_told"),
     [
-        ((2,), ((2, 10),), 0.0, False),
-        ((2,), ((2, 10), (2, 3)), 0.0, True),
-        ((2,), ((2, 10),), 18e6, True),  # and a ring without transfer times
-        ((2, 10), ((2, 10), (2, 10)), 0.0, False),
+        ((2,), ((2, 10),), 0.0, (), False),
+        ((2,), ((2, 10), (2, 3)), 0.0, (), True),
+        ((2,), ((2, 10),), 18e6, (), True),  # and a ring without transfer times
+        ((2,), ((2, 10),), 0.0, (2, 3), True),  # and passes of its TP pair
+        ((2, 10), ((2, 10), (2, 10)), 0.0, (), False),
     ],
 )
-def test_two_connections_that_share_one_rank_tell_it_twice(ranks, units, rings_ns, is_told):
-    link = SimpleNamespace(ranks=ranks, units=units, rings_ns=rings_ns)
+def test_two_connections_that_share_one_rank_tell_it_twice(ranks, units, rings_ns, mates, is_told):
+    link = SimpleNamespace(ranks=ranks, units=units, rings_ns=rings_ns, mates=mates)
     assert _is_told_twice(link) is is_told
+
+
+@pytest.mark.parametrize(
+    ("factor", "size", "owner"),
+    [(1.3, 10**9, Owner.NODE), (1.3, 10**8, Owner.UNDECIDED), (1.8, 10**8, Owner.NODE)],
+)
+def test_a_rank_told_twice_may_be_slower_by_a_third(job, exchanging, factor, size, owner):
+    """By what a port might do to one connection, if that costs something."""
+    timeline = job(layout=Layout(dp=8), hosts=8, iterations=12).timeline()
+    usual_ms = size / 10**8
+    pairs = [
+        ((rank, other), size, usual_ms * (factor if 1 in (rank, other) else 1.0))
+        for rank in range(8)
+        for other in range(rank + 1, 8)
+    ]
+    found = judge(exchanging(timeline, pairs), DetectorSettings()).findings
+    assert [(one.ranks, one.owner) for one in found if one.cause is Cause.LINK] == [((1,), owner)]
+
+
+def test_links_are_judged_where_no_ranks_computing_can_be_compared(job, exchanging):
+    """Ranks that all launch other kernels than the others, as on data of their own."""
+    timeline = job(layout=Layout(dp=8), hosts=8, iterations=12).timeline()
+    seen = exchanging(timeline, [((rank, rank + 1), 10**9, 40.0 if rank == 4 else 10.0)
+                                 for rank in range(0, 8, 2)])  # fmt: skip
+    nothing = replace(seen.work, log_ns=np.full_like(seen.work.log_ns, np.nan))
+    report = judge(replace(seen, work=nothing, layers=None, history=None), DetectorSettings())
+    assert [(one.ranks, one.cause) for one in report.findings] == [((4, 5), Cause.LINK)]
+    quick = [((rank, rank + 1), 10**9, 10.0) for rank in range(0, 8, 2)]
+    seen = exchanging(timeline, quick)
+    report = judge(replace(seen, work=nothing, layers=None, history=None), DetectorSettings())
+    assert not report.findings
+    assert report.verdict is Verdict.UNDECIDED
 
 
 def test_transfers_of_the_warm_up_are_no_part_of_what_transfers_take(job):
