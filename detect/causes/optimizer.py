@@ -149,7 +149,8 @@ def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
         (row,) = seen.members.rows_with((rank,))
         group = next(rows for rows in groups if one.row in rows)
         level = robust.median(passes[:, active], axis=1)
-        hides = _all_wait_unseen(seen, row)
+        # a step that is longer by far is slow memory's, and says nothing of passes
+        hides = one.course.effect < OPTIMIZER.floor_log and _all_wait_unseen(seen, row)
         is_slowest = hides or _is_slowest_in_passes(seen.members, row, level)
         slow = _SlowStep(
             rank=rank,
