@@ -64,7 +64,7 @@ class _FarLoader:
 def _far_loaders(seen: Observations) -> Iterator[_FarLoader]:
     """Yield hosts of which several loaders have far longer loads, and single ranks."""
     members, loading = seen.members, loading_of(seen)
-    loads: Flags = np.isfinite(loading).any(axis=1)
+    loads: Flags = np.asarray(np.isfinite(loading).any(axis=1))
     usually = np.nan_to_num(robust.median(loading, axis=1)) >= LOSSES.least_load_ns
     place, hosts = members.numbered(*LOADING_AXES), np.array(members.hosts)
     mates = mates_that_load(seen)
@@ -123,7 +123,8 @@ def _beyond(seen: Observations, own: Integers, others: Integers) -> _FarLoader |
 
 def _finding(seen: Observations, slow: _FarLoader) -> Finding:
     members, rows = seen.members, slow.rows.tolist()
-    ranks, hits = ranks_that_load(seen, slow.rows), slow.far.any(axis=0)
+    ranks = ranks_that_load(seen, slow.rows)
+    hits: Flags = np.asarray(slow.far.any(axis=0))
     loading_ns = np.nan_to_num(loading_of(seen))[slow.rows]
     share, error = float(slow.lost.mean()), robust.standard_error(slow.lost)
     reach = SEARCH.interval_sigmas * error

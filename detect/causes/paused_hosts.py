@@ -15,7 +15,8 @@ must change: most ranks of the host lead in some pass, and none leads most of th
 replicas pause, none of which waits for another there.
 
 A rank that has most of the pauses has them for reasons of its own (a collector, a logger). Where
-the others alone would not stand out, the host is undecided.
+the others alone would not stand out, the host is undecided; not if it is sure as a whole, two
+others pause as well, and no other host loses a quarter as much.
 
 For a host that loses a twentieth of all time, the pauses of its ranks, each counted by itself, are
 a proof as well: more than half of the ranks have some, so they are no single rank's.
@@ -128,6 +129,13 @@ class PausedHost:
     def pauses(self) -> Flags:
         """Flag the ranks of the host that have pauses."""
         return np.asarray((self.lost > 0).any(axis=1))
+
+    @property
+    def is_sure_of_several(self) -> bool:
+        """Return whether chance is excluded for the host as a whole, and beside the rank that
+        pauses most two others do: what that one does by itself stops no others.
+        """
+        return self.burst.is_sure and int(self.pauses.sum()) > HOSTS.min_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -490,7 +498,7 @@ def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
     is_beyond = is_repeated and not noise.explains(number, BURSTS.beyond_noise_ratio)
     if not (paused.burst.is_sure or is_beyond):
         doubts.append(FEW)
-    if paused.is_of_one:
+    if paused.is_of_one and not (is_beyond and paused.is_sure_of_several):
         doubts.append(OF_ONE)
     if not is_beyond and _launches_all_the_time(seen, paused):
         doubts.append(NEARLY_BOUND)

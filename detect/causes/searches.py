@@ -588,10 +588,12 @@ def _is_slow_everywhere(own_ns: float, others_ns: Floats, step_ns: float) -> boo
     if not loads.size:
         return False
     usual, share = float(np.nanmedian(loads)), HOSTS.usual_loads_share
-    ratio = loads if len(loads) < HOSTS.min_control else loads / robust.median(loads, axis=0)
+    are_many = len(loads) >= HOSTS.min_control
+    ratio = loads / robust.median(loads, axis=0) if are_many else loads
+    apart = LOSSES.loader_ratio if are_many else LOSSES.varies_ratio  # many: than by documents
     short, long = np.nanquantile(ratio, (1.0 - share, share))
     least = max(own_ns / LOSSES.most_of_cores_ratio, BURSTS.sure_host_share * step_ns)
-    return bool(usual >= least and long >= LOSSES.varies_ratio * short)
+    return bool(usual >= least and long >= apart * short)
 
 
 def tells_no_storage(own_ns: Floats, others_ns: Floats) -> bool:

@@ -23,6 +23,7 @@ from detect.causes.paused_hosts import (
     NEARLY_BOUND,
     NOISY,
     ROUTED,
+    PausedHost,
     _is_of_one_stage,
     _may_wait_for_loaders,
     _pausing_host,
@@ -542,6 +543,20 @@ def test_a_host_that_stops_one_of_its_stages_alone_may_be_what_that_stage_does(
     pauses = np.isin(np.arange(4), pausing)
     paused = SimpleNamespace(rows=np.arange(4), pauses=pauses)
     assert _is_of_one_stage(members, paused) == is_of_stage
+
+
+@pytest.mark.parametrize(
+    ("num_pauses", "is_sure", "are_several"),
+    [((3, 1, 0, 1), True, True), ((3, 1, 0, 1), False, False), ((3, 1, 0, 0), True, False)],
+    ids=["three ranks", "by chance", "two ranks"],
+)
+def test_what_stops_one_rank_by_itself_stops_no_two_others(num_pauses, is_sure, are_several):
+    lost = np.where(np.arange(6) < np.array(num_pauses)[:, None], 0.1, 0.0)
+    paused = PausedHost(
+        name="", rows=np.arange(4), burst=SimpleNamespace(is_sure=is_sure), lost=lost,
+        is_of_one=True,
+    )  # fmt: skip
+    assert paused.is_sure_of_several == are_several
 
 
 @pytest.mark.parametrize(
