@@ -66,6 +66,10 @@ IN_DOUBT_PLACE = (
     "pairs at the same place of all other replicas are slow as well: what that place does beside "
     "its messages (loading, logging), or how late they are launched, is likelier than as many links"
 )
+IN_DOUBT_PORT = (
+    "a larger group with both of them is slow as well, so it is no wire between the two but all "
+    "that one of them sends: the other one is sound, and which, the trace cannot tell"
+)
 IN_DOUBT_INSIDE = (
     "all that carries as much inside this host is slow: it may be built so (no NVLink between its "
     "GPUs), or what they share is at fault; compare nvidia-smi topo -m with that of another host"
@@ -402,6 +406,9 @@ def _doubt(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> str:
         return IN_DOUBT_BETWEEN
     if _are_at_one_place(seen, link, links):
         return IN_DOUBT_PLACE
+    is_nested = any(set(unit) > set(link.ranks) for unit in link.units)
+    if is_nested and len(link.ranks) == 2 and seen.members.are_inside_a_host(link.ranks):
+        return IN_DOUBT_PORT
     if _is_launched_late(seen, link):
         return IN_DOUBT_LAUNCH
     as_long = _share_as_long(seen, link, links)

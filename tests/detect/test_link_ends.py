@@ -185,3 +185,19 @@ def test_passes_in_which_mates_exchange_unseen_tell_the_rank_of_a_slow_ring(
 )
 def test_one_member_alone_is_met_by_mates(groups, met):
     assert met_by_mates((9, 11, 13, 15), groups) == met
+
+
+@pytest.mark.parametrize(
+    ("group_ms", "owner"), [(5.0, Owner.NODE), (20.0, Owner.UNDECIDED)], ids=["wire", "port"]
+)
+def test_a_pair_in_a_slow_group_is_the_port_of_one_of_them(job, exchanging, group_ms, owner):
+    """Messages of ranks 4 and 5 take four times as long; so do those of 4 to 7, or not."""
+    timeline = job(layout=Layout(dp=16), hosts=8).timeline()
+    pairs = [((rank, rank + 1), 10**9, 20.0 if rank == 4 else 5.0) for rank in range(0, 16, 2)]
+    groups = [
+        (tuple(range(first, first + 4)), 10**9, group_ms if first == 4 else 5.0)
+        for first in range(0, 16, 4)
+    ]
+    found = judge(exchanging(timeline, [*pairs, *groups]), DetectorSettings()).findings
+    (link,) = [one for one in found if one.cause is Cause.LINK]
+    assert (link.ranks, link.owner) == ((4, 5), owner)
