@@ -268,16 +268,25 @@ CAUSES: tuple[CauseSpec, ...] = (
 )
 
 WITHOUT_WORK = (
+    losses.LOADER,
+    losses.COLLECTOR,
+    losses.HOST,
     links.LINK,
     NETWORK,
     FLAPPING_NETWORK,
     everywhere.CHANGED_LINKS,
+    WHOLE_HOSTS,
+    LOADING_HOSTS,
+    FAR_LOADERS,
+    PAUSED_HOSTS,
     nvlinks.PACE_OF_PCIE,
     nvlinks.UNMATCHED,
     CORRUPTION,
     unexplained.AWAITED,
 )
-"""What is asked where no rank's computing can be compared: transfers still can."""
+"""What is asked where no rank's computing can be compared: lost time and transfers still can.
+Example: sequences of all lengths, so no two ranks launch the same kernels; two of sixteen devices
+wait for their launches for 15 % of the iteration, the others for 3 %."""
 
 POWER_WORDS = {spec.cause: spec.power_words for spec in CAUSES if spec.power_words}
 """What would have been found, by cause."""
@@ -489,14 +498,9 @@ def _in_all_passes(seen: Observations, finding: Finding, slow: Flags) -> bool:
 
 
 def _is_comparable(seen: Observations) -> bool:
-    """Return whether any rank can be compared: its computing, with peers, other stages or itself,
-    or the time that it loses, which kernels of other shapes do not change.
-
-    Example: sequences of all lengths, so no two ranks launch the same kernels; two of sixteen
-    devices wait for their launches for 15 % of the iteration, the others for 3 %.
-    """
-    known = [one.log_ns for one in (seen.work, seen.layers, seen.history) if one is not None]
-    return any(bool(np.isfinite(one).any()) for one in (*known, *seen.lost_ns.values()))
+    """Return whether any rank's computing can be compared: with peers, other stages, or itself."""
+    known = [one for one in (seen.work, seen.layers, seen.history) if one is not None]
+    return any(bool(np.isfinite(one.log_ns).any()) for one in known)
 
 
 def _answers(

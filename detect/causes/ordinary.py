@@ -503,11 +503,17 @@ def _within_spread(case: Case) -> str:
     the row, or its clock, stands out from them, or something holds down its clock.
     """
     spread = _spread_of_devices(case)
-    beyond = case.effect - _of_its_replica(case)
-    stands_out = beyond >= min(ORDINARY.rms_factor * spread, ORDINARY.most_log)
-    stands_out |= beyond == case.effect and _is_beyond_all_others(case)
+    least = min(ORDINARY.rms_factor * spread, ORDINARY.most_log)
+    shared = _of_its_replica(case)
+    stands_out = case.effect - shared >= least
+    stands_out |= not shared and _is_beyond_all_others(case)
     if stands_out or _is_held_down(case):
         return ""
+    if shared and case.effect >= least:
+        return (
+            f"the other stages of its replica are as slow, by {np.exp(shared):.2f}x at least, as "
+            "longer data would make them, and by what is left sound devices differ"
+        )
     return (
         f"ranks of one stage differ by {np.expm1(spread):.1%} (sigma) all over the job: this one "
         "may be no more than the slowest of sound devices"

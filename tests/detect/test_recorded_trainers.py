@@ -153,8 +153,9 @@ def test_a_replica_with_counted_longer_data_is_the_job_s_doing(report_of):
     (finding,) = report_of("h100-ddp-of-4-rank-1-longer-data").findings
     assert (finding.ranks, finding.cause) == ((1,), Cause.SEQUENCE_IMBALANCE)
     assert finding.owner is Owner.JOB
-    # 1.15 of the healthy job's, whose reductions, beside computing, are slower
-    assert finding.step_time_cost_ratio == pytest.approx(1.15, abs=0.03)
+    # 1.15 of the healthy job's, whose reductions, beside computing, are slower; the rank with the
+    # longer data begins its iterations late, too
+    assert finding.step_time_cost_ratio == pytest.approx(1.15, abs=0.035)
 
 
 def test_longer_data_beside_an_optimizer_step_that_waits_for_launches_stay_undecided(report_of):
