@@ -458,7 +458,7 @@ def _weighed(
     least = settings.min_slowdown
     findings = with_joint_costs(seen, folded(_unexplained(answers)))
     findings = [
-        undecided_if_no_gain(seen, undecided_if_small_and_free(seen, one, findings, least))
+        undecided_if_no_gain(undecided_if_small_and_free(seen, one, findings, least))
         for one in findings
     ]
     findings = [undecided_beside_larger(one, findings, least) for one in findings]

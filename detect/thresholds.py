@@ -1806,11 +1806,6 @@ class _Costs:
         1.002, "ratio", Origin.BENCHMARK,
         "the same with a quicker network: replays make it too cheap where others use it as well",
     )  # fmt: skip
-    least_of_pair_ratio: float = limit(
-        1.02, "ratio", Origin.BENCHMARK,
-        "the same of two ranks in few iterations: of six such names on unseen jobs five were "
-        "wrong, and none was of a fault that cost 3 %",
-    )  # fmt: skip
     as_fast_ratio: float = limit(
         1.5, "ratio", Origin.CONVENTION, "from which on a gain reads better as a multiple"
     )

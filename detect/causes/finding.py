@@ -633,9 +633,9 @@ def _is_in_doubt(seen: Observations, finding: Finding, findings: Sequence[Findin
     return cost < ORDINARY.small_gain_ratio and not is_sure
 
 
-def undecided_if_no_gain(seen: Observations, finding: Finding) -> Finding:
-    """Return the finding, undecided where one rank loses time to its host, or is slow at times, or
-    a connection is slow, and mending it gains next to nothing.
+def undecided_if_no_gain(finding: Finding) -> Finding:
+    """Return the finding, undecided where one rank loses time to its host, or a network is slow,
+    and mending it gains next to nothing.
 
     Ranks of a host-bound job differ by a little, and next to a slow network the messages of other
     hosts are late as well. A finding that gains nothing is worth a look, but not worth draining a
@@ -654,26 +654,11 @@ def undecided_if_no_gain(seen: Observations, finding: Finding) -> Finding:
         of_two = finding.num_peers == 1
         least = COSTS.least_of_host_ratio if of_two else COSTS.least_estimated_ratio
         return undecided(finding, NO_GAIN) if is_lone_host and cost < least else finding
-    is_at_times = finding.cause is Cause.COMPUTE and finding.slow_passes_ratio > 1.0
+    is_network = finding.cause is Cause.LINK and len(finding.ranks) != 2  # no pair told by others
     gains_nothing = (is_lone_host and cost < COSTS.least_of_host_ratio) or (
-        is_at_times and cost < COSTS.next_to_nothing_ratio
+        is_network and cost < COSTS.least_of_network_ratio
     )
-    if finding.cause is Cause.LINK:
-        gains_nothing = cost < _least_of_connection(seen, finding)
     return undecided(finding, NO_GAIN) if gains_nothing else finding
-
-
-def _least_of_connection(seen: Observations, finding: Finding) -> float:
-    """Return from which cost on a slow connection is worth naming: in few iterations, some pair is
-    always the slowest of many small transfers.
-
-    Example: a sound job, four iterations; 16 pairs exchange 2.6 MB in 24 to 29 µs, and three of
-    them in 55 to 58, for 0.4 to 1.6 % of the step.
-    """
-    is_few, is_pair = len(seen.iterations) < ORDINARY.few_iterations, len(finding.ranks) == 2
-    if is_few:
-        return COSTS.least_of_pair_ratio if is_pair else ORDINARY.worthwhile_ratio
-    return 1.0 if is_pair else COSTS.least_of_network_ratio  # others may use what a pair uses
 
 
 def undecided_if_little(finding: Finding, *, is_few: bool) -> Finding:
