@@ -18,6 +18,7 @@ Causes:                                             What they share, and what fo
     slow_modules.py  slow for parts of passes
     burst_data.py    slow now and then, or on data
                      that are longer then
+    one_of_two.py    which of two, now and then
     mates.py         which of a group is slow, whose    longer_steps.py  whose optimizer step is
                      waiting nobody recorded                         longer than its mates'
     optimizer.py     an optimizer step alone is slow    hits.py      slow iterations and passes,

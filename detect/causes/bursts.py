@@ -59,8 +59,6 @@ from detect.causes.hits import (
     lone_pause,
     lost_share,
     microbatches_of,
-    pair_burst,
-    pair_pause,
     slow_passes,
     stands_out_then,
 )
@@ -72,6 +70,7 @@ from detect.causes.launching import (
     starvation,
     waits_for_launches,
 )
+from detect.causes.one_of_two import pair_burst, pair_pause
 from detect.causes.searches import (
     ADVICE,
     LOADING_AXES,

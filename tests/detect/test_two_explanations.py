@@ -7,7 +7,8 @@ import pytest
 
 from detect import Cause, Owner, Verdict
 from detect.causes.bursts import _over_place
-from detect.causes.hits import lone_pause, pair_burst
+from detect.causes.hits import lone_pause
+from detect.causes.one_of_two import pair_burst
 from detect.text import render_text
 from megascan.topology import Layout
 
