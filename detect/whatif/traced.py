@@ -709,7 +709,8 @@ def _measured(stack: Stack) -> Floats:
     """Return the time from the latest begin to the latest end of each iteration, seconds.
 
     Ranks do not begin together: a stage that ended the last iteration early begins the next one
-    early and then waits. From the latest begin on, this head start is not counted twice.
+    early and then waits. From the latest begin on, this head start is not counted twice. Who begins
+    late for what nobody traces has that time within its bounds (`detect.whatif.marks`).
     """
     begins, ends = np.moveaxis(stack.bounds[stack.present], -1, 0)
     return np.asarray((ends.max(axis=0) - begins.max(axis=0)) * _NS)

@@ -18,8 +18,8 @@ from detect.causes.bursts import (
     _undecided,
 )
 from detect.causes.hits import FEW, Burst, bursts
-from detect.causes.one_of_two import pair_pause
 from detect.causes.launching import WANDERS
+from detect.causes.one_of_two import pair_pause
 from detect.causes.paused_hosts import (
     NEARLY_BOUND,
     NOISY,
