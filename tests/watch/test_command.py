@@ -106,7 +106,8 @@ def test_the_screen_shows_verdict_ranks_findings_and_windows(faulty, grow, watch
     assert "█" in ranks[0]
     assert any("compute-rank5" in line for line in lines)
     assert any(" 20 " in line and "degraded" in line for line in lines)
-    assert any(" 16 " in line and "job" in line for line in lines)
+    # slow since iteration 15: the last two of the window before are enough
+    assert any(" 16 " in line and "degraded" in line for line in lines)
     assert any("an event" in line for line in lines)
 
 
