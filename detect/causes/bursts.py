@@ -572,11 +572,11 @@ def _in_passes(inquiry: Inquiry, known: Flags) -> list[Burst]:
     """Return the bursts of rows whose passes are slow beside those of their peers."""
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     if len(seen.members) == 2:
-        order = np.argsort(seen.work.microbatch, kind="stable")
-        work = seen.work
-        places = work.phase[order], microbatches_of(seen)[order]
         if known.any():
             return []
+        work = seen.work
+        order = np.argsort(work.microbatch, kind="stable")
+        places = work.phase[order], microbatches_of(seen)[order]
         is_no_data = seen.rules_data_out
         lone = pair_burst(work.log_ns[:, :, order], rate, places, is_no_data=is_no_data)
         return [lone] if lone else []

@@ -39,9 +39,9 @@ from detect.causes.searches import (
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.search import Course
+from detect.stats.search import Course, interval_of_share
 from detect.text import counted, milliseconds, ranks_text
-from detect.thresholds import BURSTS, HOSTS, LOSSES, SEARCH
+from detect.thresholds import BURSTS, HOSTS, LOSSES
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -127,7 +127,6 @@ def _finding(seen: Observations, slow: _FarLoader) -> Finding:
     hits: Flags = np.asarray(slow.far.any(axis=0))
     loading_ns = np.nan_to_num(loading_of(seen))[slow.rows]
     share, error = float(slow.lost.mean()), robust.standard_error(slow.lost)
-    reach = SEARCH.interval_sigmas * error
     takes = milliseconds(float(np.median(loading_ns[slow.far])))
     hosts = sorted({members.hosts[row] for row in rows})
     return build_finding(
@@ -138,7 +137,7 @@ def _finding(seen: Observations, slow: _FarLoader) -> Finding:
             cause=Cause.LOADER,
             owner=Owner.NODE,
             slowdown=1.0 + share,
-            interval=(1.0 + max(0.0, share - reach), 1.0 + share + reach),
+            interval=interval_of_share(share, error),
             course=Course.of(hits, float(slow.lost[hits].mean()), error),
             q_value=min(1.0, slow.chance),
             num_peers=slow.num_others,

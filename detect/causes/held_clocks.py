@@ -96,7 +96,7 @@ def _finding(seen: Observations, of: Finding, low: dict[int, str]) -> Finding:
         evidence=(*dict.fromkeys(low.values()), LEFT_OPEN.format(statement=of.statement)),
         next_steps=GPU_ADVICE,
         coordinates=shared_place(seen, rows),
-        host=", ".join(sorted({members.device_of(rank)[0] for rank in ranks})),
+        host=", ".join(sorted(members.hosts_of(ranks))),
         device=devices_of(members, rows),
         is_read=True,
     )

@@ -490,8 +490,9 @@ def _are_parallel(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -
     """Return whether other pairs between the two hosts of a slow pair are slow as well: then what
     the pairs share is slow, at either host or in between.
     """
-    hosts = _hosts_of(seen, link)
-    alike = [one for one in links if len(one.ranks) == 2 and _hosts_of(seen, one) == hosts]
+    hosts_of = seen.members.hosts_of
+    hosts = hosts_of(link.ranks)
+    alike = [one for one in links if len(one.ranks) == 2 and hosts_of(one.ranks) == hosts]
     are_several = len(link.ranks) == len(hosts) == 2 and len(alike) > 1
     return are_several and not _share_a_nic(seen, link, alike)
 
@@ -506,19 +507,15 @@ def _share_a_nic(seen: Observations, link: _SlowLink, alike: list[_SlowLink]) ->
     assert transfers is not None
     devices = [[seen.members.device_of(rank)[1] for rank in one.ranks] for one in alike]
     nics = {tuple(device // nic_size for device in sorted(own)) for own in devices}
-    hosts, kind = _hosts_of(seen, link), transfers.kinds.index(link.kind)
+    hosts, kind = seen.members.hosts_of(link.ranks), transfers.kinds.index(link.kind)
     num_between = sum(
-        len(ranks) == 2 and {seen.members.device_of(rank)[0] for rank in ranks} == hosts
+        len(ranks) == 2 and seen.members.hosts_of(ranks) == hosts
         for ranks, own in zip(transfers.members, transfers.kind.tolist(), strict=True)
         if own == kind
     )
     is_known = min(min(own) for own in devices) >= 0
     num_fine = num_between - len(alike)
     return is_known and len(nics) == 1 and num_fine >= 2 * len(alike) and len(alike) <= nic_size
-
-
-def _hosts_of(seen: Observations, link: _SlowLink) -> set[str]:
-    return {seen.members.device_of(rank)[0] for rank in link.ranks}
 
 
 def _waits_for(units: Units, suspect: Suspect, other: Suspect) -> bool:
@@ -661,8 +658,8 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
     if not _is_told_twice(link) or finding.step_time_cost_ratio < ORDINARY.small_gain_ratio:
         finding = undecided_if_little(finding, is_few=is_few)
     is_cheap = finding.step_time_cost_ratio < ORDINARY.worthwhile_ratio
-    is_late = is_cheap and _is_launched_late(seen, link, STARVATION.fed_share)
-    if (link.is_deduced or is_late) and is_cheap and finding.owner is Owner.NODE:
+    is_doubted = is_cheap and finding.owner is Owner.NODE
+    if is_doubted and (link.is_deduced or _is_launched_late(seen, link, STARVATION.fed_share)):
         finding = undecided(finding, NO_GAIN)
     if 0 <= link.size_bytes < NETWORKS.min_bytes:
         is_short = link.actual_ns - link.normal_ns < LINKS.late_launch_ns
@@ -685,15 +682,13 @@ def _undecided_beside_heavier(
     if finding.owner is not Owner.NODE or cost >= ORDINARY.worthwhile_ratio:
         return finding
     own = rows_of_findings(seen.members, [finding])
-    hosts = {seen.members.device_of(rank)[0] for rank in finding.ranks}
+    hosts = seen.members.hosts_of(finding.ranks)
     heavier = [
         one
         for one in others
         if one.step_time_cost_ratio > cost
         # what shares a NIC with it hides it
-        and not (
-            len(hosts) == 2 and hosts == {seen.members.device_of(rank)[0] for rank in one.ranks}
-        )
+        and not (len(hosts) == 2 and hosts == seen.members.hosts_of(one.ranks))
     ]
     accused = (slow | rows_of_findings(seen.members, heavier)) & ~own
     if not np.isin(replica[accused], replica[own]).any():

@@ -33,9 +33,9 @@ from detect.causes.searches import (
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.search import Course
+from detect.stats.search import Course, interval_of_share
 from detect.text import counted, milliseconds
-from detect.thresholds import BURSTS, HOSTS, LOSSES, SEARCH
+from detect.thresholds import BURSTS, HOSTS, LOSSES
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -213,7 +213,6 @@ def _finding_of_loading(seen: Observations, slow: _LoadingHost) -> Finding:
     ranks, share = ranks_that_load(seen, slow.rows), float(slow.lost.mean())
     own_ns, others_ns = (float(np.nanmedian(loading[rows])) for rows in (slow.loaders, slow.others))
     error = robust.standard_error(slow.lost)
-    reach = SEARCH.interval_sigmas * error
     return build_finding(
         seen,
         Claim(
@@ -222,7 +221,7 @@ def _finding_of_loading(seen: Observations, slow: _LoadingHost) -> Finding:
             cause=Cause.LOADER,
             owner=Owner.UNDECIDED if slow.doubt else Owner.NODE,
             slowdown=1.0 + share,
-            interval=(1.0 + max(0.0, share - reach), 1.0 + share + reach),
+            interval=interval_of_share(share, error),
             course=Course.of(np.ones(len(slow.lost), dtype=bool), share, error),
             q_value=slow.q_value,
             num_peers=len(slow.others),

@@ -120,6 +120,7 @@ class _Lead:
 
     @property
     def p_value(self) -> float:
+        """Return how probable it is on a sound device, by the less certain of the spreads."""
         return max(one.p_value(self.lead_ns) for one in self.spreads)
 
     @property

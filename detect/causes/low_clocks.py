@@ -169,8 +169,8 @@ def _are_apart(seen: Observations, own: list[int], others: list[int]) -> bool:
     theirs = [int(one.get(REASONS_NAME, 0)) for one in readings]
     reasons = [int(seen.counters[rank].get(REASONS_NAME, 0)) for rank in own]
     if len(own) > 1:
-        hosts = {seen.members.device_of(rank)[0] for rank in own}
-        return len(hosts) == 1 and all(peculiar_reasons(one, theirs) for one in reasons)
+        is_one_host = len(seen.members.hosts_of(own)) == 1
+        return is_one_host and all(peculiar_reasons(one, theirs) for one in reasons)
     return not work_lowers_clock(seen.counters[own[0]], readings)
 
 

@@ -62,6 +62,7 @@ from detect.stats.residuals import Usual, compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds import COMPUTE, DEVICE, OCCUPANCY, OPTIMIZER, ORDINARY, PAIRS
+from detect.whatif.traced import joined_groups
 from megascan.arrays import Flags, Floats, Integers
 from megascan.timeline import rows_alike
 
@@ -230,11 +231,10 @@ def _all_wait_unseen(seen: Observations, row: int) -> bool:
     """Return whether all of a row's stage exchange something with each other inside their passes
     that nobody recorded: each pass is as long as that of the slowest rank.
     """
-    members, ranks = seen.members, {int(one) for one in seen.members.workers[row]}
-    for axis in seen.hidden_axes:
-        ranks |= {one for rank in ranks for one in members.layout.group(rank, axis)}
+    members = seen.members
+    group = joined_groups(members.layout, members.ranks, seen.hidden_axes)
     of_stage = members.rows_of_stage(int(members.stage[row]))
-    return len(of_stage) > 1 and set(of_stage.tolist()) <= set(members.rows_with(sorted(ranks)))
+    return len(of_stage) > 1 and bool((group[of_stage] == group[row]).all())
 
 
 def _is_slowest_in_passes(members: Members, row: int, level: Floats) -> bool:

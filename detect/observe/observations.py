@@ -241,6 +241,10 @@ class Members:
         """Return host and device number of a rank; -1 where the device is not known."""
         return self._devices.get(rank, ("", -1))
 
+    def hosts_of(self, ranks: Iterable[int]) -> set[str]:
+        """Return the hosts of some ranks; "" among them where one is not known."""
+        return {self.device_of(rank)[0] for rank in ranks}
+
     @cached_property
     def _devices(self) -> Mapping[int, tuple[str, int]]:
         rows = zip(self.workers, self.hosts, self.device_index, strict=True)

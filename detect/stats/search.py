@@ -402,6 +402,15 @@ def interval_of_ratio(effect: float, error: float) -> tuple[float, float]:
     return float(np.exp(effect - reach)), float(np.exp(effect + reach))
 
 
+def interval_of_share(share: float, error: float) -> tuple[float, float]:
+    """Return the 95 % interval of a ratio of 1 and a share, which is known to a standard error.
+
+    Example: 0.07 ± 0.02 of a step is between 1.03 and 1.11 times.
+    """
+    reach = SEARCH.interval_sigmas * error
+    return 1.0 + max(0.0, share - reach), 1.0 + share + reach
+
+
 @dataclass(frozen=True)
 class Suspect:
     """A row that is slower than its peers, beyond doubt and beyond the floor."""

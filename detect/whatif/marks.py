@@ -42,20 +42,12 @@ from megascan.arrays import (
     running_numbers,
 )
 from megascan.errors import InputError
-from megascan.schema import COMMUNICATION_KINDS, Kind, Track
+from megascan.schema import COMMUNICATION_KINDS, Kind, Phase, Track
 from megascan.timeline import Timeline, codes, equals, numbers
-from megascan.vocabulary import (
-    BACKWARD,
-    BACKWARD_WEIGHTS,
-    LOSS_SYNC,
-    CountsAs,
-    axis_of_group,
-    is_data_parallel,
-    names_of,
-)
+from megascan.vocabulary import LOSS_SYNC, CountsAs, axis_of_group, is_data_parallel, names_of
 
 PASS_NAMES = names_of(CountsAs.PASS)
-BACKWARD_NAMES = (BACKWARD, BACKWARD_WEIGHTS)
+BACKWARD_NAMES = names_of(CountsAs.PASS, phases=[Phase.BACKWARD])
 END, BEGIN, COMMUNICATION = range(3)
 """Edges of marks, in the order they take at the same instant."""
 ROUNDING_NS = 2

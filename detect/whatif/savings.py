@@ -8,7 +8,7 @@ pipeline, come out as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -246,12 +246,11 @@ def _shorten_mates(replay: Replay, places: Flags, weights: Floats) -> None:
             weights[place] = np.minimum(weights[place], replay.weights[place] * ratio)
 
 
-def _shorten_transfers(replay: Replay, places: Flags, weights: Floats) -> None:
-    """Shorten collectives of groups that lie within slow hosts to what the same collectives of
-    other groups take: a slow host launches its ranks' collectives late, too, all of them alike.
-
-    Example: TP groups of 8, each a host of its own. On the slow host gathers and reductions take
-    52 ms an iteration, of which the wires take 14, on the others 14.
+def _exchanges(
+    replay: Replay, places: Flags
+) -> Iterator[tuple[tuple[int, ...], Integers, Integers]]:
+    """Yield the nodes of each communication, and by lane, (lane,), how many of the ranks that take
+    part in it there are among `places`, (stage, lane), and how many it has.
     """
     graph = replay.graph
     for group in graph.groups:
@@ -259,12 +258,22 @@ def _shorten_transfers(replay: Replay, places: Flags, weights: Floats) -> None:
             continue
         own = places[[graph.nodes[node].stage for node in group.nodes]].sum(axis=0)
         labels = graph.lane_sets(group.partition, replay.num_lanes)
-        num_own = np.bincount(labels, weights=own)
-        are_all = (num_own == len(group.nodes) * np.bincount(labels))[labels]
-        is_free = (num_own == 0)[labels]
+        num_own = np.bincount(labels, weights=own).astype(np.int64)
+        yield group.nodes, num_own[labels], (len(group.nodes) * np.bincount(labels))[labels]
+
+
+def _shorten_transfers(replay: Replay, places: Flags, weights: Floats) -> None:
+    """Shorten collectives of groups that lie within slow hosts to what the same collectives of
+    other groups take: a slow host launches its ranks' collectives late, too, all of them alike.
+
+    Example: TP groups of 8, each a host of its own. On the slow host gathers and reductions take
+    52 ms an iteration, of which the wires take 14, on the others 14.
+    """
+    for nodes, num_own, num_members in _exchanges(replay, places):
+        are_all, is_free = num_own == num_members, num_own == 0
         if not (are_all.any() and is_free.any()):
             continue
-        for node in group.nodes:
+        for node in nodes:
             goal = np.median(weights[node, is_free], axis=0)
             weights[node, are_all] = np.minimum(weights[node, are_all], goal)
 
@@ -293,18 +302,12 @@ def _borrow_work(weights: Floats, nodes: Integers, own: Flags, step: Integers) -
 
 
 def _fix_links(replay: Replay, places: Flags, weights: Floats) -> None:
-    graph = replay.graph
     least = 2 if int(places.sum()) > 1 else 1  # of several ranks, transfers between them count
-    for group in graph.groups:
-        if graph.nodes[group.nodes[0]].is_local:
-            continue
-        stages = [graph.nodes[node].stage for node in group.nodes]
-        labels = graph.lane_sets(group.partition, replay.num_lanes)
-        num_chosen = np.bincount(labels, weights=places[stages].sum(axis=0))
-        lanes = (num_chosen >= least)[labels]
+    for nodes, num_own, _ in _exchanges(replay, places):
+        lanes = num_own >= least
         if not lanes.any():
             continue
-        for node in group.nodes:
+        for node in nodes:
             others = weights[node, ~lanes]
             weights[node, lanes] = np.median(others, axis=0) if len(others) else replay.ideal[node]
 
@@ -355,20 +358,15 @@ def saved_by_quicker_transfers(
     stays. None where there are none. Example: a NIC at half its speed, 40 of 200 ms in transfers
     that cross: a step of 180 ms.
     """
-    graph, places = replay.graph, replay.mask(tuple(ranks))
     weights, has_any = replay.weights.copy(), False
-    for group in graph.groups:
-        nodes = [graph.nodes[node] for node in group.nodes]
-        if nodes[0].is_local or 0 <= nodes[0].size_bytes < least_bytes:
+    for nodes, num_own, num_members in _exchanges(replay, replay.mask(tuple(ranks))):
+        if 0 <= replay.graph.nodes[nodes[0]].size_bytes < least_bytes:
             continue
-        own = places[[node.stage for node in nodes]].sum(axis=0)
-        labels = graph.lane_sets(group.partition, replay.num_lanes)
-        num_own = np.bincount(labels, weights=own)
-        are_all = num_own == len(nodes) * np.bincount(labels)
-        lanes = (are_all if inside else (num_own > 0) & ~are_all)[labels]
+        are_all = num_own == num_members
+        lanes = are_all if inside else (num_own > 0) & ~are_all
         has_any |= bool(lanes.any())
-        for place in group.nodes:
-            weights[place, lanes] /= slowdown
+        for node in nodes:
+            weights[node, lanes] /= slowdown
     if not has_any:
         return None
     return _saving(replay, tuple(ranks), weights, during, PEERS)

@@ -13,6 +13,11 @@ from detect.text import render_text
 from megascan.topology import Layout
 
 
+def _in_turn(num_microbatches: int):
+    """Return phase and microbatch of passes: forward and backward of each microbatch in turn."""
+    return np.tile([0, 1], num_microbatches), np.repeat(np.arange(num_microbatches), 2)
+
+
 def waiting_mates(slow_rank: int, group: range):
     """All-reduces of the backward pass are hidden: there the mates are as slow as the slow rank."""
 
@@ -113,7 +118,7 @@ def test_of_one_of_two_no_data_are_slow_in_one_pass_of_a_microbatch_only(is_spli
     slow[:, :, 1] = hits & (not is_split)  # longer data lengthen both passes
     own = 16.0 + 0.005 * np.random.default_rng(1).standard_normal((2, 38, 8))
     own[1, slow.reshape(38, 8)] += 0.17
-    found = pair_burst(own, 0.01, places=(np.tile([0, 1], 4), np.repeat(np.arange(4), 2)))
+    found = pair_burst(own, 0.01, places=_in_turn(4))
     assert found is not None and found.row == 1
     assert found.splits_microbatches == is_split
 
@@ -129,7 +134,7 @@ def test_one_stretch_of_one_speed_tells_of_two_where_no_data_are_why(
     own = 16.0 + 0.002 * np.random.default_rng(0).standard_normal((2, 10, 8))
     own[1, 8:] += 0.4
     own[0, 3, :2] += of_other
-    places = np.tile([0, 1], 4), np.repeat(np.arange(4), 2)
+    places = _in_turn(4)
     found = pair_burst(own, 0.01, places, is_no_data=is_no_data)
     assert (found is not None and found.row == 1 and found.is_sure) == is_found
 
@@ -145,7 +150,7 @@ def test_of_two_on_even_data_the_one_with_two_speeds_is_slow_in_most_passes(
     own = 16.0 + 0.003 * np.random.default_rng(0).standard_normal((2, 8, 4))
     own[1, [1, 3, 4, 6, 7]] += 0.36
     own[0, 2:4, :slow_of_other] += 0.36
-    places = np.tile([0, 1], 2), np.repeat(np.arange(2), 2)
+    places = _in_turn(2)
     found = pair_burst(own, 0.01, places, is_no_data=is_no_data)
     assert (found is not None and found.row == 1 and found.is_sure) == is_found
 
