@@ -23,7 +23,7 @@ import numpy as np
 from aggregate import build_timeline
 from benchmarks.jobs import DEVICES, environment_line, model, publish, run_ranks
 from detect.observe.facts import LOOKUPS
-from detect.thresholds import DEVICE
+from detect.thresholds.devices import DEVICE
 from megascan.reader import read_trace
 from megascan.timeline import equals, numbers
 from megascan.vocabulary import ATTENTION, MLP, OUTPUT_LAYER, backward_of

@@ -7,7 +7,7 @@ Owns the verdict. Fed with a `megascan.timeline.Timeline` (or an op table) by `m
     observe/       spans to matrices by rank and iteration
     stats/         how far a rank is from its peers, and whether that is more than noise
     causes/        one file a cause: its search, words and advice
-    thresholds.py  every number that decides
+    thresholds/    every number that decides, by subject
     report.py      the result; text.py says it, page/ draws it
     whatif/        a replay of the step: what slowness costs
     optable.py     op tables of production traces: their replay, their observations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from detect.detector import detect, detect_op_table
     from detect.report import Cause, Finding, Owner, Report, Verdict
     from detect.text import render_text
-    from detect.thresholds import DetectorSettings
+    from detect.thresholds.adjustable import DetectorSettings
 
 __megascan__ = True
 
@@ -42,7 +42,7 @@ __all__ = [
 
 _HOMES = {
     "Cause": "detect.report",
-    "DetectorSettings": "detect.thresholds",
+    "DetectorSettings": "detect.thresholds.adjustable",
     "Finding": "detect.report",
     "Owner": "detect.report",
     "Report": "detect.report",

@@ -51,7 +51,8 @@ from detect.observe.observations import Observations, cut, num_judgeable, one_ro
 from detect.report import Cause, Finding, Owner, Report
 from detect.stats.residuals import compare_within, stage_groups
 from detect.text import counted, ranks_text
-from detect.thresholds import WINDOW, DetectorSettings
+from detect.thresholds.adjustable import DetectorSettings
+from detect.thresholds.observing import WINDOW
 from megascan.arrays import Flags, Floats
 from megascan.timeline import ShardedTimeline, Timeline
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from detect.thresholds import POWER, TRUST
+from detect.thresholds.statistics import POWER
+from detect.thresholds.verdicts import TRUST
 from megascan.header import Json
 
 REPORT_SCHEMA = 1

@@ -10,7 +10,8 @@ import textwrap
 
 from detect.observe.observations import Members
 from detect.report import Cause, Finding, Owner, Report, Verdict
-from detect.thresholds import COSTS, POWER
+from detect.thresholds.statistics import POWER
+from detect.thresholds.verdicts import COSTS
 from megascan.errors import listed
 
 

@@ -35,7 +35,8 @@ from benchmarks.detection.scoring import score
 from detect import DetectorSettings, detect
 from detect.causes import compute
 from detect.causes.power import Power
-from detect.thresholds import TABLES, Origin, Threshold, thresholds
+from detect.thresholds.declaring import Origin
+from detect.thresholds.tables import TABLES, Threshold, thresholds
 from megascan.errors import ConfigError, report_errors
 from megascan.simulate import simulate_trace
 from megascan.timeline import Timeline
@@ -201,7 +202,7 @@ def page(figures: Figures) -> str:
     lines = [
         "# What each threshold of a verdict decides",
         "",
-        "`python -m benchmarks.detection.thresholds` writes this page from `detect/thresholds.py`. "
+        "`python -m benchmarks.detection.thresholds` writes this page from `detect/thresholds/`. "
         f"{figures.get(AS_IT_IS, 'Nothing has been measured yet.')} `same` means that every case "
         "comes out as before, `not read` that none of these cases uses the number, a dash that it "
         "was not measured, `fixed` that it follows from a definition. `unmoved` is how many were "

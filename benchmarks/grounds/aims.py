@@ -24,7 +24,7 @@ from benchmarks.detection.figures import Share
 from benchmarks.grounds.ground import NUM_WARMING_UP, Planted
 from benchmarks.grounds.outcome import DUE_SLOWDOWN, Named, Outcome
 from detect.report import Confidence
-from detect.thresholds import TRUST
+from detect.thresholds.verdicts import TRUST
 
 SHORT_SHARE = 0.35
 """Of the time: what covers less comes in bursts."""

@@ -45,7 +45,9 @@ from detect.stats.residuals import (
     peer_groups,
     stage_groups,
 )
-from detect.thresholds import BURSTS, IMBALANCE, PAIRS
+from detect.thresholds.bursts import BURSTS
+from detect.thresholds.devices import PAIRS
+from detect.thresholds.verdicts import IMBALANCE
 from megascan.arrays import Flags, Floats
 
 

@@ -87,7 +87,9 @@ from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import counted, milliseconds, percent, subject_of
-from detect.thresholds import BURSTS, LOSSES, ORDINARY, PAIRS, STARVATION
+from detect.thresholds.bursts import BURSTS, LOSSES
+from detect.thresholds.devices import ORDINARY, PAIRS
+from detect.thresholds.observing import STARVATION
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.timeline import rows_alike
 

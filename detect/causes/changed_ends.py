@@ -63,7 +63,8 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.search import Course, interval_of_ratio
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import BURSTS, CHANGED_ENDS, ENDS, PAIRS
+from detect.thresholds.bursts import BURSTS
+from detect.thresholds.devices import CHANGED_ENDS, ENDS, PAIRS
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.timeline import rows_alike
 

@@ -85,18 +85,11 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import compare_within, deviations, peer_groups, stage_groups
 from detect.text import counted, place, ranks_of, ranks_text, times
-from detect.thresholds import COMPUTE as LIMITS
-from detect.thresholds import (
-    DEVICE,
-    IMBALANCE,
-    MEMORY,
-    ORDINARY,
-    PACE,
-    PAIRS,
-    PERSISTENCE,
-    POWER,
-    WINDOW,
-)
+from detect.thresholds.devices import COMPUTE as LIMITS
+from detect.thresholds.devices import DEVICE, MEMORY, ORDINARY, PAIRS
+from detect.thresholds.observing import PACE, WINDOW
+from detect.thresholds.statistics import PERSISTENCE, POWER
+from detect.thresholds.verdicts import IMBALANCE
 from megascan.arrays import Flags, mask_of
 from megascan.errors import listed
 

@@ -11,7 +11,7 @@ from detect.observe.observations import Members, Transfers
 from detect.observe.transfers import bus_factors, log_residuals, usual_total
 from detect.stats import robust
 from detect.stats.search import Suspect
-from detect.thresholds import LINKS, NETWORKS
+from detect.thresholds.networks import LINKS, NETWORKS
 from megascan.arrays import Flags, Floats, Integers, lower_medians
 
 

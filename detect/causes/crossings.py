@@ -10,7 +10,7 @@ import numpy as np
 
 from detect.observe.observations import Observations, Transfers
 from detect.stats import robust
-from detect.thresholds import NETWORKS
+from detect.thresholds.networks import NETWORKS
 from megascan.arrays import Flags, Floats, Integers
 
 RING_AXES = ("dp", "dp_cp")

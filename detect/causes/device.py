@@ -69,7 +69,8 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import Usual, deviations, estimate_noise, stage_groups
 from detect.text import milliseconds, times
-from detect.thresholds import COMPUTE, DEVICE, KERNELS, ORDINARY, PAIRS, READINGS
+from detect.thresholds.devices import COMPUTE, DEVICE, ORDINARY, PAIRS
+from detect.thresholds.observing import KERNELS, READINGS
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 from megascan.timeline import rows_alike

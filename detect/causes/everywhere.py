@@ -72,7 +72,11 @@ from detect.stats import robust
 from detect.stats.residuals import chance_of_mean
 from detect.stats.search import Course, interval_of_ratio
 from detect.text import counted, milliseconds, percent, ranks_of, times
-from detect.thresholds import BURSTS, CHANGES, EVERYWHERE, LINKS, NETWORKS, POWER, SEARCH
+from detect.thresholds.bursts import BURSTS
+from detect.thresholds.hosts import CHANGES
+from detect.thresholds.networks import LINKS, NETWORKS
+from detect.thresholds.statistics import POWER, SEARCH
+from detect.thresholds.verdicts import EVERYWHERE
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 from megascan.timeline import rows_alike

@@ -41,7 +41,8 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.search import Course, interval_of_share
 from detect.text import counted, milliseconds, ranks_text
-from detect.thresholds import BURSTS, HOSTS, LOSSES
+from detect.thresholds.bursts import BURSTS, LOSSES
+from detect.thresholds.hosts import HOSTS
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 

@@ -39,16 +39,11 @@ from detect.stats.residuals import Noise
 from detect.stats.robust import ordinary
 from detect.stats.search import Course, least_beyond_bursts
 from detect.text import HIDES, NOT_SHOWN, percent
-from detect.thresholds import (
-    COSTS,
-    LINKS,
-    NETWORKS,
-    ORDINARY,
-    PAIRS,
-    POWER,
-    TRUST,
-    DetectorSettings,
-)
+from detect.thresholds.adjustable import DetectorSettings
+from detect.thresholds.devices import ORDINARY, PAIRS
+from detect.thresholds.networks import LINKS, NETWORKS
+from detect.thresholds.statistics import POWER
+from detect.thresholds.verdicts import COSTS, TRUST
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 

@@ -43,7 +43,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.search import Course, interval_of_ratio
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import FLAPS, LINKS, NETWORKS
+from detect.thresholds.networks import FLAPS, LINKS, NETWORKS
 from megascan.arrays import Flags, Floats
 from megascan.errors import listed
 

@@ -34,7 +34,10 @@ from detect.report import Cause
 from detect.stats import robust
 from detect.stats.residuals import pass_residuals, peer_groups
 from detect.stats.search import Course
-from detect.thresholds import BURSTS, DEVICE, OCCUPANCY, PAIRS, SEARCH, STARVATION
+from detect.thresholds.bursts import BURSTS
+from detect.thresholds.devices import DEVICE, PAIRS
+from detect.thresholds.observing import OCCUPANCY, STARVATION
+from detect.thresholds.statistics import SEARCH
 from megascan.arrays import Flags, Floats, Integers
 
 FEW = "so few iterations may be chance: trace more of them in a row"

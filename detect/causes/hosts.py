@@ -86,9 +86,12 @@ from detect.stats.host_tests import (
 )
 from detect.stats.search import Course, active_in
 from detect.text import counted, milliseconds, times
-from detect.thresholds import COMPUTE as LIMITS
-from detect.thresholds import DEVICE, HOSTS, LOSSES, PAIRS, SEARCH
-from detect.thresholds import PACE as SLOW_PACE
+from detect.thresholds.bursts import LOSSES
+from detect.thresholds.devices import COMPUTE as LIMITS
+from detect.thresholds.devices import DEVICE, PAIRS
+from detect.thresholds.hosts import HOSTS
+from detect.thresholds.observing import PACE as SLOW_PACE
+from detect.thresholds.statistics import SEARCH
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.errors import listed
 

@@ -41,7 +41,9 @@ from detect.stats import robust
 from detect.stats.residuals import data_effects, deviations, rank_correlation, stage_groups, t_tail
 from detect.stats.search import interval_of_ratio
 from detect.text import counted, milliseconds, percent, times
-from detect.thresholds import COMPUTE, IMBALANCE, SEARCH
+from detect.thresholds.devices import COMPUTE
+from detect.thresholds.statistics import SEARCH
+from detect.thresholds.verdicts import IMBALANCE
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 

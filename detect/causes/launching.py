@@ -30,7 +30,10 @@ from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import milliseconds
-from detect.thresholds import BURSTS, COSTS, LINKS, PACE, STARVATION
+from detect.thresholds.bursts import BURSTS
+from detect.thresholds.networks import LINKS
+from detect.thresholds.observing import PACE, STARVATION
+from detect.thresholds.verdicts import COSTS
 from megascan.arrays import Flags, Floats, Integers
 
 IN_DOUBT_LAUNCH = (

@@ -19,7 +19,7 @@ from detect.causes.connections import Units
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.search import Suspect
-from detect.thresholds import LINKS, NETWORKS
+from detect.thresholds.networks import LINKS, NETWORKS
 from megascan.arrays import Flags, Floats
 
 

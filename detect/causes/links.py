@@ -43,7 +43,9 @@ from detect.stats import robust
 from detect.stats.residuals import Usual
 from detect.stats.search import Course, SearchTask, Suspect, interval_of_ratio, search
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import LINKS, NETWORKS, ORDINARY, STARVATION
+from detect.thresholds.devices import ORDINARY
+from detect.thresholds.networks import LINKS, NETWORKS
+from detect.thresholds.observing import STARVATION
 from megascan.arrays import Flags, Floats, mask_of
 from megascan.errors import listed
 

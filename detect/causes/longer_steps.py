@@ -50,7 +50,8 @@ from detect.causes.device import Suspicion, beyond_others, stages_alike
 from detect.observe.observations import EachRank, Members
 from detect.stats import robust
 from detect.stats.residuals import step_noise
-from detect.thresholds import COMPUTE, DEVICE, ORDINARY, PAIRS, ROBUST
+from detect.thresholds.devices import COMPUTE, DEVICE, ORDINARY, PAIRS
+from detect.thresholds.statistics import ROBUST
 from megascan.arrays import Flags, Floats, Integers
 from megascan.timeline import rows_alike
 

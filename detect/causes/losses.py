@@ -68,16 +68,11 @@ from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course, Suspect
 from detect.text import milliseconds, percent, ranks_text, subject_of
-from detect.thresholds import (
-    CONSEQUENCES,
-    LINKS,
-    LOSSES,
-    NETWORKS,
-    OCCUPANCY,
-    PACE,
-    SEARCH,
-    STARVATION,
-)
+from detect.thresholds.bursts import LOSSES
+from detect.thresholds.networks import LINKS, NETWORKS
+from detect.thresholds.observing import OCCUPANCY, PACE, STARVATION
+from detect.thresholds.statistics import SEARCH
+from detect.thresholds.verdicts import CONSEQUENCES
 from megascan.arrays import Flags, Floats, Integers
 
 

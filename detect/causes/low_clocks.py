@@ -51,7 +51,8 @@ from detect.stats import robust
 from detect.stats.residuals import compare_within, peer_groups
 from detect.stats.search import interval_of_ratio
 from detect.text import counted, ranks_text, times
-from detect.thresholds import DEVICE, ORDINARY, PAIRS, READINGS
+from detect.thresholds.devices import DEVICE, ORDINARY, PAIRS
+from detect.thresholds.observing import READINGS
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 WHY = (

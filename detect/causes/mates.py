@@ -29,7 +29,7 @@ from detect.stats import robust
 from detect.stats.residuals import deviations, stage_groups
 from detect.stats.search import Course, interval_of_ratio
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import DEVICE, PAIRS
+from detect.thresholds.devices import DEVICE, PAIRS
 from megascan.arrays import Flags, Integers
 
 OF_ITS_MATES = (

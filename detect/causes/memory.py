@@ -30,7 +30,7 @@ from detect.stats import robust
 from detect.stats.residuals import Usual, compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, place, ranks_of, times
-from detect.thresholds import COMPUTE, MEMORY
+from detect.thresholds.devices import COMPUTE, MEMORY
 from megascan.arrays import Integers, mask_of
 
 ADVICE = (

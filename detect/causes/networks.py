@@ -64,15 +64,11 @@ from detect.stats import robust
 from detect.stats.host_tests import since_it_began
 from detect.stats.search import Course, active_in, interval_of_ratio
 from detect.text import counted, milliseconds, times
-from detect.thresholds import (
-    LINKS,
-    NETWORKS,
-    NVLINKS,
-    ORDINARY,
-    POWER,
-    STARVATION,
-    DetectorSettings,
-)
+from detect.thresholds.adjustable import DetectorSettings
+from detect.thresholds.devices import ORDINARY
+from detect.thresholds.networks import LINKS, NETWORKS, NVLINKS
+from detect.thresholds.observing import STARVATION
+from detect.thresholds.statistics import POWER
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 

@@ -44,7 +44,8 @@ from detect.observe.transfers import bus_factor, longest_of_a_rank
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import milliseconds, times
-from detect.thresholds import LINKS, NETWORKS, NVLINKS, POWER
+from detect.thresholds.networks import LINKS, NETWORKS, NVLINKS
+from detect.thresholds.statistics import POWER
 from megascan.errors import listed
 
 ONE_WAY_GBYTES_PER_S = {

@@ -26,7 +26,9 @@ from detect.causes.hits import (
 from detect.observe.observations import Observations
 from detect.report import Cause
 from detect.stats import robust
-from detect.thresholds import BURSTS, LOSSES, OCCUPANCY, PAIRS
+from detect.thresholds.bursts import BURSTS, LOSSES
+from detect.thresholds.devices import PAIRS
+from detect.thresholds.observing import OCCUPANCY
 from megascan.arrays import Flags, Floats, Integers
 
 

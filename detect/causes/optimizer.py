@@ -61,7 +61,8 @@ from detect.stats import robust
 from detect.stats.residuals import Usual, compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import COMPUTE, DEVICE, OCCUPANCY, OPTIMIZER, ORDINARY, PAIRS
+from detect.thresholds.devices import COMPUTE, DEVICE, OPTIMIZER, ORDINARY, PAIRS
+from detect.thresholds.observing import OCCUPANCY
 from detect.whatif.traced import joined_groups
 from megascan.arrays import Flags, Floats, Integers
 from megascan.timeline import rows_alike

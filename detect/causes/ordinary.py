@@ -66,7 +66,8 @@ from detect.report import Owner
 from detect.stats import robust
 from detect.stats.residuals import deviations, stage_groups
 from detect.text import counted, times
-from detect.thresholds import DEVICE, KERNELS, ORDINARY, PAIRS, SPELLS
+from detect.thresholds.devices import DEVICE, ORDINARY, PAIRS, SPELLS
+from detect.thresholds.observing import KERNELS
 from megascan.arrays import Floats, Integers, mask_of
 
 if TYPE_CHECKING:

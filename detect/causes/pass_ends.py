@@ -55,7 +55,8 @@ from detect.stats import robust
 from detect.stats.residuals import chance_of_mean, deviations, stage_groups
 from detect.stats.search import Course, interval_of_ratio
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import ENDS, LINKS, ORDINARY
+from detect.thresholds.devices import ENDS, ORDINARY
+from detect.thresholds.networks import LINKS
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.timeline import rows_alike
 

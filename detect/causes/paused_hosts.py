@@ -69,7 +69,10 @@ from detect.observe.observations import BACKWARD, Members, Observations, Work, c
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import counted, milliseconds
-from detect.thresholds import BURSTS, HOSTS, PACE, PAIRS, STARVATION
+from detect.thresholds.bursts import BURSTS
+from detect.thresholds.devices import PAIRS
+from detect.thresholds.hosts import HOSTS
+from detect.thresholds.observing import PACE, STARVATION
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 

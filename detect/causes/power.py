@@ -50,7 +50,9 @@ from detect.report import Owner
 from detect.stats import robust
 from detect.stats.residuals import Residuals, deviations, stage_groups
 from detect.text import counted, ranks_of, times
-from detect.thresholds import COMPUTE, OCCUPANCY, POWER
+from detect.thresholds.devices import COMPUTE
+from detect.thresholds.observing import OCCUPANCY
+from detect.thresholds.statistics import POWER
 from detect.whatif.traced import joined_groups
 from megascan.arrays import Flags, Floats, Integers
 

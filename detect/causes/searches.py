@@ -40,17 +40,13 @@ from detect.stats.residuals import (
 )
 from detect.stats.search import Course, SearchTask, Suspect, search
 from detect.text import counted, milliseconds, percent, subject_of
-from detect.thresholds import (
-    BURSTS,
-    HOSTS,
-    LOSSES,
-    PAIRS,
-    POWER,
-    SEARCH,
-    WINDOW,
-    DetectorSettings,
-)
-from detect.thresholds import COMPUTE as LIMITS
+from detect.thresholds.adjustable import DetectorSettings
+from detect.thresholds.bursts import BURSTS, LOSSES
+from detect.thresholds.devices import COMPUTE as LIMITS
+from detect.thresholds.devices import PAIRS
+from detect.thresholds.hosts import HOSTS
+from detect.thresholds.observing import WINDOW
+from detect.thresholds.statistics import POWER, SEARCH
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 

@@ -35,7 +35,7 @@ from detect.stats import robust
 from detect.stats.residuals import chance_of_mean, stage_groups
 from detect.stats.search import interval_of_ratio
 from detect.text import milliseconds, ranks_text, times
-from detect.thresholds import SHARES
+from detect.thresholds.verdicts import SHARES
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 OF_EXPERTS = (

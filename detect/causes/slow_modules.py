@@ -33,7 +33,8 @@ from detect.causes.device import mates_of
 from detect.causes.hits import Burst, Tally, heaviest_first, num_runs
 from detect.observe.modules import SlowRuns
 from detect.observe.observations import Observations
-from detect.thresholds import BURSTS, PAIRS, RUNS
+from detect.thresholds.bursts import BURSTS, RUNS
+from detect.thresholds.devices import PAIRS
 from megascan.arrays import Flags, Floats, Integers
 
 

@@ -47,7 +47,7 @@ from detect.stats import robust
 from detect.stats.residuals import chance_of_mean, stage_groups
 from detect.stats.search import Course, interval_of_ratio
 from detect.text import counted, ranks_text, times
-from detect.thresholds import DEVICE, ORDINARY, PAIRS
+from detect.thresholds.devices import DEVICE, ORDINARY, PAIRS
 from megascan.arrays import Flags, Integers, mask_of
 
 SPARED = (

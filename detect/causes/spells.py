@@ -36,7 +36,7 @@ from detect.stats import robust
 from detect.stats.residuals import t_tail
 from detect.stats.search import Course, episodes_of, interval_of_ratio
 from detect.text import counted, subject_of, times
-from detect.thresholds import COMPUTE, SPELLS
+from detect.thresholds.devices import COMPUTE, SPELLS
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 ALONE = (

@@ -37,7 +37,9 @@ from detect.causes.searches import OF_ITS_HOST
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.text import counted, percent, ranks_text, times
-from detect.thresholds import CONSEQUENCES, COSTS, HOSTS, ORDINARY
+from detect.thresholds.devices import ORDINARY
+from detect.thresholds.hosts import HOSTS
+from detect.thresholds.verdicts import CONSEQUENCES, COSTS
 from detect.whatif.savings import slowdown_of
 from megascan.errors import listed
 

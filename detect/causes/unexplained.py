@@ -66,7 +66,10 @@ from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course, episodes_of, interval_of_ratio
 from detect.text import counted, milliseconds, ranks_text, subject_of, times
-from detect.thresholds import CHANGES, HOSTS, OCCUPANCY, POWER, SEARCH, DetectorSettings
+from detect.thresholds.adjustable import DetectorSettings
+from detect.thresholds.hosts import CHANGES, HOSTS
+from detect.thresholds.observing import OCCUPANCY
+from detect.thresholds.statistics import POWER, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 

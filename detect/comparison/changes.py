@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from detect.report import Finding, Owner
 from detect.text import labelled, milliseconds, percent
-from detect.thresholds import COMPARISON
+from detect.thresholds.comparison import COMPARISON
 from megascan.errors import listed
 from megascan.header import Json
 

@@ -24,7 +24,7 @@ from detect.comparison.changes import (
 )
 from detect.comparison.measures import SETTINGS, Measure, Side
 from detect.report import Finding
-from detect.thresholds import COMPARISON
+from detect.thresholds.comparison import COMPARISON
 
 LARGEST_LOG = float(np.floor(np.log(np.finfo(np.float64).max)))
 """Log of the largest ratio: the exponential of little more is no number."""

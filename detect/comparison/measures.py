@@ -39,7 +39,8 @@ from detect.observe.transfers import bytes_text
 from detect.report import Cause
 from detect.stats import robust
 from detect.text import place, ranks_of
-from detect.thresholds import COMPARISON, SMALL_SAMPLES, DetectorSettings
+from detect.thresholds.adjustable import DetectorSettings
+from detect.thresholds.comparison import COMPARISON, SMALL_SAMPLES
 from megascan.arrays import Floats, Integers, combine
 from megascan.errors import listed
 from megascan.schema import Kind, Phase

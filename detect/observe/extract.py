@@ -54,7 +54,7 @@ from detect.observe.work import (
 )
 from detect.report import Cause, ClockAgreement
 from detect.stats import robust
-from detect.thresholds import PASSES
+from detect.thresholds.observing import PASSES
 from detect.whatif.marks import replayed_spans
 from detect.whatif.savings import ReplayedCosts
 from detect.whatif.traced import replay_of_timeline

@@ -44,7 +44,7 @@ from detect.observe.stalls import known_or_none, launch_pace, put_quick_steps, s
 from detect.observe.work import LAYER_NAMES
 from detect.report import Cause
 from detect.stats import robust
-from detect.thresholds import KERNELS, PACE
+from detect.thresholds.observing import KERNELS, PACE
 from megascan.arrays import (
     Flags,
     Floats,

@@ -26,7 +26,8 @@ import numpy as np
 from detect.observe.spans import SpanIndex
 from detect.observe.stalls import launched_just_in_time
 from detect.observe.work import HEADS, layer_modules
-from detect.thresholds import BURSTS, PAIRS, RUNS
+from detect.thresholds.bursts import BURSTS, RUNS
+from detect.thresholds.devices import PAIRS
 from megascan.arrays import (
     Flags,
     Floats,

@@ -37,7 +37,9 @@ import numpy as np
 
 from detect.report import Cause, ClockAgreement
 from detect.stats import robust
-from detect.thresholds import NETWORKS, WINDOW, DetectorSettings
+from detect.thresholds.adjustable import DetectorSettings
+from detect.thresholds.networks import NETWORKS
+from detect.thresholds.observing import WINDOW
 from megascan.arrays import Flags, Floats, Integers, numbered
 from megascan.header import Json, RankHeader
 from megascan.timeline import Timeline

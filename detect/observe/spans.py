@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from detect.observe.observations import BACKWARD, FORWARD
-from detect.thresholds import WINDOW
+from detect.thresholds.observing import WINDOW
 from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.schema import COMMUNICATION_KINDS, Kind, Phase, Track
 from megascan.timeline import Timeline, codes, equals, is_sampled, numbers

@@ -33,7 +33,7 @@ from detect.observe.observations import BACKWARD, FORWARD
 from detect.observe.spans import WORK_NAMES, SpanIndex, enclosed_time, enclosing
 from detect.observe.work import Samples, layer_modules, phases_of
 from detect.stats import robust
-from detect.thresholds import PACE, STALLS, STARVATION
+from detect.thresholds.observing import PACE, STALLS, STARVATION
 from megascan.arrays import (
     Cover,
     Flags,

@@ -15,7 +15,7 @@ import numpy as np
 from detect.observe.observations import LateIn, Transfers, UntimedIn, hosts_of
 from detect.observe.spans import SpanIndex, where_text
 from detect.stats import robust
-from detect.thresholds import LINKS, NETWORKS
+from detect.thresholds.networks import LINKS, NETWORKS
 from megascan.arrays import (
     Flags,
     Floats,

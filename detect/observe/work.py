@@ -34,7 +34,7 @@ from detect.observe.spans import (
     where_text,
 )
 from detect.stats import robust
-from detect.thresholds import PASSES
+from detect.thresholds.observing import PASSES
 from megascan.arrays import (
     Flags,
     Floats,

@@ -37,7 +37,7 @@ from detect.text import (
     render_text,
     times,
 )
-from detect.thresholds import COSTS
+from detect.thresholds.verdicts import COSTS
 from detect.whatif.graph import NS_PER_S
 from detect.whatif.savings import HOURS_A_DAY, PEERS, Saving
 from detect.whatif.slowness import WhatIf

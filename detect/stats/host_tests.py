@@ -40,8 +40,12 @@ from detect.report import Cause
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course
-from detect.thresholds import HOSTS, PAIRS, PERSISTENCE, SEARCH, STARVATION, DetectorSettings
-from detect.thresholds import PACE as SLOW_PACE
+from detect.thresholds.adjustable import DetectorSettings
+from detect.thresholds.devices import PAIRS
+from detect.thresholds.hosts import HOSTS
+from detect.thresholds.observing import PACE as SLOW_PACE
+from detect.thresholds.observing import STARVATION
+from detect.thresholds.statistics import PERSISTENCE, SEARCH
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 COMPUTE, OPTIMIZER, PACE = "compute", "optimizer", "pace"

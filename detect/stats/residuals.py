@@ -43,7 +43,8 @@ from scipy import special
 
 from detect.observe.observations import BACKWARD, FORWARD, Members, Work
 from detect.stats import robust
-from detect.thresholds import DATA, NOISE, ROBUST
+from detect.thresholds.observing import DATA
+from detect.thresholds.statistics import NOISE, ROBUST
 from megascan.arrays import Flags, Floats, Integers, combine
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from detect.thresholds import COSTS, ROBUST
+from detect.thresholds.statistics import ROBUST
+from detect.thresholds.verdicts import COSTS
 from megascan.arrays import Flags, Floats
 
 

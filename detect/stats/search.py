@@ -47,7 +47,8 @@ from scipy import special
 
 from detect.stats import robust
 from detect.stats.residuals import Noise, Usual, estimate_noise
-from detect.thresholds import PERSISTENCE, ROBUST, SEARCH, DetectorSettings
+from detect.thresholds.adjustable import DetectorSettings
+from detect.thresholds.statistics import PERSISTENCE, ROBUST, SEARCH
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from detect.report import Cause, Finding
 from detect.stats.robust import ordinary
-from detect.thresholds import COSTS, NETWORKS
+from detect.thresholds.networks import NETWORKS
+from detect.thresholds.verdicts import COSTS
 from detect.whatif.graph import (
     BACKWARD,
     DATA,

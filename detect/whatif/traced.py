@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from detect.stats import robust
-from detect.thresholds import COSTS
+from detect.thresholds.verdicts import COSTS
 from detect.whatif.graph import (
     BACKWARD,
     DATA,

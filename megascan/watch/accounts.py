@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
 
-from detect.thresholds import TRUST
+from detect.thresholds.verdicts import TRUST
 from megascan.header import Json, RankHeader
 from megascan.watch.windows import JobWindow, headers_of
 

@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from detect.report import Verdict
-from detect.thresholds import DetectorSettings
+from detect.thresholds.adjustable import DetectorSettings
 from megascan.errors import ConfigError, MissingError
 from megascan.watch.accounts import Account
 from megascan.watch.hang import Hang

@@ -21,7 +21,7 @@ from benchmarks.detection.targets import targets
 from benchmarks.detection.thresholds import LADDER, Judged, effect, without_power
 from detect.causes import compute
 from detect.report import Cause, Finding, Owner, Report
-from detect.thresholds import thresholds
+from detect.thresholds.tables import thresholds
 from megascan.simulate import Fault, parse_fault, simulate_trace
 from megascan.topology import Layout
 

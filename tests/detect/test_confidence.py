@@ -8,7 +8,7 @@ import pytest
 
 from detect.causes.finding import undecided
 from detect.report import Cause, Confidence, Finding, Owner
-from detect.thresholds import TRUST
+from detect.thresholds.verdicts import TRUST
 
 WORDS = {f"{word}_{what}" for word in ("high", "good", "moderate") for what in ("q", "share")}
 

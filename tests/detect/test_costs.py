@@ -16,7 +16,7 @@ from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import steady
 from detect.text import render_text
-from detect.thresholds import DetectorSettings
+from detect.thresholds.adjustable import DetectorSettings
 from detect.whatif.marks import BEGIN, END, ROUNDING_NS, marks_of, programs
 from detect.whatif.savings import ReplayedCosts
 from detect.whatif.traced import replay_of_timeline

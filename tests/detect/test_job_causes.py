@@ -7,7 +7,7 @@ import pytest
 
 from detect import Cause, Owner, Verdict
 from detect.text import render_text
-from detect.thresholds import POWER
+from detect.thresholds.statistics import POWER
 from megascan.topology import Layout
 
 

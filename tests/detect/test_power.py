@@ -14,7 +14,8 @@ from detect.detector import _inquiry
 from detect.observe.extract import observe
 from detect.observe.observations import BACKWARD, FORWARD, steady
 from detect.text import render_text
-from detect.thresholds import COMPUTE, POWER
+from detect.thresholds.devices import COMPUTE
+from detect.thresholds.statistics import POWER
 from megascan.topology import Layout
 
 pytestmark = pytest.mark.power

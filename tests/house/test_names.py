@@ -11,8 +11,12 @@ COMMANDS = ROOT / "megascan" / "cli"
 """A command's file is named as it is typed, and so is the module that does its work."""
 
 MEAN_THE_SAME = {
+    "bursts": "slowness shorter than an iteration: its search, the numbers that decide",
+    "comparison": "of two traces: the room, the numbers that decide",
     "compute": "slow computing: planted as a fault, found as a cause",
+    "hosts": "hosts as units: their search, the numbers that decide",
     "job": "one whole job: simulated, trained, generating",
+    "networks": "NICs, rails, switches: their search, the numbers that decide",
     "request": "what somebody asks for, checked: of MegaScope, of the engine",
     "scope": "what MegaScope is lent: by the trainer, by the server",
     "tracer": "the room, and its main module",

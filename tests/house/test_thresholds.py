@@ -1,4 +1,4 @@
-"""Numbers that decide a verdict stand in detect/thresholds.py, with unit, origin and meaning."""
+"""Numbers that decide a verdict stand in detect/thresholds, with unit, origin and meaning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from detect.thresholds import Origin, thresholds
+from detect.thresholds.declaring import Origin
+from detect.thresholds.tables import thresholds
 
 ROOT = Path(__file__).parents[2]
 VERDICT_CODE = [
@@ -38,7 +39,7 @@ def bare_fractions(source: str) -> list[tuple[int, float]]:
 @pytest.mark.parametrize("path", VERDICT_CODE, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_verdict_code_holds_no_bare_fractions(path):
     assert bare_fractions(path.read_text(encoding="utf-8")) == [], (
-        "(line, number): give it a name, unit, origin and meaning in detect/thresholds.py"
+        "(line, number): give it a name, unit, origin and meaning in detect/thresholds"
     )
 
 

@@ -1,0 +1,146 @@
+"""Hosts as units: all ranks of one, and what they do at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from detect.thresholds.declaring import Origin, limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Hosts:
+    """Hosts that are slow as a whole."""
+
+    min_ranks: int = limit(
+        2, "rows", Origin.MATHEMATICS, "of a host that are pooled; one is judged by itself"
+    )
+    least_named_share: float = limit(
+        0.5, "share of its ranks", Origin.CONVENTION,
+        "that are named for losing time to a host one by one, from which on the host is named",
+    )  # fmt: skip
+    min_control: int = limit(
+        3, "rows", Origin.MATHEMATICS, "of other hosts, or other hosts, that have a spread"
+    )
+    most_of_host_share: float = limit(
+        0.75, "share of its ranks", Origin.CONVENTION,
+        "that compute slowly by half of the mean or more; of lost time, all of them do",
+    )  # fmt: skip
+    spread_log: float = limit(
+        0.004, "log", Origin.PHYSICS, "by which the computing of sound ranks differs at least"
+    )
+    spread_share: float = limit(
+        0.002, "share of an iteration", Origin.PHYSICS, "by which lost time differs at least"
+    )
+    least_share: float = limit(
+        0.03, "share of an iteration", Origin.BENCHMARK, "that a slow host costs its ranks at least"
+    )
+    least_apart_share: float = limit(
+        0.01, "share of an iteration", Origin.BENCHMARK,
+        "that each rank of a host loses beyond all others where they do not lose alike",
+    )  # fmt: skip
+    least_doubtful_share: float = limit(
+        0.05, "share of an iteration", Origin.BENCHMARK,
+        "the same where stages are compared with each other, there is one other host only, or "
+        "another rank is named",
+    )  # fmt: skip
+    least_rest_share: float = limit(
+        1.0 / 3.0, "share of the effect", Origin.CONVENTION,
+        "that is left of lost time without the longest pause of each rank, which any rank may have",
+    )  # fmt: skip
+    usual_loads_share: float = limit(
+        0.9, "share of the loads", Origin.CONVENTION,
+        "of other hosts that are shorter than what loading takes there at most, but for outliers",
+    )  # fmt: skip
+    loading_ratio: float = limit(
+        3.0, "ratio", Origin.BENCHMARK,
+        "to these, from which on a load is long: with the documents loading differs by less",
+    )  # fmt: skip
+    unlike_share: float = limit(
+        0.15, "share of an iteration", Origin.BENCHMARK,
+        "by which gaps differ between stages of a sound job: a host that is a stage and loses more",
+    )  # fmt: skip
+    unlike_ratio: float = limit(
+        5.0, "ratio", Origin.BENCHMARK, "by which such gaps differ between stages of a sound job"
+    )
+    in_step_share: float = limit(
+        0.02, "share of their mean", Origin.BENCHMARK,
+        "by which loads of a host differ in an iteration where what all read from limits them",
+    )  # fmt: skip
+    device_share: float = limit(
+        0.1, "share of the effect", Origin.BENCHMARK,
+        "that the optimizer shows where data, or the partition, may make all passes longer",
+    )  # fmt: skip
+    least_unconfirmed_log: float = limit(
+        math.log(1.08), "log", Origin.BENCHMARK,
+        "by which a host's ranks compute slower where neither optimizer nor clocks confirm it",
+    )  # fmt: skip
+    shared_data_share: float = limit(
+        0.5, "share of the effect", Origin.CONVENTION,
+        "that ranks of the same replicas show on other hosts where the replicas' data explain it",
+    )  # fmt: skip
+    least_rise_share: float = limit(
+        0.5, "share of the rise", Origin.CONVENTION,
+        "over other hosts that each rank of a host shows, and its own times as they were recorded",
+    )  # fmt: skip
+    sound_before_share: float = limit(
+        0.25, "share of the effect", Origin.CONVENTION,
+        "that a host's ranks show before it became slow, at most",
+    )  # fmt: skip
+    steady_log: float = limit(
+        0.06, "log", Origin.BENCHMARK,
+        "range over the iterations of what other stages compute, where the passes of one are "
+        "compared with them for want of layers",
+    )  # fmt: skip
+    starving_log: float = limit(
+        0.15, "log", Origin.BENCHMARK,
+        "by which the optimizer's many short kernels are slower on a host that launches late",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Changes:
+    """Steps that become longer inside the trace while nobody stands out."""
+
+    least_ratio: float = limit(
+        1.05, "ratio", Origin.CONVENTION, "of the step since then to that before, at least"
+    )
+    step_noise_log: float = limit(
+        0.005, "log", Origin.PHYSICS, "by which steps of a sound job vary at least"
+    )
+    outer_share: float = limit(
+        0.25, "share of the iterations", Origin.CONVENTION,
+        "of either part that may lie beyond the outermost of the other: checkpoints, evaluations",
+    )  # fmt: skip
+    explains_share: float = limit(
+        0.5, "share of the rise", Origin.CONVENTION, "of the step by which what explains it grew"
+    )
+    long_ratio: float = limit(
+        1.2, "ratio", Origin.CONVENTION, "to the usual step of an iteration that is called long"
+    )
+    lost_share: float = limit(
+        0.05, "share of all time", Origin.CONVENTION,
+        "lost in such iterations before they are spoken of",
+    )  # fmt: skip
+    min_long: int = limit(
+        2, "iterations", Origin.CONVENTION, "that one rank has to hold up: a single one is chance"
+    )
+    mostly_share: float = limit(
+        0.8, "share of the long iterations", Origin.CONVENTION,
+        "that a rank holds up at least; anybody else may hold up the rest",
+    )  # fmt: skip
+    gap_ratio: float = limit(
+        2.0, "ratio", Origin.BENCHMARK,
+        "by which the gaps between operations grow on each rank of a host that holds them back",
+    )  # fmt: skip
+    elsewhere_share: float = limit(
+        0.5, "share of the log ratio", Origin.CONVENTION,
+        "by which they grow on a rank of any other host at most",
+    )  # fmt: skip
+    least_gap_ns: float = limit(
+        10_000.0, "ns", Origin.PHYSICS, "below which gaps of an iteration are noise of the clock"
+    )
+
+
+HOSTS = _Hosts()
+CHANGES = _Changes()

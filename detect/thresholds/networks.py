@@ -1,0 +1,242 @@
+"""Connections: pairs, NICs, rails, switches, ports that flap, NVLink."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from detect.thresholds.declaring import Origin, limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Links:
+    """Connections that transfer slowly."""
+
+    noise_log: float = limit(0.01, "log", Origin.PHYSICS, "by which a transfer always varies")
+    spread_log: float = limit(0.03, "log", Origin.PHYSICS, "by which equal links differ for good")
+    tail_degrees: float = limit(
+        3.0, "degrees of freedom", Origin.PHYSICS,
+        "of the t law of an iteration's median transfer on GPUs beyond all that was seen: eight "
+        "times the equal links' time is no accident, in two iterations either",
+    )  # fmt: skip
+    named_slowdown: float = limit(
+        1.4, "ratio", Origin.BENCHMARK,
+        "from which a link is named: of those that share a port or a switch one may always meet "
+        "others and be slower by a third, while ports fall to half their speed or less",
+    )  # fmt: skip
+    named_in_few: float = limit(
+        1.7, "ratio", Origin.BENCHMARK,
+        "the same in a window of few iterations: of 44 links named there 40 were slow, by 1.75 and "
+        "more, and four sound ones had met others, or late launches, by up to 1.9",
+    )  # fmt: skip
+    named_beside_one: float = limit(
+        2.0, "ratio", Origin.PHYSICS,
+        "the same of a connection inside a host that has one equal only, which may be the quick "
+        "one: a lane or a port that fell to half its speed",
+    )  # fmt: skip
+    devices_of_a_nic: int = limit(
+        2, "devices", Origin.PHYSICS, "that share a NIC where a host has fewer NICs than GPUs"
+    )
+    late_launch_ns: float = limit(
+        100_000.0, "ns a transfer", Origin.PHYSICS,
+        "lost where an end's device waits for its host: some launches of ten microseconds each",
+    )  # fmt: skip
+    as_long_share: float = limit(
+        0.75, "share of the effect", Origin.CONVENTION,
+        "that an equal connection's transfer loses if it takes as long as a slow one's",
+    )  # fmt: skip
+    shared_share: float = limit(
+        0.1, "share of the transfers", Origin.BENCHMARK,
+        "of equal connections that take as long now and then, from which on a port that they share "
+        "may be the reason: 0.18 where pairs of sound ranks shared a NIC, next to 0 elsewhere",
+    )  # fmt: skip
+    cpu_min_slowdown: float = limit(
+        1.5, "ratio", Origin.PHYSICS, "on the CPU a transfer is mostly the system's scheduling"
+    )
+    cpu_min_step_share: float = limit(
+        0.02, "share of an iteration", Origin.CONVENTION, "that a slow link on CPUs must cost"
+    )
+    all_of_a_rank_share: float = limit(
+        0.7, "share", Origin.CONVENTION,
+        "of a rank's edges and groups that must be slow before the rank itself is named",
+    )  # fmt: skip
+    fine_share: float = limit(
+        0.3, "share of the effect", Origin.BENCHMARK,
+        "that a connection may be slower by and still be a witness for its ends",
+    )  # fmt: skip
+    witness_rate_ratio: float = limit(
+        1.2, "times the slow one's bytes a second", Origin.BENCHMARK,
+        "that a connection must carry to be a witness for its ends: what carries no more than the "
+        "slow one may be held up by the same port",
+    )  # fmt: skip
+    bandwidth_share: float = limit(
+        0.5, "share of the best kind's", Origin.BENCHMARK,
+        "bytes a second below which a kind of transfer usually shows something else than the "
+        "bandwidth of a connection that carries more in another kind",
+    )  # fmt: skip
+    same_loss_share: float = limit(
+        0.2, "share of the loss", Origin.BENCHMARK,
+        "within which two groups lose the same, so that the less slow one waits for the other",
+    )  # fmt: skip
+    clock_errors: float = limit(
+        2.0, "times the clock error", Origin.MATHEMATICS, "one of each end of a transfer"
+    )
+    most_clock_share: float = limit(
+        0.1, "share of an iteration", Origin.CONVENTION,
+        "by which clocks may miss each other if a rank that leaves late is to be believed",
+    )  # fmt: skip
+    min_axis_share: float = limit(
+        0.1, "share", Origin.CONVENTION,
+        "operations with less of an axis's transfer time say little about its links",
+    )  # fmt: skip
+    min_before: int = limit(
+        1, "iterations", Origin.MATHEMATICS, "before a change: the noise is that of those since"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Networks:
+    """Hosts whose network is slow."""
+
+    spread_log: float = limit(0.03, "log", Origin.PHYSICS, "by which equal links differ for good")
+    min_connections: int = limit(
+        2, "connections", Origin.CONVENTION, "that a host's slow network shows in at least"
+    )
+    sure_sigmas: float = limit(
+        4.0, "sigma", Origin.CONVENTION, "by which the connections of a slow network stand out"
+    )
+    least_quick_hosts: int = limit(
+        2, "hosts", Origin.CONVENTION,
+        "that are quick inside before another one is not just built otherwise",
+    )  # fmt: skip
+    outer_share: float = limit(
+        0.25, "share of the connections", Origin.CONVENTION,
+        "on either side that may lie beyond the gap between slow and quick ones",
+    )  # fmt: skip
+    alike_ratio: float = limit(
+        1.05, "ratio", Origin.BENCHMARK,
+        "below which spans of slow and quick transfers last as long by one clock: clocks differ",
+    )  # fmt: skip
+    unharmed_share: float = limit(
+        0.3, "share of the floor", Origin.BENCHMARK,
+        "a kind of transfers that is slower by less acquits the network",
+    )  # fmt: skip
+    min_bytes: int = limit(
+        65_536, "bytes", Origin.PHYSICS, "below which a transfer is latency, not bandwidth"
+    )
+    most_share: float = limit(
+        0.6, "share of the iteration", Origin.BENCHMARK,
+        "of transfers between hosts, from which on quicker ones shorten it, whatever a replay says",
+    )  # fmt: skip
+    min_scaled_bytes: int = limit(
+        16_777_216, "bytes", Origin.PHYSICS,
+        "from which on a ring takes time in proportion to its size: its latency is next to nothing",
+    )  # fmt: skip
+    max_size_ratio: float = limit(
+        4.0, "ratio", Origin.PHYSICS,
+        "between neighbouring sizes that are compared by the byte: an embedding's part of a stage",
+    )  # fmt: skip
+    min_scaled_slowdown: float = limit(
+        1.5, "ratio", Origin.PHYSICS,
+        "effect floor by the byte: a port that fell to half its speed, or below, takes twice as "
+        "long; algorithms that change with the size do less",
+    )  # fmt: skip
+    min_step_share: float = limit(
+        0.005,
+        "share of an iteration",
+        Origin.BENCHMARK,
+        "that a slow network costs one of its ranks",
+    )
+    most_of_nic: float = limit(
+        250.0, "GB/s one way", Origin.PHYSICS,
+        "that one connection gets of a host's NICs (eight of 400 Gbit/s carry 400 together): what "
+        "is quicker goes over NVLink from host to host, and is no equal of what does not",
+    )  # fmt: skip
+    rings_agree_share: float = limit(
+        0.15, "share of the effect", Origin.BENCHMARK,
+        "within which a stage's rings are slower by as much as its host's messages: 0.03 where "
+        "that host was slow; rings of unknown size of sound stages differ by a tenth or a third",
+    )  # fmt: skip
+    culprit_share: float = limit(
+        0.5, "share of the slow connections", Origin.CONVENTION,
+        "that a rank must be in to be blamed for them, not one of two hosts that cannot be told "
+        "apart: of a host with two ranks it is in half",
+    )  # fmt: skip
+    same_wire_share: float = limit(
+        0.5, "share of the groups", Origin.CONVENTION,
+        "that join the same hosts and are so quick, beyond which the others of them should be",
+    )  # fmt: skip
+    caveat_ratio: float = limit(
+        1.05, "ratio", Origin.CONVENTION,
+        "of a step that a network at half its speed, which could not be seen, would make longer: "
+        "said beside health",
+    )  # fmt: skip
+    half_speed_ratio: float = limit(
+        2.0, "ratio", Origin.PHYSICS,
+        "by which a port that fell to half its rate transfers slower: what a network that nobody "
+        "can see may cost is reckoned so",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Flaps:
+    """Connections between hosts that are slow now and then."""
+
+    slow_ratio: float = limit(
+        2.0, "ratio", Origin.PHYSICS,
+        "of an iteration's transfers to those of quick ones: a port that fell to half its rate",
+    )  # fmt: skip
+    least_connections: int = limit(
+        3, "connections", Origin.CONVENTION, "that are slow before what they share is at fault"
+    )
+    least_times: int = limit(
+        3, "iterations", Origin.CONVENTION, "in which each of two is slow, for these to be enough"
+    )
+    most_left_share: float = limit(
+        0.05, "share of what is lost", Origin.CONVENTION,
+        "that connections lose without whoever is named",
+    )  # fmt: skip
+    least_left_share: float = limit(
+        0.1, "share of what is lost", Origin.CONVENTION,
+        "that they lose without anybody else, who would be named as well as not",
+    )  # fmt: skip
+    least_share: float = limit(
+        0.02, "share of all time", Origin.CONVENTION, "lost to it before it is spoken of"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NvLinks:
+    """Groups inside a host that communicate at the pace of PCIe."""
+
+    least_share: float = limit(
+        0.2, "share of the one-way rate", Origin.PHYSICS,
+        "of a device's NVLinks that collectives of 16 MB reach at least; H200s show 0.64 to 0.81",
+    )  # fmt: skip
+    surely_full_share: float = limit(
+        0.45, "share of the one-way rate", Origin.PHYSICS,
+        "that no group reaches of which an NVLink is at half its speed: half of 0.81, and a little",
+    )  # fmt: skip
+    least_ranks: int = limit(2, "ranks", Origin.PHYSICS, "that one slow connection slows")
+    least_collectives: int = limit(
+        16, "collectives", Origin.BENCHMARK,
+        "of a rank and a kind, of which the quickest waited for nobody; of three or four they do "
+        "not: up to nine times as long on sound ranks",
+    )  # fmt: skip
+    alike_ratio: float = limit(
+        1.25, "ratio", Origin.CONVENTION,
+        "within which the quickest of the others, or of the slow ranks, and their numbers lie",
+    )  # fmt: skip
+    most_of_pcie: float = limit(
+        64.0, "GB/s one way", Origin.PHYSICS,
+        "of sixteen lanes of PCIe 5: groups of one host that carry more do so over NVLink",
+    )  # fmt: skip
+    min_step_share: float = limit(
+        0.02, "share of an iteration", Origin.CONVENTION,
+        "that would be gained at that rate before it is worth a word",
+    )  # fmt: skip
+
+
+LINKS = _Links()
+NETWORKS = _Networks()
+FLAPS = _Flaps()
+NVLINKS = _NvLinks()
