@@ -122,8 +122,8 @@ class Finding:
         like it were right on ground that nobody had looked at (`TRUST`), and by how many peers a
         slow device was held against. The doubts add up.
 
-        Example: of the names for a connection of two ranks 64 of 100 were right, three steps below
-        high: low, however improbable chance is. A host that is blamed for several ranks (97 of 100,
+        Example: of the names for a connection of two ranks 89 of 100 were right, three steps below
+        high: low, however improbable chance is. A host that is blamed for several ranks (98 of 100,
         one step) with a q-value of 0.0005 (one step) is moderate.
         """
         most = (TRUST.high_q, TRUST.good_q, TRUST.moderate_q)

@@ -35,7 +35,7 @@ def test_chance_alone_decides_where_a_slow_device_costs_the_step(q_value, word):
     [
         (Cause.COMPUTE, 1.05, "high"),
         (Cause.COMPUTE, 1.04, "good"),
-        (Cause.LOADER, 1.2, "high"),
+        (Cause.LOADER, 1.2, "good"),
         (Cause.HOST, 1.2, "high"),
         (Cause.HOST, 1.01, "moderate"),
         (Cause.LINK, 3.0, "high"),
@@ -54,7 +54,7 @@ def test_few_peers_take_a_step_unless_its_clock_was_read(num_peers, is_read, wor
     few = named(num_peers=num_peers, is_read=is_read)
     assert few.confidence == word
     assert replace(few, owner=Owner.UNDECIDED).confidence == "high"  # as sure as chance leaves it
-    assert replace(few, cause=Cause.LOADER).confidence == "high"
+    assert replace(few, cause=Cause.LINK).confidence == "high"
 
 
 def test_a_device_that_is_slow_now_and_then_may_get_longer_documents_at_times():
@@ -62,7 +62,7 @@ def test_a_device_that_is_slow_now_and_then_may_get_longer_documents_at_times():
     assert at_times.named_as == "compute_at_times"
     assert [at_times.confidence, named().confidence] == ["good", "high"]
     assert replace(at_times, num_peers=1).confidence == "moderate"
-    assert replace(at_times, cause=Cause.LOADER).confidence == "high"
+    assert replace(at_times, cause=Cause.LINK).confidence == "high"
 
 
 def test_a_host_that_is_blamed_for_several_ranks_is_less_sure_than_for_one():
