@@ -67,6 +67,11 @@ LONE_RANK = (
     "no other rank shares the stage, so a slow device would show the same: a benchmark of "
     "it and of another stage's, a second replica or granularity full decide"
 )
+LONE_GROUP = (
+    "its ranks wait for each other inside their passes, which was not recorded, and no other TP "
+    "group shares the stage: one slow device of them would show the same; granularity full, a "
+    "benchmark of them and of another stage's, or a second replica decide"
+)
 OF_KERNELS = (
     "all kernels of an iteration together, without the optimizer's: a profile does not tell "
     "forward and backward passes"
@@ -264,8 +269,8 @@ def _doubt(members: Members, heavy: HeavyStage, slow: set[int]) -> tuple[str, st
     rows = members.rows_of_stage(stage)
     hosts = {members.hosts[row] for row in rows}
     num_ranks = sum(len(members.workers[row]) for row in rows)
-    if num_ranks == 1:
-        return LONE_RANK, ""
+    if len(rows) == 1:
+        return LONE_RANK if num_ranks == 1 else LONE_GROUP, ""
     if hosts == {""}:
         is_one_host = num_ranks <= IMBALANCE.most_ranks_of_host and heavy.is_multiplied
         return UNKNOWN_HOST if is_one_host else "", ""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from detect import Cause, Owner, Verdict
 from detect.causes.bursts import _over_place
 from detect.causes.hits import lone_pause
+from detect.causes.imbalance import LONE_GROUP
 from detect.causes.one_of_two import pair_burst
+from detect.detector import judge
+from detect.observe.extract import observe
 from detect.text import render_text
+from detect.thresholds.adjustable import DetectorSettings
 from megascan.topology import Layout
 
 
@@ -77,6 +83,15 @@ def test_a_stage_of_few_devices_that_differ_by_as_much_may_be_slow_by_chance(
     (finding,) = report.report().findings
     assert (finding.cause, finding.owner) == (Cause.STAGE_IMBALANCE, owner)
     assert any("may be chance" in one for one in finding.evidence) == (owner == Owner.UNDECIDED)
+
+
+@pytest.mark.parametrize(("dp", "owner"), [(1, Owner.UNDECIDED), (2, Owner.JOB)])
+def test_a_stage_of_one_group_that_waits_inside_its_passes_may_have_one_slow_device(job, dp, owner):
+    made = job(layout=Layout(tp=2, dp=dp, pp=2), work=last_is(1.4))
+    unsplit = replace(observe(made.timeline()), splits_tensor_groups=False)
+    (finding,) = judge(unsplit, DetectorSettings()).findings
+    assert (finding.cause, finding.owner) == (Cause.STAGE_IMBALANCE, owner)
+    assert (LONE_GROUP in finding.evidence) == (owner == Owner.UNDECIDED)
 
 
 def test_layers_that_are_slow_when_the_stage_is_do_not_make_it_the_jobs(job):
