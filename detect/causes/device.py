@@ -188,7 +188,7 @@ def _is_slow_in_its_group(seen: Observations, passes: Slowness, row: int) -> boo
     elsewhere = passes.effects[members.other_stages(row)]
     if seen.hidden_axes or not len(elsewhere):
         return False
-    least = PAIRS.least_as_mate * effects[:, [row, *mates_of(members, row)]].max()
+    least = PAIRS.least_as_mate * effects[:, [row, *mates_of(members, row)]].max(axis=1)
     is_alone = float(elsewhere.max()) <= PAIRS.elsewhere_share * passes.effects[row]
     return is_alone and bool((effects[:, row] >= least).all())
 
@@ -676,15 +676,6 @@ def _own_and_theirs(
     others = [one for one in members.rows_of_stage(int(members.stage[row])) if one != row]
     peers = [seen.counters.get(int(members.ranks[one]), {}) for one in others]
     return seen.counters.get(int(members.ranks[row]), {}), [one for one in peers if one]
-
-
-def brakes(seen: Observations, row: int) -> list[str]:
-    """Return what holds down the clock of a rank's device and of none of its stage peers' (NVML),
-    such as heat; nothing where that was not read.
-    """
-    own, peers = _own_and_theirs(seen, row)
-    theirs = [int(readings.get(REASONS_NAME, 0)) for readings in peers]
-    return peculiar_reasons(int(own.get(REASONS_NAME, 0)), theirs)
 
 
 def reading_evidence(seen: Observations, row: int) -> list[str]:

@@ -51,7 +51,7 @@ from detect.causes.device import (
     Slowness,
     Suspicion,
     attention_residuals,
-    brakes,
+    held_down,
     mates_of,
     optimizer_shows,
     over_others,
@@ -373,7 +373,8 @@ def _is_held_down(case: Case) -> bool:
     """
     if case.clock is None:
         return False
-    return bool(brakes(case.seen, case.row)) or _clock_stands_out(case, case.clock[0])
+    rank = case.clock[0]
+    return held_down(case.seen, case.excluded, rank) or _clock_stands_out(case, rank)
 
 
 def _clock_stands_out(case: Case, rank: int) -> bool:
