@@ -26,7 +26,6 @@ from detect.causes.device import (
     mates_of,
     not_shown,
     optimizer_shows,
-    reading_evidence,
     spares_lookups,
     stages_alike,
     stands_out_by_lookups,
@@ -65,6 +64,7 @@ from detect.causes.ordinary import (
     ordinary_difference,
 )
 from detect.causes.power import Power, limits, planted_power, slowest
+from detect.causes.readings import reading_evidence
 from detect.causes.searches import (
     ComputeSearch,
     SlowRow,
