@@ -25,8 +25,8 @@ Causes:                                             What they share, and what fo
     memory.py        slow device memory (profiles)                   counted
     spared.py        slow in products of matrices,
                      less where memory is moved
-    corruption.py    who computes wrongly (probes)      device.py    slow, or on long data; what a
-    hosts.py         whole hosts, launching late                     device's clock says
+    corruption.py    who computes wrongly (probes)      device.py    slow, or on long data
+    hosts.py         whole hosts, launching late        readings.py  what a device's clock says
     paused_hosts.py  hosts that stall now one rank,     launching.py a device that waits for its
                      now another                                     host, and whose fault that is
     loading_hosts.py  hosts that load far longer

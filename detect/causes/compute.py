@@ -26,8 +26,6 @@ from detect.causes.device import (
     mates_of,
     not_shown,
     optimizer_shows,
-    reading_evidence,
-    spares_lookups,
     stages_alike,
     stands_out_by_lookups,
     waits_beside,
@@ -65,6 +63,7 @@ from detect.causes.ordinary import (
     ordinary_difference,
 )
 from detect.causes.power import Power, limits, planted_power, slowest
+from detect.causes.readings import reading_evidence
 from detect.causes.searches import (
     ComputeSearch,
     SlowRow,
@@ -408,10 +407,12 @@ def _is_slow_for_its_place(case: Case) -> bool:
 
 
 def _slow_on_the_mean(case: Case) -> Decision:
-    """Judge a row whose typical pass is as quick as its peers', by its kernels and lookups."""
+    """Judge a row whose typical pass is as quick as its peers', by its kernels. Lookups that are as
+    quick do not tell: chips whose clocks come and go, by a tenth, look like that.
+    """
     if stages_alike(case.seen.members, case.passes.effects, case.row):
         return Decision(False, OF_ITS_REPLICA)
-    why = _by_what_it_moves(case) or spares_lookups(case)
+    why = _by_what_it_moves(case)
     return Decision(bool(why), why or ON_THE_MEAN)
 
 

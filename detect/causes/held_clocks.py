@@ -23,7 +23,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from detect.causes.device import CLOCK_NAME, GPU_ADVICE, held_down, low_clocks
+from detect.causes.device import GPU_ADVICE
 from detect.causes.finding import (
     Answer,
     Inquiry,
@@ -31,6 +31,7 @@ from detect.causes.finding import (
     rows_of_findings,
     shared_place,
 )
+from detect.causes.readings import CLOCK_NAME, held_down, low_clocks
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.text import ranks_text, times

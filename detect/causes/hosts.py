@@ -43,13 +43,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.causes.device import (
-    HOST_ADVICE,
-    UNKNOWN_ROLES,
-    attention_residuals,
-    low_clocks,
-    waits_beside,
-)
+from detect.causes.device import HOST_ADVICE, UNKNOWN_ROLES, attention_residuals, waits_beside
 from detect.causes.finding import (
     OTHERS_WAIT,
     Answer,
@@ -58,6 +52,7 @@ from detect.causes.finding import (
     build_finding,
 )
 from detect.causes.launching import WANDERS, is_host_bound, is_nearly_bound, may_wait_unseen
+from detect.causes.readings import low_clocks
 from detect.causes.searches import load_as_long, loading_of, ranks_that_load, tells_no_storage
 from detect.observe.observations import BACKWARD, FORWARD, Observations
 from detect.report import Cause, Finding, Owner

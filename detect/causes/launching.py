@@ -23,9 +23,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from detect.causes.device import draws_more, host_advice, mates_of
+from detect.causes.device import host_advice, mates_of
 from detect.causes.finding import ratio_without
 from detect.causes.hits import num_runs
+from detect.causes.readings import draws_more
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.causes.device import CLOCK_NAME, GPU_ADVICE, held_down, work_lowers_clock
+from detect.causes.device import GPU_ADVICE
 from detect.causes.finding import (
     Answer,
     Claim,
@@ -45,6 +45,7 @@ from detect.causes.finding import (
 )
 from detect.causes.launching import is_host_bound
 from detect.causes.ordinary import chance_of_sound, reach_of_sound
+from detect.causes.readings import CLOCK_NAME, held_down, work_lowers_clock
 from detect.observe.observations import REASONS_NAME, Observations, is_at_rest, peculiar_reasons
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

@@ -20,11 +20,12 @@ compute. What speaks against other reasons:
 
 Where its passes are slower than those of all its peers, a step need not be as slow to tell. Nor
 where all of its peers wait for it unseen, inside passes that are equally long then (experts of all
-replicas, whose exchange nobody recorded). Example: a clock half as high, steps of 443, 504, 441 and
-444 us, passes equal within 0.1 %. Nor where its embedding and loss, which move memory for each
-token, are slower by about as much, and products of matrices are not: longer data lengthen no step,
-a slow host or waiting no lookups, so the device's memory is slow. Example: step, embedding and loss
-1.32, 1.24 and 1.22 times, MLPs 1.07.
+replicas, whose exchange nobody recorded; parameters that are gathered for each layer). Example: a
+clock half as high, steps of 443, 504, 441 and 444 us, passes equal within 0.1 %. Nor where its
+embedding and loss, which move memory for each token, are slower by about as much, and products of
+matrices are not: longer data lengthen no step, a slow host or waiting no lookups, so the device's
+memory is slow. Example: step, embedding and loss 1.32, 1.24 and 1.22 times, MLPs 1.07. The mates of
+a job's only TP group, of which the first one has a little more to update, are told by that alone.
 
 Example: rank 0 takes 1,473 ms for its step and its three peers 191 ms, in iterations of 1,829 ms,
 of which the peers wait 1,099 ms: 7.7 times.
@@ -55,7 +56,7 @@ from detect.causes.finding import (
     undecided_if_free,
 )
 from detect.causes.launching import stands_still, waits_for_launches
-from detect.observe.observations import EachRank, Members, Observations
+from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import Usual, compare_within, stage_groups
@@ -64,7 +65,7 @@ from detect.text import counted, milliseconds, place, times
 from detect.thresholds.devices import COMPUTE, DEVICE, OPTIMIZER, ORDINARY, PAIRS
 from detect.thresholds.observing import OCCUPANCY
 from detect.whatif.traced import joined_groups
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.timeline import rows_alike
 
 ADVICE = (
@@ -138,13 +139,18 @@ def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
     seen = inquiry.seen
     every = seen.each_rank
     members, time_ns = every.members, every.optimizer_ns
-    # they update equally many parameters
-    groups = [rows for rows in rows_alike(members.numbered("pp", "tp")) if len(rows) > 1]
+    # they update equally many parameters; ranks of one TP group nearly as many
+    alike, mates = (rows_alike(members.numbered(*axes)) for axes in (("pp", "tp"), ("pp",)))
+    groups = [rows for rows in alike if len(rows) > 1]
+    are_mates = not groups
+    groups = groups or [rows for rows in mates if len(rows) > 1]
     suspects = _suspects(inquiry, members, time_ns, groups) if groups else ()
     if not suspects:
         return []
     passes = compare_within(seen.work, seen.members, stage_groups(seen.members), inquiry.slow).value
-    over = over_others(time_ns, groups, np.zeros(len(members), dtype=bool))
+    # a slow one of three would be half of what its sound peers are measured by
+    excluded = mask_of([one.row for one in suspects], len(members))
+    over = over_others(time_ns, groups, excluded)
     found = []
     for one in suspects:
         rank, active = int(members.ranks[one.row]), one.course.active
@@ -164,11 +170,11 @@ def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
             passes_ns=_excess_of_passes(
                 seen, row, active, one.course.effect if hides else float(level[row])
             ),
-            is_confirmed=is_slowest and _stands_out(over[:, active], one, group),
+            is_confirmed=is_slowest and _stands_out(over[:, active], one, group, excluded),
             hides_in_passes=hides,
-            lookups_ns=_excess_of_lookups(seen, every, one, groups, float(level[row])),
+            lookups_ns=_excess_of_lookups(seen, one, groups, excluded, float(level[row])),
         )
-        if _is_worth_saying(inquiry, slow):
+        if _is_worth_saying(inquiry, slow) and (slow.lookups_ns > 0 or not are_mates):
             found.append(slow)
     return found
 
@@ -192,7 +198,7 @@ def _is_worth_saying(inquiry: Inquiry, slow: _SlowStep) -> bool:
 
 
 def _excess_of_lookups(
-    seen: Observations, every: EachRank, suspect: Suspect, groups: list[Integers], passes: float
+    seen: Observations, suspect: Suspect, groups: list[Integers], excluded: Flags, passes: float
 ) -> float:
     """Return what a rank's lookups take longer in an iteration, ns, if all of them that are long
     enough to tell are slower by about as much as its step, and far more than its passes; else 0.
@@ -200,18 +206,17 @@ def _excess_of_lookups(
     row, active, effect = suspect.row, suspect.course.active, suspect.course.effect
     if passes >= OPTIMIZER.most_passes_share * effect:
         return 0.0
-    excess_ns = 0.0
+    excess_ns, every = 0.0, seen.each_rank
     for kind in range(every.lookups_ns.shape[2]):
         time_ns = every.lookups_ns[:, active, kind]
         own_ns = float(robust.median(time_ns[row]))
         if not own_ns >= DEVICE.least_lookup_ns:
             continue
-        nobody = np.zeros(len(time_ns), dtype=bool)
-        over = robust.centre(over_others(time_ns, groups, nobody))
-        slower, peers = float(over[row]), np.delete(over, row)
+        over = robust.centre(over_others(time_ns, groups, excluded))
+        slower, peers = float(over[row]), over[~excluded]
         is_known = bool(np.isfinite(peers).any())
-        if len(over) == 2 and slower >= PAIRS.min_effect_log:
-            is_known = False  # the peer mirrors it
+        if not is_known and slower < PAIRS.min_effect_log:
+            return 0.0  # two sound devices may differ by as much
         spread = float(np.sqrt(np.nanmean(peers**2))) if is_known else 0.0
         is_alike = PAIRS.agrees_share * effect <= slower <= effect / PAIRS.agrees_share
         if not (is_alike and slower >= ORDINARY.rms_factor * spread):
@@ -230,8 +235,11 @@ def _excess_of_passes(seen: Observations, row: int, active: Flags, slowdown: flo
 
 def _all_wait_unseen(seen: Observations, row: int) -> bool:
     """Return whether all of a row's stage exchange something with each other inside their passes
-    that nobody recorded: each pass is as long as that of the slowest rank.
+    that nobody recorded, or parameters for which passes wait: each pass is as long as that of the
+    slowest rank.
     """
+    if seen.hides_waiting or seen.waits_between_layers:
+        return True
     members = seen.members
     group = joined_groups(members.layout, members.ranks, seen.hidden_axes)
     of_stage = members.rows_of_stage(int(members.stage[row]))
@@ -254,15 +262,14 @@ def _is_slowest_in_passes(members: Members, row: int, level: Floats) -> bool:
     return is_slow and is_told and bool(others.max() < PAIRS.agrees_share * level[row])
 
 
-def _stands_out(over: Floats, suspect: Suspect, group: Integers) -> bool:
+def _stands_out(over: Floats, suspect: Suspect, group: Integers, excluded: Flags) -> bool:
     """Return whether a step is longer than those of its peers by far more than these differ, but
     not by so much that it must wait inside; `over` (row, iteration) is the time of steps over those
     of peers, log.
     """
     level = robust.median(over, axis=1)
-    # the one peer of a pair mirrors it: other pairs tell how steps differ
-    others = group[group != suspect.row]
-    peers = np.delete(level, group) if len(group) == 2 else level[others]
+    # the one peer of a pair shows nothing: other pairs tell how steps differ
+    peers = np.delete(level, group) if len(group) == 2 else level[group[~excluded[group]]]
     spread = float(np.sqrt(np.nanmean(peers**2))) if np.isfinite(peers).any() else np.inf
     least = OPTIMIZER.confirmed_sigmas * max(spread, OPTIMIZER.noise_log / 2)
     return least <= float(level[suspect.row]) <= DEVICE.most_optimizer_log
@@ -414,7 +421,7 @@ def _finding(inquiry: Inquiry, slow: _SlowStep, doubt: str) -> Finding:
     also, passes = "", ""
     hides = slow.is_confirmed and slow.hides_in_passes
     if hides:
-        passes = "; all ranks of its stage wait for it inside their passes, which nobody recorded"
+        passes = "; all ranks of its stage wait for it inside their passes, where it is not seen"
     elif slow.is_confirmed:
         also = f" and for its passes {times(float(np.exp(slow.passes)))}"
     elif np.isfinite(slow.passes):

@@ -47,19 +47,17 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import (
-    CLOCK_NAME,
     Slowness,
     Suspicion,
     attention_residuals,
-    brakes,
     mates_of,
     optimizer_shows,
     over_others,
     shares_its_memory,
-    slow_clock,
     spares_lookups,
 )
 from detect.causes.finding import Inquiry
+from detect.causes.readings import CLOCK_NAME, held_down, slow_clock
 from detect.causes.searches import ComputeSearch, SlowRow
 from detect.observe.observations import BACKWARD, FORWARD, Members
 from detect.report import Owner
@@ -163,7 +161,7 @@ class Case(Suspicion):
         """Return the rank of the row whose clock explains the slowness, and a sentence; None where
         no clock does.
         """
-        return slow_clock(self)
+        return slow_clock(self.seen, self.excluded, self.row, self.effect)
 
     @cached_property
     def longer_step(self) -> LongerStep | None:
@@ -373,7 +371,8 @@ def _is_held_down(case: Case) -> bool:
     """
     if case.clock is None:
         return False
-    return bool(brakes(case.seen, case.row)) or _clock_stands_out(case, case.clock[0])
+    rank = case.clock[0]
+    return held_down(case.seen, case.excluded, rank) or _clock_stands_out(case, rank)
 
 
 def _clock_stands_out(case: Case, rank: int) -> bool:

@@ -86,6 +86,25 @@ def test_a_lower_clock_alone_does_not_tell_a_fault_from_a_slower_chip(
 
 
 @pytest.mark.parametrize(
+    ("reasons", "owner"), [(0.0, Owner.UNDECIDED), (64.0, Owner.NODE)], ids=["chips", "heat"]
+)
+def test_heat_that_holds_down_half_of_the_devices_is_no_slower_chips(job, reasons, owner):
+    """Both devices of a host, of two hosts: what holds one down is no usual reason for the other.
+    Of one host alone two chips may be 7 % slower than two others.
+    """
+    counters = {rank: NORMAL | {"clock_event_reasons": 0.0} for rank in range(4)}
+    for rank in (0, 1):
+        counters[rank] |= {"sm_clock_mhz": 1850.0, "clock_event_reasons": reasons}
+
+    def work(slot):
+        return 1.07 if slot.rank < 2 and slot.name != "optimizer" else 1.0
+
+    made = job(layout=Layout(dp=4), counters=counters, work=work)
+    found = [(one.ranks, one.owner) for one in made.report().findings]
+    assert sorted(found) == [((0,), owner), ((1,), owner)]
+
+
+@pytest.mark.parametrize(
     ("clocks", "stands_out"),
     [
         ((1980, 1965, 1980, 1995, 1980, 1965, 1980), True),

@@ -95,8 +95,15 @@ def test_another_slow_ranks_optimizer_shows_how_far_they_may_be_off(job, quicker
         (True, 1.15, 1.2, set()),
         (False, 1.0, 1.2, set()),
         (True, 1.0, 1.13, {(1,)}),
+        (True, 1.0, 1.25, {(0,)}),
     ],
-    ids=["both slow", "longer data", "waiting unseen", "one waits in its backward passes"],
+    ids=[
+        "both slow",
+        "longer data",
+        "waiting unseen",
+        "one waits in its backward passes",
+        "one is slower forward than backward",
+    ],
 )
 def test_other_stages_tell_a_slow_group_from_longer_data(
     job, exchanging, is_recorded, elsewhere, forward, named

@@ -240,15 +240,16 @@ def test_a_step_tells_a_slow_device_where_uneven_data_hide_its_passes(job):
     assert finding.step_time_cost_ratio > 1.05
 
 
+@pytest.mark.parametrize("num_replicas", [3, 4])
 @pytest.mark.parametrize(
     ("lookups", "passes", "expected"),
     [
-        (1.25, 1.02, [((2,), Cause.COMPUTE, Owner.NODE)]),
-        (1.0, 1.02, []),
+        (1.25, 1.015, [((2,), Cause.COMPUTE, Owner.NODE)]),
+        (1.0, 1.015, []),
     ],
     ids=["slow memory", "a step alone"],
 )
-def test_a_step_is_believed_where_lookups_are_as_slow(job, lookups, passes, expected):
+def test_a_step_is_believed_where_lookups_are_as_slow(job, lookups, passes, expected, num_replicas):
     """Its step takes 1.3 times as long, less than hosts of one model may make of it."""
 
     def work(slot):
@@ -256,7 +257,7 @@ def test_a_step_is_believed_where_lookups_are_as_slow(job, lookups, passes, expe
             return 1.0
         return 1.3 if slot.name == "optimizer" else passes
 
-    seen = observe(job(layout=Layout(dp=4), work=work, noise=0.002).timeline())
+    seen = observe(job(layout=Layout(dp=num_replicas), work=work, noise=0.002).timeline())
     lookups_ns = np.full((*seen.busy_ns.shape, 2), 5.0 * MS)
     lookups_ns[2] *= lookups
     told = Tokenwise(dense_ns=np.full(seen.busy_ns.shape, np.nan), lookups_ns=lookups_ns)
@@ -265,24 +266,26 @@ def test_a_step_is_believed_where_lookups_are_as_slow(job, lookups, passes, expe
 
 
 @pytest.mark.parametrize(
-    ("steps", "layout", "expected"),
+    ("steps", "layout", "gathered", "expected"),
     [
-        ({2: 1.13}, Layout(dp=8, ep=8), [((2,), Cause.COMPUTE, Owner.NODE)]),
-        ({2: 1.13}, Layout(dp=8), []),
-        ({2: 1.13, 5: 0.96, 6: 1.05}, Layout(dp=8, ep=8), []),
-        ({}, Layout(dp=8, ep=8), []),
+        ({2: 1.13}, Layout(dp=8, ep=8), False, [((2,), Cause.COMPUTE, Owner.NODE)]),
+        ({2: 1.13}, Layout(dp=8), True, [((2,), Cause.COMPUTE, Owner.NODE)]),
+        ({2: 1.13}, Layout(dp=8), False, []),
+        ({2: 1.13, 5: 0.96, 6: 1.05}, Layout(dp=8, ep=8), False, []),
+        ({}, Layout(dp=8), True, []),
     ],
-    ids=["one", "passes that wait for nobody", "steps that differ", "none"],
+    ids=["one", "parameters", "passes that wait for nobody", "steps that differ", "none"],
 )
-def test_a_step_tells_whom_all_wait_for_unseen(job, steps, layout, expected):
-    """Nobody recorded what experts of all replicas exchange: all passes are as long as the slowest
-    rank's.
+def test_a_step_tells_whom_all_wait_for_unseen(job, steps, layout, gathered, expected):
+    """Nobody recorded what experts of all replicas exchange, or layers wait for parameters that
+    are gathered: all passes are as long as the slowest rank's.
     """
 
     def work(slot):
         return steps.get(slot.rank, 1.0) if slot.name == "optimizer" else 1.5
 
     seen = observe(job(layout=layout, work=work, noise=0.002).timeline())
+    seen = replace(seen, waits_between_layers=gathered)
     found = named(judge(seen, DetectorSettings()))
     assert [one for one in found if one[2] is Owner.NODE] == expected
 
