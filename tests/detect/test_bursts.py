@@ -21,7 +21,6 @@ from detect.causes.hits import FEW, Burst, bursts
 from detect.causes.launching import WANDERS
 from detect.causes.one_of_two import pair_pause
 from detect.causes.paused_hosts import (
-    NEARLY_BOUND,
     NOISY,
     ROUTED,
     PausedHost,
@@ -423,22 +422,6 @@ def test_ranks_that_hardly_ever_lead_pause_for_their_host_if_nothing_ties_them(j
     made = job(layout=layout, hosts=8, iterations=14, work=pause, noise=0.005)
     found = [one for one in made.report().findings if one.owner is Owner.NODE]
     assert [one.ranks for one in found if len(one.ranks) > 1] == named
-
-
-@pytest.mark.parametrize(
-    ("share", "elsewhere", "owner"),
-    [(0.3, (6, 12), Owner.NODE), (0.8, (6, 12), Owner.UNDECIDED), (0.8, (), Owner.NODE)],
-    ids=["launching takes little", "launching takes most", "other hosts are as busy, and quiet"],
-)
-def test_devices_whose_hosts_launch_all_the_time_run_out_of_work_by_themselves(
-    paused_passes, share, elsewhere, owner
-):
-    seen = observe(paused_passes(elsewhere=elsewhere).timeline())
-    told = replace(seen, launching_ns=share * np.ones((8, 1)) * seen.iteration_ns)
-    found = judge(told, DetectorSettings()).findings
-    (finding,) = (one for one in found if len(one.ranks) > 1)
-    assert (finding.owner, finding.ranks) == (owner, (4, 5, 6, 7))
-    assert (NEARLY_BOUND in finding.evidence) == (owner is Owner.UNDECIDED)
 
 
 @pytest.mark.parametrize(
