@@ -28,10 +28,10 @@ long, in 6 iterations, others elsewhere never more than 1.02 times: p = 1e-5.
 shows depends on the stage: between operations where devices wait for their hosts anyway, elsewhere
 inside passes. So what ranks lose in either way is added up, and a host compared with the one that
 loses most of the others (`_Noise`). A host whose stages are on no other one must lose three times
-as much. Four times as much, in two iterations or more, is no chance, however few they are. Example:
-a sound host has all of the job's gaps, 5 % of an iteration, but its passes lose 21 % of it and
-those of the other host 10 %: 2.3 times as much in all. Hosts that were short of memory lost 5 to 40
-times as much as the next one.
+as much. Where it does, and a twentieth of all time in two iterations or more, that is no chance,
+however few they are. Example: a sound host has all of the job's gaps, 5 % of an iteration, but its
+passes lose 21 % of it and those of the other host 10 %: 2.3 times as much in all. Hosts that were
+short of memory lost 5 to 40 times as much as the next one.
 
 Limits: pauses inside passes of ranks with experts may be tokens that a router sends them: the host
 is undecided then. The first stage alone loads, the last one computes the loss. A host that holds
@@ -490,7 +490,8 @@ def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
     """Return what else may be the reason of a host's pauses; none where nothing is."""
     doubts, number, noise = [], paused.burst.row, _Noise.of(seen)
     is_repeated = int(paused.burst.hits.sum()) >= BURSTS.min_hits
-    is_beyond = is_repeated and not noise.explains(number, BURSTS.beyond_noise_ratio)
+    is_heavy = is_repeated and paused.burst.excess.mean() >= BURSTS.sure_host_share
+    is_beyond = is_heavy and not noise.explains(number, BURSTS.noise_ratio)
     if not (paused.burst.is_sure or is_beyond):
         doubts.append(FEW)
     if paused.is_of_one and not (is_beyond and paused.is_sure_of_several):
