@@ -83,7 +83,7 @@ from detect.observe.observations import (
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import compare_within, deviations, peer_groups, stage_groups
-from detect.text import counted, place, ranks_of, ranks_text, times
+from detect.text import counted, place, ranks_text, times
 from detect.thresholds.devices import COMPUTE as LIMITS
 from detect.thresholds.devices import DEVICE, MEMORY, ORDINARY, PAIRS
 from detect.thresholds.observing import PACE, WINDOW
@@ -224,11 +224,11 @@ def _finding(case: Case) -> Finding:
     is_bound = seen.mixes_communication or not seen.splits_tensor_groups
     members, at = seen.members, row
     is_one_of_group = owner == Owner.NODE and len(members.workers[row]) > 1
-    slowest = _rank_of_group(case) if is_one_of_group else None
-    if slowest is not None and seen.workers is not None:
+    slowest = _slow_of_group(case) if is_one_of_group else ()
+    if slowest and seen.workers is not None:
         members = seen.workers.members
-        at = members.row(slowest)
-    ranks = members.workers[at]
+        at = members.row(slowest[0])
+    ranks = slowest or members.workers[at]
     finding = build_finding(
         seen,
         Claim(
@@ -242,7 +242,8 @@ def _finding(case: Case) -> Finding:
             q_value=slow.suspect.q_value,
             num_peers=slow.num_peers,
             saved_ns=saved_by_compute(seen, row, excess),
-            subject=f"{ranks_of(members, at)} ({place(members, at)})",
+            subject=f"{ranks_text(ranks)} "
+            f"({place(members, at) if len(slowest) < 2 else f'host {members.hosts[at]}'})",
             predicate=_predicate(slow, cause, owner, is_bound, is_one=len(ranks) == 1),
             evidence=(
                 *_evidence(seen, slow),
@@ -261,16 +262,18 @@ def _finding(case: Case) -> Finding:
         finding,
         coordinates=members.coordinates(at),
         host=members.hosts[at],
-        device=devices_of(members, [at]),
+        device=devices_of(members, members.rows_with(ranks)),
     )
     return of_far_later_host(finding) if len(ranks) == 1 else finding
 
 
-def _rank_of_group(case: Case) -> int | None:
-    """Return which rank is at fault of a row that stands for several; None where none is shown."""
+def _slow_of_group(case: Case) -> tuple[int, ...]:
+    """Return which ranks are at fault of a row that stands for several; () where none is shown."""
     if case.clock is not None:
-        return case.clock[0]
-    return None if case.longer_step is None else case.longer_step.rank
+        return (case.clock[0],)
+    if case.longer_step is not None:
+        return (case.longer_step.rank,)
+    return () if case.longer_host is None else case.longer_host[0]
 
 
 def _interval(slow: SlowRow, in_all: float) -> tuple[float, float]:
@@ -429,7 +432,15 @@ def _by_its_peers(case: Case) -> Decision:
 
 def _one_of_group(case: Case) -> Decision:
     """Judge a slow row that stands for a TP group: its optimizer steps wait for nobody."""
-    longer = case.longer_step
+    longer, host = case.longer_step, case.longer_host
+    if longer is None and host is not None:
+        ranks, slower = host
+        return Decision(
+            True,
+            f"of its TP group, whose ranks wait for each other inside their passes, "
+            f"{ranks_text(ranks)}, all of one host, have slower optimizer steps "
+            f"({times(float(np.exp(slower)))}) than those at their places in other groups",
+        )
     if longer is None:
         return Decision(False, ONE_OF_GROUP)
     return Decision(

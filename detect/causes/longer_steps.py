@@ -2,6 +2,7 @@
 
     Steps        the optimizer steps of all ranks: whose is longer than those of its mates
     longer_step  the same of a row that stands for its TP group
+    longer_host  the host on all of whose ranks the steps of such a row are longer
 
 Problem: all ranks of the group wait for the slowest inside their passes, which last equally long on
 all of them. In the optimizer step nobody waits for a mate, and a slow device takes longer for it.
@@ -34,6 +35,10 @@ Example: steps of four groups of two, in us; the second group's passes take 1.43
 
 Longer data, a slow link or a busy expert lengthen the passes of a group as well, and no step.
 
+A slow host has longer steps on all of its ranks, by about as much, and on no mate elsewhere: the
+first rank's mates then do not wait for it, they are slow themselves. Example: of a group on two
+hosts four ranks take 1.14 times as long as at their places in other groups, the other four 1.00.
+
 Limits: two slow mates hide each other. Of two replicas of two or three mates on one stage nothing
 shows what leads are without a fault but what is usual, so these must be longer by 5 %.
 """
@@ -46,7 +51,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from detect.causes.device import Suspicion, beyond_others, stages_alike
+from detect.causes.device import Suspicion, beyond_others, over_others, stages_alike
 from detect.observe.observations import EachRank, Members
 from detect.stats import robust
 from detect.stats.residuals import step_noise
@@ -171,6 +176,30 @@ class Steps:
             p_value=p_value,
         )
 
+    def of_host(self, group: int, least: float) -> tuple[tuple[int, ...], float] | None:
+        """Return all ranks of a host, those of a `group` whose steps are longer by `least` (log)
+        and more than at their places in other groups, and by how much; None where such ranks are
+        not all of one host, one stands out from the others, or there are no such places.
+        """
+        own, hosts = self.group == group, np.array(self.members.hosts)
+        places = rows_alike(self.members.numbered("pp", "tp", "cp"))
+        time_ns = np.where(self.time_ns > 0, self.time_ns, np.nan)
+        level = robust.centre(over_others(time_ns, places, self.slow))
+        if not np.isfinite(level[own]).all():
+            return None
+        sound = level[~self.slow & np.isfinite(level)]
+        usual = _Spread(COMPUTE.gpu_spread_log**2, DEVICE.usual_mates)
+        sigma = _Spread.of(sound, len(sound)).beside(usual).sigma
+        longer = own & (level >= max(least, DEVICE.sure_sigmas * sigma))
+        if longer.sum() < 2 or ((hosts == hosts[np.argmax(longer)]) != longer).any():
+            return None
+        steps = np.sort(level[longer])
+        slower = float(np.median(steps[:-1]))
+        are_alike = steps[-1] - slower < PAIRS.agrees_share * slower <= steps[0]
+        is_quick = level[own & ~longer].max(initial=0.0) < PAIRS.agrees_share * slower
+        ranks = tuple(self.members.ranks[longer].tolist())
+        return (ranks, slower) if are_alike and is_quick else None
+
     def _kinds(self, own: Flags) -> list[int]:
         """Return the kinds of lookups that all of `own` ranks have, and that are long enough to
         tell of the device.
@@ -268,13 +297,26 @@ def longer_step(of: Suspicion, every: EachRank, effects: Floats) -> LongerStep |
     members = of.seen.members
     if len(members.workers[of.row]) < 2 or stages_alike(members, effects, of.row):
         return None
-    row_of = {rank: row for row, ranks in enumerate(members.workers) for rank in ranks}
+    return _steps(of, every).longest(of.row, of.effect, DEVICE.optimizer_share)
+
+
+def longer_host(of: Suspicion, every: EachRank) -> tuple[tuple[int, ...], float] | None:
+    """Return all ranks of a host, if of those that a slow row stands for these alone have longer
+    optimizer steps, and by how much (log); None where there is no such host.
+    """
+    if len(of.seen.members.workers[of.row]) < 2:
+        return None
+    return _steps(of, every).of_host(of.row, DEVICE.optimizer_share * of.effect)
+
+
+def _steps(of: Suspicion, every: EachRank) -> Steps:
+    """Return the optimizer steps of all ranks while a row that stands for several is slow."""
+    row_of = {rank: row for row, ranks in enumerate(of.seen.members.workers) for rank in ranks}
     group = np.array([row_of[int(rank)] for rank in every.members.ranks], dtype=np.int64)
-    steps = Steps(
+    return Steps(
         members=every.members,
         time_ns=every.optimizer_ns[:, of.active],
         lookups_ns=every.lookups_ns[:, of.active],
         group=group,
         slow=of.excluded[group],
     )
-    return steps.longest(of.row, of.effect, DEVICE.optimizer_share)

@@ -173,6 +173,18 @@ class Case(Suspicion):
 
         return longer_step(self, every, self.passes.effects)
 
+    @cached_property
+    def longer_host(self) -> tuple[tuple[int, ...], float] | None:
+        """Return the ranks of a host that alone of a TP group have longer optimizer steps, and by
+        how much, log.
+        """
+        every = self.seen.workers
+        if every is None:
+            return None
+        from detect.causes.longer_steps import longer_host
+
+        return longer_host(self, every)
+
     @property
     def is_confirmed(self) -> bool:
         """Return whether the row's clock or its optimizer step, which no data lengthen, is slow."""

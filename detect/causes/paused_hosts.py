@@ -28,10 +28,10 @@ long, in 6 iterations, others elsewhere never more than 1.02 times: p = 1e-5.
 shows depends on the stage: between operations where devices wait for their hosts anyway, elsewhere
 inside passes. So what ranks lose in either way is added up, and a host compared with the one that
 loses most of the others (`_Noise`). A host whose stages are on no other one must lose three times
-as much. Four times as much, in two iterations or more, is no chance, however few they are, and no
-matter of launching either. Example: a sound host has all of the job's gaps, 5 % of an iteration,
-but its passes lose 21 % of it and those of the other host 10 %: 2.3 times as much in all. Hosts
-that were short of memory lost 5 to 40 times as much as the next one.
+as much. Where it does, and a twentieth of all time in two iterations or more, that is no chance,
+however few they are. Example: a sound host has all of the job's gaps, 5 % of an iteration, but its
+passes lose 21 % of it and those of the other host 10 %: 2.3 times as much in all. Hosts that were
+short of memory lost 5 to 40 times as much as the next one.
 
 Limits: pauses inside passes of ranks with experts may be tokens that a router sends them: the host
 is undecided then. The first stage alone loads, the last one computes the loss. A host that holds
@@ -63,7 +63,7 @@ from detect.causes.hits import (
     lost_share,
     over_own_level,
 )
-from detect.causes.launching import is_nearly_bound, may_wait_unseen
+from detect.causes.launching import may_wait_unseen
 from detect.causes.searches import ADVICE
 from detect.observe.observations import BACKWARD, Members, Observations, Work, cut
 from detect.report import Cause, Finding, Owner
@@ -72,7 +72,7 @@ from detect.text import counted, milliseconds
 from detect.thresholds.bursts import BURSTS
 from detect.thresholds.devices import PAIRS
 from detect.thresholds.hosts import HOSTS
-from detect.thresholds.observing import PACE, STARVATION
+from detect.thresholds.observing import PACE
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -80,17 +80,9 @@ ALONE = (
     "its pipeline stages are on no other host: work of theirs alone that varies (loading, the "
     "output layer) may be the reason as well"
 )
-NEARLY_BOUND = (
-    "launching takes its ranks most of an iteration, so their devices run out of work whenever a "
-    "host is a little late: gaps of one host rather than another need no reason of its own"
-)
 ROUTED = (
     "a router sends its ranks more tokens in some passes than in others: their experts would show "
     "the same"
-)
-LONGER = (
-    "its ranks' passes are longer than those of other hosts in quiet times, too: what makes them "
-    "longer (the length of their sequences, say) may vary"
 )
 NOISY = (
     "ranks of other hosts stand still as well, inside passes: where all hosts are noisy one is "
@@ -498,17 +490,14 @@ def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
     """Return what else may be the reason of a host's pauses; none where nothing is."""
     doubts, number, noise = [], paused.burst.row, _Noise.of(seen)
     is_repeated = int(paused.burst.hits.sum()) >= BURSTS.min_hits
-    is_beyond = is_repeated and not noise.explains(number, BURSTS.beyond_noise_ratio)
+    is_heavy = is_repeated and paused.burst.excess.mean() >= BURSTS.sure_host_share
+    is_beyond = is_heavy and not noise.explains(number, BURSTS.noise_ratio)
     if not (paused.burst.is_sure or is_beyond):
         doubts.append(FEW)
     if paused.is_of_one and not (is_beyond and paused.is_sure_of_several):
         doubts.append(OF_ONE)
-    if not is_beyond and _launches_all_the_time(seen, paused):
-        doubts.append(NEARLY_BOUND)
     if paused.in_passes and seen.members.layout.ep > 1:
         doubts.append(ROUTED)
-    if paused.in_passes and not seen.rules_data_out and _are_longer_anyway(seen, paused.rows):
-        doubts.append(LONGER)
     unseen = may_wait_unseen(seen, paused.rows, paused.burst.hits)
     doubts += [unseen] if unseen else []
     if paused.in_passes and _may_wait_for_loaders(seen, paused.burst):
@@ -573,44 +562,6 @@ def _launches_more_slowly(seen: Observations, rows: Integers) -> bool:
     if not np.isfinite(elsewhere).any():
         return False
     return float(np.nan_to_num(pace[rows]).min()) - float(np.nanmax(elsewhere)) >= PACE.slow_log
-
-
-def _are_longer_anyway(seen: Observations, rows: Integers) -> bool:
-    """Return whether the quiet passes of `rows` are longer than those of others of their stages,
-    and no other host has a part of their replicas, which longer data would lengthen as well.
-
-    Example: on one host passes take 1.24 times as long as on the other in the quiet quarter of
-    iterations, and up to 1.8 times in others: replicas that get longer sequences.
-    """
-    replica = seen.members.replica
-    if np.isin(np.delete(replica, rows), replica[rows]).any():
-        return False
-    level = robust.median(_lower_quartile(seen.work.log_ns, axis=1)[:, 0], axis=1)
-    others = np.delete(np.arange(len(level)), rows)
-    stage = seen.members.stage
-    over = [
-        float(np.median(level[rows[stage[rows] == one]]) - np.median(level[peers]))
-        for one in np.unique(stage[rows])
-        if len(peers := others[stage[others] == one])
-    ]
-    return bool(over) and float(np.median(over)) >= np.log1p(BURSTS.least_uneven_share)
-
-
-def _launches_all_the_time(seen: Observations, paused: PausedHost) -> bool:
-    """Return whether launching takes the host's ranks most of an iteration, so that their devices'
-    queues are hardly ever full, or whether their devices wait for most launches in quiet times.
-
-    Example: launching takes 31 of 39 ms; or 94, 50, 100 and 50 % of the operations of four ranks
-    are launched just in time.
-    """
-    rows, quiet = paused.rows, ~paused.burst.hits
-    if seen.launching_ns is None:
-        return False
-    if is_nearly_bound(seen, rows):
-        return True
-    if seen.starved_share is None or not quiet.any():
-        return False
-    return float(robust.median(seen.starved_share[rows][:, quiet])) >= STARVATION.starved_share
 
 
 def _holds_an_end_alone(members: Members, rows: Integers) -> bool:

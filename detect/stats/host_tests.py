@@ -540,7 +540,7 @@ def keeps_its_pace(sides: Sides) -> bool:
     lead = _pace_lead(sides)
     if _is_steady(lead):
         return True
-    for first in range(1, len(lead) - PERSISTENCE.min_normal + 1):
+    for first in range(PAIRS.min_normal_iterations, len(lead) - PERSISTENCE.min_normal + 1):
         before, since = lead[:first], lead[first:]
         least = min(SLOW_PACE.wander_share * float(np.median(since)), SLOW_PACE.sound_log)
         if _is_steady(since) and before.mean() <= least:

@@ -148,8 +148,9 @@ class _Bursts:
     )  # fmt: skip
     noise_ratio: float = limit(
         3.0, "ratio", Origin.BENCHMARK,
-        "to what the next host loses in all, for a host that is a stage of its own: of sound ones "
-        "it was 2.8 at most, of faults 1.5 once, 2.1 once, and 3 and more",
+        "to what the next host loses in all, for a host that is a stage of its own, or whose "
+        "pauses are too few for a proof: of sound ones it was 2.8 at most, of faults 1.5 once, 2.1 "
+        "once, and 3 and more",
     )  # fmt: skip
     beyond_noise_ratio: float = limit(
         4.0, "ratio", Origin.BENCHMARK,

@@ -241,6 +241,32 @@ def test_the_optimizer_tells_which_rank_of_an_unsplit_group_is_slow(job, factor,
         assert "rank 3 alone has a slower optimizer step" in " ".join(finding.evidence)
 
 
+@pytest.mark.parametrize(
+    ("slower", "layout", "named"),
+    [
+        ({2: 1.2, 3: 1.2}, Layout(tp=2, dp=4), True),
+        ({2: 1.2, 3: 1.06}, Layout(tp=2, dp=4), False),
+        ({4: 1.2, 5: 1.2}, Layout(tp=4, dp=4), True),
+        ({4: 1.2, 6: 1.2}, Layout(tp=4, dp=4), False),
+        ({4: 1.2, 5: 1.2, 6: 1.2}, Layout(tp=4, dp=4), False),
+    ],
+    ids=["all alike", "one stands out", "half of the group", "of two hosts", "and one beside"],
+)
+def test_the_optimizer_tells_which_host_of_an_unsplit_group_is_slow(job, slower, layout, named):
+    """Hosts have two ranks each; all ranks of the second group wait for each other in passes."""
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return slower.get(slot.rank, 1.0)
+        return 1.5 if layout.tp <= slot.rank < 2 * layout.tp else 1.0
+
+    seen = observe(job(layout=layout, work=work, hosts=2).timeline())
+    report = judge(replace(seen, splits_tensor_groups=False), DetectorSettings())
+    of_hosts = [one for one in report.findings if one.owner is Owner.NODE and len(one.ranks) > 1]
+    assert [one.ranks for one in of_hosts] == ([tuple(slower)] if named else [])
+    assert all("all of one host" in " ".join(one.evidence) for one in of_hosts)
+
+
 def test_an_optimizer_tells_nothing_of_a_group_that_is_slow_in_forward_passes_alone(job):
     """Ranks 2 and 3 wait in forward passes for what comes late, and rank 3 in its step as well."""
 

@@ -16,7 +16,7 @@ from detect.causes.hosts import (
     _may_be_its_experts,
     _share_their_data,
 )
-from detect.causes.paused_hosts import ALONE, LONGER, _doubts, _paused_host, _pausing_host
+from detect.causes.paused_hosts import ALONE, _doubts, _paused_host, _pausing_host
 from detect.causes.together import gathered
 from detect.detector import judge
 from detect.observe.extract import observe
@@ -752,31 +752,6 @@ def test_a_host_whose_ranks_wait_for_who_collects_garbage_does_not_pause(job, co
     seen = replace(seen, lost_ns={**seen.lost_ns, Cause.GC: collected}, costs=None)
     paused = _paused_host(seen, np.zeros(16, dtype=bool), 0.01)
     assert (paused is not None) == named
-
-
-@pytest.mark.parametrize(
-    ("longer", "layout", "owner"),
-    [
-        (1.0, Layout(dp=8), Owner.NODE),
-        (1.2, Layout(dp=8), Owner.UNDECIDED),
-    ],
-    ids=["quiet passes are as long", "quiet passes are longer, too"],
-)
-def test_what_makes_a_hosts_passes_longer_may_vary(job, longer, layout, owner):
-    random = np.random.default_rng(3)
-    size = random.exponential(1.0, (8, 24, 8, 2)) * (random.random((8, 24, 8, 2)) < 0.2)
-
-    def pause(slot):
-        if slot.rank < 4 or slot.name == "optimizer":
-            return 1.0
-        hit = slot.iteration in {5, 6, 9, 12, 13, 15}
-        is_backward = int(slot.phase == "backward")
-        return longer * (1.0 + hit * size[slot.rank, slot.iteration, slot.microbatch, is_backward])
-
-    seen = observe(job(layout=layout, hosts=4, iterations=14, work=pause, noise=0.005).timeline())
-    paused = _paused_host(seen, np.zeros(8, dtype=bool), 0.01)
-    assert paused is not None and paused.in_passes
-    assert (LONGER in _doubts(seen, paused)) == (owner is Owner.UNDECIDED)
 
 
 @pytest.mark.parametrize(

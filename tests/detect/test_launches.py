@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from detect import Cause, DetectorSettings, Owner
 from detect.causes.hosts import WANDERS
 from detect.detector import judge
 from detect.observe.extract import observe
+from detect.stats.host_tests import PACE, keeps_its_pace
 from megascan.topology import Layout
 
 
@@ -78,6 +80,40 @@ def test_launching_that_comes_and_goes_is_the_load_of_others(job, shares, owner)
     (finding,) = report.findings
     assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, owner, (4, 5, 6, 7))
     assert (WANDERS in finding.evidence) == (owner == Owner.UNDECIDED)
+
+
+@pytest.mark.parametrize(
+    ("lost_ms", "shares", "owner"),
+    [
+        (20.0, [1.0, 0.8, 1.2, 1.1, 0.9], Owner.NODE),
+        (20.0, [1.7, 0.3, 0.2, 1.4, 1.8, 0.9, 0.1, 1.6], Owner.UNDECIDED),
+        (32.0, [1.7, 0.3, 0.2, 1.4, 1.8, 0.9, 0.1, 1.6], Owner.NODE),
+    ],
+    ids=["steady", "wanders", "costs more"],
+)
+def test_what_a_host_loses_that_launches_slowly_now_and_then_may_be_the_load_of_others(
+    job, lost_ms, shares, owner
+):
+    """Its gaps are longer by 4.5 % of the iteration, or by 9 %."""
+    gaps = lost_by(range(4, 8), lost_ms)
+    seen = observe(job(layout=Layout(dp=16), hosts=4, gap_ms=gaps).timeline())
+    assert (Cause.HOST, owner, (4, 5, 6, 7)) in owners(scaled(seen, range(4, 8), shares))
+
+
+@pytest.mark.parametrize(
+    ("lead", "is_kept"),
+    [
+        ([0.5, 0.6, 0.5, 0.4, 0.5], True),
+        ([0.0, 0.1, 0.6, 0.5, 0.5, 0.4], True),
+        ([0.0, 0.43, 0.63, 0.68, 1.03, 0.5], False),
+    ],
+    ids=["throughout", "since the third iteration", "one iteration before it is no history"],
+)
+def test_a_lead_in_launching_is_a_hosts_if_it_stays(lead, is_kept):
+    value = np.array([lead, lead, np.zeros(len(lead)), np.zeros(len(lead))])
+    own = np.array([True, True, False, False])
+    sides = SimpleNamespace(own=own, control=~own, over={PACE: SimpleNamespace(value=value)})
+    assert keeps_its_pace(sides) == is_kept
 
 
 def test_slow_launching_of_one_rank_is_not_the_hosts(stages):
