@@ -153,7 +153,6 @@ def _finding(seen: Observations, slow: _FarLoader) -> Finding:
                 "read from makes loading of some longer by so much",
             ),
             advice=ADVICE[Cause.LOADER],
-            is_replayed=False,
         ),
     )
 

@@ -234,6 +234,9 @@ class Claim:
     """Whether only what stays inside these ranks' host is slower, with whomever."""
     slow_passes_ratio: float = 1.0
     """How many times as long as usual single passes take, where a rank is slow now and then."""
+    recurs: bool = False
+    """Whether it comes back all the time, so that its cost is that of an iteration of the whole
+    window, not of those in which it came."""
 
 
 @dataclass(frozen=True)
@@ -392,13 +395,13 @@ def _replayed(seen: Observations, claim: Claim, within: tuple[int, int]) -> floa
         (claim.cause,),
         within,
         float(np.mean(claim.saved_ns)),
-        claim.slowdown if claim.cause == Cause.COMPUTE else np.inf,
+        claim.slowdown if claim.cause in (Cause.COMPUTE, Cause.LINK) else np.inf,
     )
 
 
 def _falls_short(seen: Observations, claim: Claim, replayed: float, estimate: float) -> bool:
-    """Return whether a replay leaves out what others wait for a slow device, or a slow connection,
-    inside their passes and optimizer steps.
+    """Return whether a replay leaves out what others wait for slow or late ranks, or for a slow
+    connection, inside their passes and optimizer steps.
 
     Example: of two replicas with sharded parameters one computes 1.84 times slower, and the other's
     backward passes are longer still, 48 ms of which 17 are layers: with that rank quicker the
@@ -408,7 +411,7 @@ def _falls_short(seen: Observations, claim: Claim, replayed: float, estimate: fl
     """
     if claim.cause == Cause.LINK:
         return bool(seen.hidden_axes) and replayed < COSTS.least_of_network_ratio <= estimate
-    return seen.waits_between_layers and claim.cause == Cause.COMPUTE and estimate > replayed
+    return seen.waits_between_layers and estimate > replayed
 
 
 def _cost(seen: Observations, claim: Claim, within: tuple[int, int]) -> tuple[float, bool]:
@@ -429,8 +432,9 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
     """Return the finding of a claim."""
     claim = _of_its_model(seen, claim)
     timing = when(claim.course, seen.iterations)
-    cost, is_replayed = _cost(seen, claim, counted_window(seen, timing.first, timing.last))
-    slowed = slowed_by(seen, timing.first, timing.last)
+    reach = when(None if claim.recurs else claim.course, seen.iterations)
+    cost, is_replayed = _cost(seen, claim, counted_window(seen, reach.first, reach.last))
+    slowed = slowed_by(seen, reach.first, reach.last)
     return Finding(
         ranks=claim.ranks,
         cause=claim.cause,

@@ -238,7 +238,6 @@ def _finding_of_loading(seen: Observations, slow: _LoadingHost) -> Finding:
                 *((slow.doubt,) if slow.doubt else ()),
             ),
             advice=ADVICE[Cause.LOADER],
-            is_replayed=False,
         ),
     )
 

@@ -265,3 +265,27 @@ def test_where_mates_wait_unseen_for_a_slow_link_a_replay_that_gains_nothing_fal
     )
     claim = SimpleNamespace(cause=cause, is_in_part=False)
     assert _falls_short(seen, claim, replayed, 1.05) is short
+
+
+@pytest.mark.parametrize("cause", [Cause.COMPUTE, Cause.HOST, Cause.LOADER, Cause.GC])
+def test_where_passes_wait_between_layers_the_larger_figure_counts_of_all_that_is_late(cause):
+    seen = SimpleNamespace(hidden_axes=(), waits_between_layers=True)
+    claim = SimpleNamespace(cause=cause)
+    assert _falls_short(seen, claim, 1.34, 2.66)
+    assert not _falls_short(seen, claim, 2.66, 1.34)
+    assert not _falls_short(SimpleNamespace(waits_between_layers=False), claim, 1.34, 2.66)
+
+
+def test_collections_now_and_then_cost_the_job_what_they_cost_it_on_the_mean(job):
+    """Rank 5 stands still for 60 ms in 3 of 10 iterations: the job does not lose what these do."""
+
+    def collects(slot):
+        return 60.0 if slot.rank == 5 and slot.iteration in (4, 7, 11) else 0.0
+
+    late, sound = (
+        job(layout=Layout(dp=16), iterations=10, gc_ms=gc_ms) for gc_ms in (collects, lambda _: 0.0)
+    )
+    seen = [observe(one.timeline()).iteration_ns.mean() for one in (late, sound)]
+    (finding,) = late.report().findings
+    assert finding.step_time_cost_ratio == pytest.approx(seen[0] / seen[1], abs=0.02)
+    assert "without it the job would be" in finding.statement

@@ -98,6 +98,10 @@ def test_a_stage_alone_is_mended_by_what_it_is_slow_by_and_not_to_another_stages
     unknown = saved_by_fixing(replay, [1])
     assert known.compared_with == unknown.compared_with == "stages"
     assert 1.03 < known.speedup <= 1.1 < unknown.speedup
+    light = saved_by_fixing(
+        replay, [0]
+    )  # whatever it costs, stage 1's work does not become its own
+    assert light.compared_with == "stages" and light.speedup >= 1.0
 
 
 def test_what_hides_is_not_called_healthy(data_parallel_replay: MakeReplay) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from detect.report import Cause
 from detect.whatif import Replay, replay_of_timeline, saved_by_fixing
-from detect.whatif.graph import Node, sweep
+from detect.whatif.graph import FORWARD, Node, sweep
 from detect.whatif.savings import ReplayedCosts
 from detect.whatif.slowness import analyze, keep_each_rank, keep_places
 from detect.whatif.traced import DraftNode, StageDraft, _after_all_exchange
@@ -290,6 +290,23 @@ def test_a_mended_host_scatters_like_its_peers() -> None:
     assert saved_by_fixing(paused, [0, 1]).fixed_step_s > 1.1 * sound_s
 
 
+def test_a_rank_that_collects_garbage_costs_its_pauses_and_a_slow_device_its_sum() -> None:
+    """Rank 0 stands still once in a step, inside a pass that TP communication cuts in pieces. Were
+    all of its pieces quicker by as much, most of the pause would stay. The device of the look-alike
+    is slower by as much in all pieces, and is mended either way.
+    """
+    replay = replay_of_timeline(simulated(LAYOUTS["no pipeline"]))
+    pass_like = [node.optype == FORWARD for node in replay.graph.nodes]
+    own = np.ix_(np.flatnonzero(pass_like), [0])
+    paused, slow = replay.weights.copy(), replay.weights.copy()
+    paused[own[0][0], 0] += replay.traced_s
+    slow[own] *= 1.0 + replay.traced_s / slow[own].sum(axis=0)
+    for weights in (paused, slow):
+        job = replace(replay, weights=weights)
+        told = ReplayedCosts(lambda job=job: job).ratio((0,), (Cause.GC,), (1, 99))
+        assert told == pytest.approx(float(job.traced_s.mean() / replay.traced_s.mean()), rel=0.02)
+
+
 def test_a_mended_loader_is_late_as_often_as_its_peers() -> None:
     """Each rank is late once in a while, and the slow one always: as its peers are late in other
     steps, it will be, too, and not by the median of the step, which is none.
@@ -565,6 +582,24 @@ def test_mates_that_wait_inside_passes_are_mended_with_the_slow_rank(
     assert saved_by_fixing(replay, [0]).fixed_step_s == pytest.approx(0.03)
     assert saved_by_fixing(replay, [1]).fixed_step_s == pytest.approx(0.04)
     assert saved_by_fixing(replay, [2]).fixed_step_s == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize(("mate", "fixed_s"), [(30.4, 0.030), (34, 0.044)])
+def test_a_mate_that_is_as_long_waits_and_one_that_is_longer_is_slow_itself(
+    timeline: Callable[..., Timeline], mate: float, fixed_s: float
+) -> None:
+    """Ranks 0 and 1 share a CP group, whose messages nobody recorded; ranks 2 and 3 another."""
+    layout, groups = Layout(cp=2, dp=2), {"dp_cp@0": (0, 1, 2, 3)}
+    spans = []
+    for rank, done in enumerate((30, mate, 20, 20)):
+        spans += [
+            span(rank, "iteration", "iteration", 0, mate + 10),
+            *passes(rank, (0, done / 2), (done / 2, done)),
+            collective(rank, done, mate + 5, mate - done, group="dp_cp@0"),
+            span(rank, "optimizer", "optimizer", mate + 5, mate + 10),
+        ]
+    replay = replay_of_timeline(timeline(layout, spans, groups))
+    assert saved_by_fixing(replay, [0]).fixed_step_s == pytest.approx(fixed_s)
 
 
 def test_steps_before_an_exchange_of_stages_do_not_meet() -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from aggregate import build_timeline
+from detect import Cause
 from detect.whatif import Replay, replay_of_timeline, saved_by_fixing
+from detect.whatif.savings import ReplayedCosts
 from detect.whatif.slowness import analyze, worst_ranks
 from megascan.schema import Granularity
 from megascan.simulate import JobModel, compute_bound, parse_fault, simulate_trace
@@ -84,3 +86,23 @@ def test_a_slow_link_saves_what_it_cost() -> None:
     assert cost > 1.02
     saving = saved_by_fixing(faulty, [1, 3], links=True)
     assert saving.speedup == pytest.approx(cost, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("layout", "fault"),
+    [
+        (Layout(dp=4), "rank=1,kind=link,factor=8"),  # all ranks take part in its one reduction
+        (Layout(pp=4), "rank=1,peer=2,kind=link,factor=40"),  # each stage is a single rank
+    ],
+    ids=["of all ranks", "of two stages"],
+)
+def test_transfers_that_no_other_ranks_have_become_quicker_by_what_they_are_slow_by(
+    layout: Layout, fault: str
+) -> None:
+    faulty, sound = replayed(layout, fault), replayed(layout)
+    truth = float(faulty.measured.mean() / sound.measured.mean())
+    assert truth > 1.01
+    slowdown, ranks = float(fault.rpartition("=")[2]), (1,) if layout.pp == 1 else (1, 2)
+    costs = ReplayedCosts(lambda: faulty)
+    told = costs.ratio(ranks, (Cause.LINK,), (1, 99), slowdown=slowdown)
+    assert told == pytest.approx(truth, rel=0.01)
