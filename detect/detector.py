@@ -87,6 +87,15 @@ def _search_changed_ends(inquiry: Inquiry) -> Answer:
     return search_changed_ends(inquiry)
 
 
+def _search_own_work(inquiry: Inquiry) -> Answer:
+    """Search devices that are slow now and then, by work in which nobody waits for others."""
+    if not inquiry.seen.tells_passes:
+        return Answer()
+    from detect.causes.own_work import search_own_work
+
+    return search_own_work(inquiry)
+
+
 def _search_spared(inquiry: Inquiry) -> Answer:
     """Search devices that are slow where they multiply matrices, where the trace tells parts."""
     seen = inquiry.seen
@@ -206,6 +215,7 @@ def _search_corruption(inquiry: Inquiry) -> Answer:
 AWAITED_MATE = CauseSpec(cause=Cause.COMPUTE, search=_search_mates)
 LATE_END = CauseSpec(cause=Cause.COMPUTE, search=_search_ends)
 CHANGED_END = CauseSpec(cause=Cause.COMPUTE, search=_search_changed_ends)
+OWN_WORK = CauseSpec(cause=Cause.COMPUTE, search=_search_own_work)
 SLOW_MEMORY = CauseSpec(
     cause=Cause.COMPUTE,
     search=_search_memory,
@@ -251,6 +261,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     SPELLS_OF_DEVICES,
     compute.SLOW_AT_THE_END,
     bursts.BURST,
+    OWN_WORK,
     compute.SLOW_ON_THE_MEAN,
     nvlinks.PACE_OF_PCIE,
     nvlinks.UNMATCHED,

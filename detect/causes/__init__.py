@@ -15,6 +15,8 @@ Causes:                                             What they share, and what fo
                      group that waits unseen
     changed_ends.py  the same of groups that are
                      slow at times
+    own_work.py      slow now and then, by work in
+                     which nobody waits
     slow_modules.py  slow for parts of passes
     burst_data.py    slow now and then, or on data
                      that are longer then

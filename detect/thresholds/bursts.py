@@ -245,6 +245,17 @@ class _Bursts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _OwnWork:
+    """Steps, losses, lookups and output layers of a rank that are longer now and then."""
+
+    most_ratio: float = limit(
+        3.0, "times", Origin.PHYSICS,
+        "as long as usual such work takes at most on a device that lowers its clock: 1.1 to 2.1 "
+        "were seen, and more is rather a pause in it",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Losses:
     """Time lost next to compute, as shares of an iteration."""
 
@@ -347,3 +358,4 @@ class _Losses:
 RUNS = _Runs()
 BURSTS = _Bursts()
 LOSSES = _Losses()
+OWN_WORK = _OwnWork()
