@@ -74,6 +74,8 @@ class Engine(Devices):
         self.groups, self.network = groups, conditions.network
         self.meetings: dict[tuple[int, int], list[Coming]] = {}
         self.posts: dict[object, Post] = {}
+        self.channel_ends: dict[object, float] = {}
+        """When the last message from one rank to another in one direction was through."""
         names = [name.partition("@")[0] for name in groups.names]
         self.follows_tokens = [name in {"tp", "cp", "ep"} for name in names]
         ratio = self.machines.transfer_noise_ratio
@@ -210,12 +212,15 @@ class Engine(Devices):
             return
         sender, receiver = (post, other) if message[1] else (other, post)
         ends = (sender.rank.number, receiver.rank.number)
-        start = max(post.at, other.at)
+        channel = (*ends, message[3])
+        free = self.channel_ends.get(channel, 0.0)
+        start = max(post.at, other.at, free)
         size = _message_size(rank, message)
         taken = self.network.timed_s(ends, "send", size, rank.turn, start)
         end = start + taken * self.noise[self._place(*ends, rank.turn, message[4])]
+        self.channel_ends[channel] = end
         for each in (sender, receiver):
-            self._end_message(each, end)
+            self._end_message(each._replace(at=max(each.at, free)), end)
 
     def _end_message(self, post: Post, end: float) -> None:
         rank = post.rank

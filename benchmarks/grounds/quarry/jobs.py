@@ -225,7 +225,7 @@ def _reduced(job: Job, rng: Rng) -> Job | None:
     """Return the job made small enough, or None if nothing is left to make smaller."""
     for _ in range(200):
         if job.num_operations <= MOST_OPERATIONS:
-            return job
+            return _balanced(job, rng)
         part = rng.integers(3)
         multiple = job.layout.pp if job.layout.vpp > 1 else 1
         if part == 0 and job.num_iterations > 3:
@@ -236,3 +236,14 @@ def _reduced(job: Job, rng: Rng) -> Job | None:
             shorter = tuple(tuple(each[:-1] for each in row) for row in job.chunks)
             job = replace(job, chunks=shorter)
     return None
+
+
+def _balanced(job: Job, rng: Rng) -> Job:
+    """Return a pipeline with a vocabulary of which the output layer is no longer than the layers
+    before it on its stage, or not by much: whoever splits a model sees to that.
+    """
+    if job.layout.pp == 1:
+        return job
+    layer = (2 + 2 * job.kv_ratio + 3 * job.ffn_ratio) * job.hidden
+    most = rng.uniform(0.2, 1.1) * layer * len(job.chunks[-1][-1])
+    return replace(job, vocabulary=max(1024, int(min(job.vocabulary, most))))
