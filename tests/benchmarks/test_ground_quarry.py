@@ -230,6 +230,16 @@ def test_interleaved_chunks_fill_a_pipeline_sooner():
     assert 0.8 < times[1] / times[0] < 0.95
 
 
+def test_sound_ranks_differ_as_their_chips_do():
+    job = replace(QUIET, layout=Layout(dp=8), machines=replace(EVEN, chip_spread_ratio=0.04))
+    quarry = quarry_of(job)
+    chips = quarry.drawer.chips(Variation())
+    ratios = quarry.run().own_s / quarry_of(replace(job, machines=EVEN)).run().own_s
+    assert 0.01 < np.ptp(chips[:, 0]) <= 0.04
+    shares = (ratios - 1) / (chips - 1)
+    assert shares.min() > 0.7 and shares.max() < 1.0
+
+
 def test_a_slow_clock_shows_in_its_kernels_and_in_the_waits_of_its_mates(tmp_path):
     job = replace(QUIET, layout=Layout(tp=2, dp=2))
     spans = spans_of(job, tmp_path, slow("gpu_clock", (2,), 1.5))

@@ -65,6 +65,11 @@ def _excess(rng: Rng, low: float, high: float) -> float:
     return 1 + rng.uniform(low, high)
 
 
+def _burst(rng: Rng, job: Job, share: float, low: float, high: float) -> float:
+    """Return a mean length of bursts, in iterations, of which two or more fit into the trace."""
+    return min(log_uniform(rng, low, high), share * job.num_iterations / 2)
+
+
 def _moment(rng: Rng, job: Job, low: float = 0.2, high: float = 0.75) -> int:
     """Return the number of a traced iteration that is neither the first nor one of the last."""
     turns = len(job.iterations)
@@ -106,8 +111,8 @@ def _in_bursts(
             ranks=(rank,),
             nameable=(rank,),
             factor=1 + rng.uniform(*factors),
-            share=rng.uniform(*shares),
-            burst_iterations=log_uniform(rng, *lengths),
+            share=(share := rng.uniform(*shares)),
+            burst_iterations=_burst(rng, job, share, *lengths),
         )
 
     return drawn
@@ -170,13 +175,9 @@ def _rail(rng: Rng, job: Job) -> Fault:
 
 
 def _nic_flap(rng: Rng, job: Job) -> Fault:
-    fault = _cards(rng, job, "nic_flap", -1)
-    return replace(
-        fault,
-        factor=1 + log_uniform(rng, 2, 25),
-        share=log_uniform(rng, 0.05, 0.5),
-        burst_iterations=log_uniform(rng, 0.02, 2),
-    )
+    fault, share = _cards(rng, job, "nic_flap", -1), log_uniform(rng, 0.05, 0.5)
+    length, factor = _burst(rng, job, share, 0.02, 2), 1 + log_uniform(rng, 2, 25)
+    return replace(fault, factor=factor, share=share, burst_iterations=length)
 
 
 def _switch_port(rng: Rng, job: Job) -> Fault:
@@ -201,7 +202,7 @@ def _of_host(kind: str, low: float, high: float) -> Callable[[Rng, Job], Fault]:
 
 def _host_memory(rng: Rng, job: Job) -> Fault:
     fault = _of_host("host_memory", 0.1, 0.6)(rng, job)
-    share, length = log_uniform(rng, 0.02, 0.4), log_uniform(rng, 0.01, 0.1)
+    share, length = log_uniform(rng, 0.03, 0.4), log_uniform(rng, 0.02, 0.25)
     return replace(fault, share=share, burst_iterations=length)
 
 
@@ -224,7 +225,7 @@ def _loader(rng: Rng, job: Job) -> Fault:
 
 def _gc(rng: Rng, job: Job) -> Fault:
     rank = _one(rng, range(job.num_ranks))
-    share, length = log_uniform(rng, 0.02, 0.3), log_uniform(rng, 0.02, 0.15)
+    share, length = log_uniform(rng, 0.05, 0.4), log_uniform(rng, 0.03, 0.4)
     return Fault(
         kind="gc", ranks=(rank,), nameable=(rank,), factor=1 / (1 - share), share=share,
         burst_iterations=length,

@@ -1,7 +1,8 @@
 """Estimate on paper what a job's iteration is made of, so that senseless jobs are not drawn.
 
 Nobody trains where gradients take longer than passes, or where layers talk longer than they work:
-such draws are thrown away. The same estimates tell in which jobs a slow thread or card is felt.
+such draws are thrown away, and so are iterations of a few milliseconds. The same estimates tell in
+which jobs a slow thread or card is felt.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from benchmarks.grounds.quarry.groups import members
 from benchmarks.grounds.quarry.jobs import Job
 from benchmarks.grounds.quarry.network import Network
 
+LEAST_ITERATION_S = 0.04
 KERNELS_OF_A_LAYER = 90  # launched for a microbatch, forward and backward
 
 
@@ -78,6 +80,8 @@ def talking_s(job: Job) -> float:
 def is_sensible(job: Job) -> bool:
     """Tell whether somebody would let such a job run."""
     passes_s = usual_pass_s(job) * job.num_microbatches
+    if usual_iteration_s(job) < LEAST_ITERATION_S:
+        return False
     beside = 1.0 if job.overlap_grads or job.style == "fsdp" else 0.5
     return gradients_s(job) < beside * passes_s and talking_s(job) < 0.7 * usual_pass_s(job)
 

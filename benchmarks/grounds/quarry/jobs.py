@@ -226,7 +226,7 @@ def _reduced(job: Job, rng: Rng) -> Job | None:
     for _ in range(200):
         if job.num_operations <= MOST_OPERATIONS:
             return _balanced(job, rng)
-        part = rng.integers(3)
+        part = int(rng.choice(3, p=[0.2, 0.4, 0.4]))
         multiple = job.layout.pp if job.layout.vpp > 1 else 1
         if part == 0 and job.num_iterations > 3:
             job = replace(job, num_iterations=max(3, int(job.num_iterations * 0.8)))
