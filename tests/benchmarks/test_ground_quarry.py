@@ -190,6 +190,7 @@ def test_the_truth_names_whom_one_may_name_and_when(draw):
             assert truth.first_iteration <= job.iterations[-2] and 0 < truth.share_of_time <= 1
             assert not truth.last_iteration or truth.last_iteration > job.iterations[0]
             assert truth.factor > 1
+            assert not truth.host or len({job.machines.host_of(r) for r in truth.ranks}) == 1
 
 
 def test_a_layer_takes_what_its_operations_take(tmp_path):

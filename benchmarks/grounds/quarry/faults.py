@@ -56,13 +56,16 @@ class Fault:
     ramp_iterations: float = 0.0
 
     def planted(self, host: str) -> Planted:
-        """Return it as the truth of a case, not yet priced."""
+        """Return it as the truth of a case, not yet priced; `host` is that of its first rank."""
+        is_one_host = self.kind in OF_HOSTS and (
+            self.kind not in OF_LINKS or self.nameable == self.ranks
+        )
         return Planted(
             kind=self.kind,
             cause=CAUSES[self.kind],
             owner="job" if self.kind in OF_JOB else "node",
             ranks=self.nameable,
-            host=host if self.kind in OF_HOSTS and len(self.hosts) == 1 else "",
+            host=host if is_one_host else "",
             factor=self.factor,
             first_iteration=self.first_iteration,
             last_iteration=self.last_iteration,
