@@ -287,9 +287,9 @@ def _spares_memory(case: Case) -> bool:
     longer, which leave alone what lies outside passes, where these are not told.
     """
     seen, kinds = case.seen, case.seen.boundness
-    least = PAIRS.min_effect_log if case.slow.num_peers == 1 else KERNELS.least_log
-    if kinds is None or seen.may_have_stages or case.effect < least:
-        return False  # larger matrices of another stage, or what sound devices differ by
+    # what sound devices differ by was asked before (`ordinary_difference`)
+    if kinds is None or seen.may_have_stages or case.effect < KERNELS.least_log:
+        return False  # larger matrices of another stage
     groups = stage_groups(seen.members)
     matrix, memory = (
         robust.median(deviations(work, groups, case.excluded)[case.row][case.active], axis=0)

@@ -194,6 +194,22 @@ def test_devices_of_a_tp_group_do_not_slow_down_together(job, layout, slow, owne
 
 
 @pytest.mark.parametrize(
+    ("factor", "in_memory", "owner"),
+    [(1.11, 1.0, Owner.NODE), (1.11, 1.11, Owner.UNDECIDED), (1.07, 1.0, Owner.UNDECIDED)],
+    ids=["a lower clock", "more data", "as two sound chips may differ"],
+)
+def test_products_tell_one_of_two_from_longer_data(job, factor, in_memory, owner):
+    def by(slower):
+        return lambda slot: slower if slot.rank == 1 and slot.name != "optimizer" else 1.0
+
+    made = job(layout=Layout(dp=2), work=by(factor))
+    seen, memory = (observe(one.timeline()) for one in (made, made.but(work=by(in_memory))))
+    kinds = Boundness(memory=memory.work, matrix=seen.work, memory_ns=np.zeros_like(seen.busy_ns))
+    report = judge(replace(seen, boundness=kinds), DetectorSettings())
+    assert owners(report) == [((1,), Cause.COMPUTE, owner)]
+
+
+@pytest.mark.parametrize(
     ("layout", "slow", "hits", "owner"),
     [
         (Layout(dp=8), {3}, "some", Owner.NODE),
