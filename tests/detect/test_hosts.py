@@ -543,6 +543,24 @@ def test_what_is_slow_for_one_host_alone_is_no_storage_of_all(job, others, owner
     assert [one.owner for one in report.findings if one.ranks == (0,)] == [owner]
 
 
+@pytest.mark.parametrize(
+    ("factor", "owner"), [(1.0, Owner.UNDECIDED), (1.3, Owner.NODE)], ids=["loads late", "and slow"]
+)
+def test_storage_of_all_makes_no_passes_longer(job, factor, owner):
+    """Loading takes ranks 4 to 7 half a pass longer, and those of the other hosts now and then."""
+
+    def loading(slot):
+        is_late = slot.rank in range(4, 8) or (slot.rank + slot.iteration) % 7 == 0
+        return 40.0 if is_late else 1.0
+
+    def work(slot):
+        return factor if slot.rank in range(4, 8) and slot.name != "optimizer" else 1.0
+
+    made = job(layout=Layout(dp=16), hosts=4, loading_ms=loading, work=work)
+    found = [one for one in made.report().findings if one.ranks == (4, 5, 6, 7)]
+    assert [(one.cause, one.owner) for one in found] == [(Cause.LOADER, owner)]
+
+
 def test_a_first_stage_loads_for_all_others_unless_it_changes(job):
     made = job(layout=Layout(dp=2, pp=2), hosts=2, loading_ms=loads((0, 1), else_ms=0.02))
     assert Owner.NODE not in {one.owner for one in made.report().findings}
