@@ -10,12 +10,8 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.finding import OTHERS_WAIT
-from detect.causes.hosts import (
-    _doubt_of_level,
-    _is_noisier_of_two,
-    _may_be_its_experts,
-    _share_their_data,
-)
+from detect.causes.host_data import may_be_its_experts, share_their_data
+from detect.causes.hosts import _doubt_of_level, _is_noisier_of_two
 from detect.causes.paused_hosts import ALONE, _doubts, _paused_host, _pausing_host
 from detect.causes.together import gathered
 from detect.detector import judge
@@ -252,7 +248,7 @@ def test_a_host_whose_experts_are_busy_need_not_be_hot(job, ep, slow, factor, ma
     own = np.isin(np.arange(16), range(4, 8))
     sides = SimpleNamespace(seen=replace(seen, attention_ns=attention_ns), own=own)
     compute = HostTest(effect=float(np.log(1.3)), error=0.01, p_value=1e-9)
-    assert _may_be_its_experts(sides, compute) == may_be
+    assert may_be_its_experts(sides, compute) == may_be
 
 
 @pytest.mark.parametrize(
@@ -298,7 +294,7 @@ def test_slowness_that_replicas_show_on_other_hosts_is_their_datas(job, slow_hos
     own, everybody = host == 2, np.ones(len(host), dtype=bool)
     channels = Channels(seen, everybody)
     sides = Sides(seen=seen, host=host, own=own, control=~own, channels=channels)
-    assert _share_their_data(sides, dict(channel_tests(sides))["compute"]) == is_data
+    assert share_their_data(sides, dict(channel_tests(sides))["compute"]) == is_data
 
 
 @pytest.mark.parametrize(("other_ms", "owner"), [(1.0, Owner.NODE), (38.0, Owner.UNDECIDED)])
