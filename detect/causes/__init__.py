@@ -29,8 +29,9 @@ Causes:                                             What they share, and what fo
                      less where memory is moved
     corruption.py    who computes wrongly (probes)      device.py    slow, or on long data
     hosts.py         whole hosts, launching late        readings.py  what a device's clock says
-    paused_hosts.py  hosts that stall now one rank,     launching.py a device that waits for its
-                     now another                                     host, and whose fault that is
+    host_data.py     their data, layers or experts      launching.py a device that waits for its
+    paused_hosts.py  hosts that stall now one rank,                  host, and whose fault that is
+                     now another
     loading_hosts.py  hosts that load far longer
     far_loaders.py   loads that are far longer
                      than any other ever is

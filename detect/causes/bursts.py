@@ -61,6 +61,7 @@ from detect.causes.hits import (
     microbatches_of,
     slow_passes,
     stands_out_then,
+    stops_in_passes,
 )
 from detect.causes.launching import (
     is_host_bound,
@@ -288,7 +289,7 @@ def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owne
         doubt = _first_of(reasons)
         return Cause.HOST, Owner.UNDECIDED if doubt else owner, (why, doubt) if doubt else (why,)
     doubt = _doubt(seen, burst, cause)
-    if doubt in (COLLECTOR, COLLECTS):
+    if doubt in (COLLECTOR, COLLECTS) or (burst.is_stops and Cause.GC not in seen.lost_ns):
         cause = Cause.GC
     elif burst.is_stops:
         cause = Cause.HOST
@@ -725,7 +726,8 @@ def _too_few(inquiry: Inquiry) -> Finding | None:
     if not lone:
         return None
     cause, burst = max(lone, key=lambda one: float(one[1].excess.mean()))
-    return _finding(seen, replace(burst, is_sure=False), cause)
+    is_stops = cause is Cause.COMPUTE and stops_in_passes(seen, burst.row)
+    return _finding(seen, replace(burst, is_sure=False, is_stops=is_stops), cause)
 
 
 def _waits_for_mate(seen: Observations, burst: Burst, known: Flags, found: Integers) -> bool:

@@ -573,6 +573,12 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
     return found
 
 
+def stops_in_passes(seen: Observations, row: int) -> bool:
+    """Return whether the slow passes of a row are single ones in which it stands still."""
+    passes = _Passes.of(seen, np.zeros(len(seen.members), dtype=bool))
+    return passes is not None and passes.hits[row].any() and passes.are_stops(row)
+
+
 def stands_out_then(seen: Observations, known: Flags, burst: Burst) -> bool:
     """Return whether the row of a burst is slower in its iterations, beside its others, than all
     other rows of its TP group; `known` rows are nobody's peers.

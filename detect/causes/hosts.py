@@ -43,7 +43,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.causes.device import HOST_ADVICE, UNKNOWN_ROLES, attention_residuals, waits_beside
+from detect.causes.device import HOST_ADVICE, UNKNOWN_ROLES, waits_beside
 from detect.causes.finding import (
     OTHERS_WAIT,
     Answer,
@@ -51,10 +51,11 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
 )
+from detect.causes.host_data import may_be_its_data, wait_for_mates
 from detect.causes.launching import WANDERS, is_host_bound, is_nearly_bound, may_wait_unseen
 from detect.causes.readings import low_clocks
 from detect.causes.searches import load_as_long, loading_of, ranks_that_load, tells_no_storage
-from detect.observe.observations import BACKWARD, FORWARD, Observations
+from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.host_tests import (
@@ -82,8 +83,7 @@ from detect.stats.host_tests import (
 from detect.stats.search import Course, active_in
 from detect.text import counted, milliseconds, times
 from detect.thresholds.bursts import LOSSES
-from detect.thresholds.devices import COMPUTE as LIMITS
-from detect.thresholds.devices import DEVICE, PAIRS
+from detect.thresholds.devices import PAIRS
 from detect.thresholds.hosts import HOSTS
 from detect.thresholds.observing import PACE as SLOW_PACE
 from detect.thresholds.statistics import SEARCH
@@ -308,7 +308,7 @@ def _by_its_ranks(
     share_found = float(np.mean(inquiry.slow[sides.own]))
     if compute is None or not share_found >= HOSTS.most_of_host_share:
         return None
-    if _wait_for_mates(sides):
+    if wait_for_mates(sides):
         return None
     return _Reason(
         cause=Cause.COMPUTE,
@@ -326,7 +326,7 @@ def _doubt(inquiry: Inquiry, sides: Sides, reason: _Reason) -> str:
     if reason.cause in LOST.values() and not sides.seen.knows_roles:
         return UNKNOWN_ROLES
     if reason.cause == Cause.LOADER and _others_load_as_long(sides):
-        return OF_STORAGE
+        return "" if _computes_slowly_as_well(inquiry, reason) else OF_STORAGE
     if reason.cause == Cause.COMPUTE and (doubt := _doubt_of_devices(inquiry, sides, reason)):
         return doubt
     is_level, active = reason.course is None, active_in(reason.course, len(sides.seen.iterations))
@@ -358,6 +358,17 @@ def _loses_time_as_well(inquiry: Inquiry, reason: _Reason) -> bool:
     lost = [reason.tests[name] for name in LOST if name in reason.tests]
     rate = inquiry.settings.false_discovery_rate
     return any(one.p_value <= rate and one.effect >= HOSTS.least_share for one in lost)
+
+
+def _computes_slowly_as_well(inquiry: Inquiry, reason: _Reason) -> bool:
+    """Return whether the passes of a host that loads late are slower, too, which no storage makes.
+
+    Example: loading takes 8.8 % of the iteration more, and passes take 1.29 times as long.
+    """
+    compute, settings = reason.tests.get(COMPUTE), inquiry.settings
+    if compute is None or compute.p_value > settings.false_discovery_rate:
+        return False
+    return compute.effect >= float(np.log(settings.min_slowdown))
 
 
 def _are_named_one_by_one(inquiry: Inquiry, sides: Sides, cause: Cause) -> bool:
@@ -548,7 +559,7 @@ def _cause_of_passes(
 ) -> tuple[Cause, HostTest] | None:
     """Blame slower passes on the devices or on starving; None where data may be the reason."""
     compute = _slower_passes(inquiry, sure)
-    if compute is None or _wait_for_mates(sides):
+    if compute is None or wait_for_mates(sides):
         return None
     if _slow_clocks(sides.seen, sides.own, compute.effect):
         return Cause.COMPUTE, compute
@@ -556,7 +567,7 @@ def _cause_of_passes(
         if _shows_in_steps(compute, sure.get(OPTIMIZER)):
             return Cause.COMPUTE, compute
         # where all devices wait for their hosts, a pass takes as long as its launches
-        if not (_may_be_its_data(sides, compute) or is_host_bound(sides.seen)):
+        if not (may_be_its_data(sides, compute) or is_host_bound(sides.seen)):
             return Cause.COMPUTE, compute
     return (Cause.HOST, compute) if is_starved(sides) else None
 
@@ -571,30 +582,6 @@ def _shows_in_devices(sides: Sides, compute: HostTest, optimizer: HostTest | Non
 def _shows_in_steps(compute: HostTest, optimizer: HostTest | None) -> bool:
     """Return whether the optimizer is as slow as the passes."""
     return optimizer is not None and optimizer.effect >= HOSTS.device_share * compute.effect
-
-
-def _may_be_its_data(sides: Sides, compute: HostTest) -> bool:
-    """Return whether a replica's data, a stage's layers, or tokens for experts may lengthen the
-    host's passes.
-    """
-    return (
-        sides.holds_whole_units()
-        or _share_their_data(sides, compute)
-        or _in_one_pass(sides)
-        or _may_be_its_experts(sides, compute)
-    )
-
-
-def _may_be_its_experts(sides: Sides, compute: HostTest) -> bool:
-    """Return whether experts on the host may get more tokens than those on others: attention, which
-    no router lengthens, is not slow as well.
-    """
-    seen = sides.seen
-    if seen.members.layout.ep < 2 or not seen.tells_passes:
-        return False
-    over = attention_residuals(seen, sides.own)
-    level = np.nan if over is None else float(robust.median(robust.centre(over)[sides.own]))
-    return not level >= HOSTS.shared_data_share * compute.effect
 
 
 def _heaviest_loss(
@@ -640,66 +627,6 @@ def _slow_clocks(seen: Observations, own: Flags, effect: float) -> str:
         return ""
     rank = min(low)
     return f"of rank {rank}, and of all others of it alike: {low[rank]}"
-
-
-def _in_one_pass(sides: Sides) -> bool:
-    """Return whether a host that holds a whole stage is slow in one kind of pass only, by layers.
-
-    A slow device lengthens both passes. Late launches lengthen the forward pass, whose kernels are
-    shorter. Example: a layer takes 0.36 ms forward against 0.20 on the other stage, and backward
-    0.41 against 0.41.
-    """
-    layers = sides.seen.layers
-    if layers is None or not sides.lacks_peers(sides.own):
-        return False
-    small, large = sorted(
-        float(np.nanmedian(part[sides.own]) - np.nanmedian(part[sides.control]))
-        for part in (layers.log_ns[:, :, layers.phase == one] for one in (FORWARD, BACKWARD))
-    )
-    return small < LIMITS.one_sided_share * large
-
-
-def _wait_for_mates(sides: Sides) -> bool:
-    """Return whether too many of the host's ranks only wait for TP mates: in one kind of pass they
-    are as slow as a mate that is slow in both, and in the other by far less.
-
-    So it looks where collectives inside the one kind were not recorded. Example: forward 1.46,
-    1.00, 1.23 and 1.00 times the others' time, backward 1.46, 1.46, 1.23 and 1.23 times: two slow
-    ranks, and not their host.
-    """
-    members, work = sides.seen.members, sides.seen.work
-    over = np.full((len(members), 2), np.nan)
-    for stage in np.unique(members.stage[sides.own]):
-        of_stage = members.stage == stage
-        rows, peers = sides.own & of_stage, sides.control & of_stage
-        for column, phase in enumerate((FORWARD, BACKWARD)):
-            passes = work.log_ns[:, :, work.phase == phase]
-            beyond = passes[rows] - robust.median(passes[peers], axis=0)
-            over[rows, column] = robust.median(beyond.reshape(len(beyond), -1), axis=1)
-    over, group = over[sides.own], members.tensor_group[sides.own]
-    slower = np.argmax(over, axis=1)
-    in_slower, in_quicker = over[:, slower].T, over[:, 1 - slower].T  # (row, mate), row's passes
-    own = np.diag(in_slower)[:, None]
-    alike = np.abs(in_slower - own) <= DEVICE.alike_log_share * own
-    quicker = np.diag(in_quicker)[:, None] < PAIRS.agrees_share * in_quicker
-    in_both = over.min(axis=1) >= PAIRS.agrees_share * over.max(axis=1)
-    waits = (alike & quicker & in_both & (group == group[:, None])).any(axis=1)
-    return float(np.mean(waits)) > 1.0 - HOSTS.most_of_host_share
-
-
-def _share_their_data(sides: Sides, compute: HostTest) -> bool:
-    """Return whether the host's replicas are as slow on other hosts: hardware chooses no replica.
-
-    host 0: stage 0 of replicas 0, 1     host 1: stage 0 of replicas 2, 3   1.05x
-    host 2: stage 1 of replicas 0, 1     host 3: stage 1 of replicas 2, 3   1.05x
-    """
-    replica = sides.seen.members.replica
-    same = np.isin(replica, replica[sides.own])
-    over = sides.channels.without(same, by_layers=sides.lacks_peers(same)).get(COMPUTE)
-    level = np.empty(0) if over is None else over.level[same & ~sides.own]
-    if not np.isfinite(level).any():
-        return False
-    return float(np.nanmedian(level)) >= HOSTS.shared_data_share * compute.effect
 
 
 def _named_elsewhere(inquiry: Inquiry, sides: Sides) -> bool:
@@ -761,7 +688,7 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
             subject=f"host {members.hosts[rows[0]]} (ranks {listed(ranks)})",
             predicate={
                 Cause.COMPUTE: f"computes {times(slowdown)} slower than the other hosts",
-                Cause.LOADER: f"loads data late on all its ranks, up to {lost} an iteration",
+                Cause.LOADER: f"loads data late, for up to {lost} an iteration",
             }.get(reason.cause, f"holds up all its ranks, up to {lost} an iteration"),
             evidence=(
                 f"{measured}, against the ranks of other hosts that do the same work",

@@ -463,6 +463,29 @@ def test_two_iterations_with_pauses_are_no_chance_where_other_hosts_are_quiet(
     assert (FEW in finding.evidence) == (owner is Owner.UNDECIDED)
 
 
+@pytest.mark.parametrize(
+    ("at_once", "collects", "cause"),
+    [(True, False, Cause.GC), (False, False, Cause.COMPUTE), (True, True, Cause.HOST)],
+    ids=["stands still", "slow for an iteration", "collections were traced"],
+)
+def test_one_that_stands_still_in_too_few_passes_may_collect_garbage(job, at_once, collects, cause):
+    """In one iteration of four a pass of rank 5 takes 25 times as long, or all take 2.5 times."""
+
+    def work(slot):
+        if slot.rank != 5 or slot.iteration != 3 or slot.name == "optimizer":
+            return 1.0
+        is_hit = slot.microbatch == 2 and slot.phase == "forward"
+        return (25.0 if is_hit else 1.0) if at_once else 2.5
+
+    seen = observe(job(layout=Layout(dp=8), iterations=6, work=work, noise=0.005).timeline())
+    lost_ns = dict(seen.lost_ns)
+    lost_ns.pop(Cause.GC, None)
+    if collects:
+        lost_ns[Cause.GC] = np.zeros_like(seen.busy_ns)
+    found = judge(replace(seen, lost_ns=lost_ns), DetectorSettings()).findings
+    assert [(one.ranks, one.cause, one.owner) for one in found] == [((5,), cause, Owner.UNDECIDED)]
+
+
 def test_pauses_inside_passes_of_ranks_with_experts_may_be_their_tokens(paused_passes):
     (finding,) = paused_passes(layout=Layout(dp=8, ep=4)).report().findings
     assert (finding.cause, finding.owner) == (Cause.HOST, Owner.UNDECIDED)

@@ -10,12 +10,8 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.finding import OTHERS_WAIT
-from detect.causes.hosts import (
-    _doubt_of_level,
-    _is_noisier_of_two,
-    _may_be_its_experts,
-    _share_their_data,
-)
+from detect.causes.host_data import may_be_its_experts, share_their_data
+from detect.causes.hosts import _doubt_of_level, _is_noisier_of_two
 from detect.causes.paused_hosts import ALONE, _doubts, _paused_host, _pausing_host
 from detect.causes.together import gathered
 from detect.detector import judge
@@ -252,7 +248,7 @@ def test_a_host_whose_experts_are_busy_need_not_be_hot(job, ep, slow, factor, ma
     own = np.isin(np.arange(16), range(4, 8))
     sides = SimpleNamespace(seen=replace(seen, attention_ns=attention_ns), own=own)
     compute = HostTest(effect=float(np.log(1.3)), error=0.01, p_value=1e-9)
-    assert _may_be_its_experts(sides, compute) == may_be
+    assert may_be_its_experts(sides, compute) == may_be
 
 
 @pytest.mark.parametrize(
@@ -298,7 +294,7 @@ def test_slowness_that_replicas_show_on_other_hosts_is_their_datas(job, slow_hos
     own, everybody = host == 2, np.ones(len(host), dtype=bool)
     channels = Channels(seen, everybody)
     sides = Sides(seen=seen, host=host, own=own, control=~own, channels=channels)
-    assert _share_their_data(sides, dict(channel_tests(sides))["compute"]) == is_data
+    assert share_their_data(sides, dict(channel_tests(sides))["compute"]) == is_data
 
 
 @pytest.mark.parametrize(("other_ms", "owner"), [(1.0, Owner.NODE), (38.0, Owner.UNDECIDED)])
@@ -541,6 +537,24 @@ def test_what_is_slow_for_one_host_alone_is_no_storage_of_all(job, others, owner
 
     report = job(layout=Layout(dp=8), hosts=4, loading_ms=loading).report()
     assert [one.owner for one in report.findings if one.ranks == (0,)] == [owner]
+
+
+@pytest.mark.parametrize(
+    ("factor", "owner"), [(1.0, Owner.UNDECIDED), (1.3, Owner.NODE)], ids=["loads late", "and slow"]
+)
+def test_storage_of_all_makes_no_passes_longer(job, factor, owner):
+    """Loading takes ranks 4 to 7 half a pass longer, and those of the other hosts now and then."""
+
+    def loading(slot):
+        is_late = slot.rank in range(4, 8) or (slot.rank + slot.iteration) % 7 == 0
+        return 40.0 if is_late else 1.0
+
+    def work(slot):
+        return factor if slot.rank in range(4, 8) and slot.name != "optimizer" else 1.0
+
+    made = job(layout=Layout(dp=16), hosts=4, loading_ms=loading, work=work)
+    found = [one for one in made.report().findings if one.ranks == (4, 5, 6, 7)]
+    assert [(one.cause, one.owner) for one in found] == [(Cause.LOADER, owner)]
 
 
 def test_a_first_stage_loads_for_all_others_unless_it_changes(job):
