@@ -257,7 +257,7 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
             ),
             advice=ADVICE[cause] if is_told else (*ADVICE[cause], *ADVICE[Cause.HOST][:1]),
             slow_passes_ratio=burst.size,
-            recurs=cause is Cause.GC,  # by what the code allocates
+            recurs=cause is Cause.GC and is_told,  # by what the code allocates
         ),
     )
     is_usual = cause == Cause.COMPUTE and burst.usual_rate >= BURSTS.usual_share

@@ -168,6 +168,11 @@ class _Costs:
         "between the traced step and its replay: in one that is longer than the step, "
         "communication takes what ranks wait for as its own",
     )  # fmt: skip
+    usual_replay_error: float = limit(
+        0.01, "ratio, less 1", Origin.BENCHMARK,
+        "of replays, with and without a fault alike; a replay of slow transfers that is longer "
+        "than the step by more is wrong about these",
+    )  # fmt: skip
     max_hidden_share: float = limit(
         0.1, "share of an iteration", Origin.BENCHMARK,
         "that other ranks may spend in no span: a replay keeps such waits and would make the "

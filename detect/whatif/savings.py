@@ -194,10 +194,8 @@ def _fix_work(
     stays = late and OPTIMIZER not in _unseen_waits(replay)
     stages = np.flatnonzero(places.any(axis=1))
     have_peers = not places[stages].all(axis=1).any()
-    if not have_peers and late:
-        return PEERS  # of a connection: other connections
-    if not have_peers and len(stages) == graph.num_stages:
-        return "nobody"
+    if not have_peers and (late or len(stages) == graph.num_stages):
+        return PEERS if late else "nobody"  # peers of a connection are other connections
     types = np.array([node.optype for node in graph.nodes])
     before = _step_before(replay)
     changes = graph.is_local & (gaps | (types != HOST)) & ~(stays & (types == OPTIMIZER))
@@ -221,8 +219,8 @@ def _fix_work(
             now, goal = weights[nodes].sum(axis=0), np.median(others, axis=0)
             if not have_peers:
                 goal = np.maximum(goal, now / slowdown)
-            gets_no_longer = late or not have_peers
-            ratio = (np.minimum(goal, now) if gets_no_longer else goal) / np.maximum(now, 1e-30)
+            shorter = late or not have_peers
+            ratio = (np.minimum(goal, now) if shorter else goal) / np.maximum(now, 1e-30)
             weights[nodes] *= np.where(own[:, None] & (now > 0), ratio, 1.0)
     return PEERS if have_peers else "stages"
 
@@ -308,23 +306,24 @@ def _borrow_work(weights: Floats, nodes: Integers, own: Flags, step: Integers) -
 
 
 def _fix_links(replay: Replay, places: Flags, weights: Floats, slowdown: float) -> Flags:
-    """Bring the transfers of ranks to those of other lanes, and return who takes part in them,
-    (stage, lane). Where all lanes do, transfers become quicker by `slowdown`, or typical of their
-    kind where nobody knows that.
+    """Bring the transfers of ranks to those of other lanes, and return who takes part in such that
+    others do not, (stage, lane). Where all lanes do, what one rank sends, or several send each
+    other and nobody else, becomes quicker by `slowdown`; the rest becomes typical of its kind.
 
     Example: a rank sends 8 times slower. Its TP group is one of four, and mended as quick as these;
     of the one reduction among all ranks an eighth remains.
     """
     least = 2 if int(places.sum()) > 1 else 1  # of several ranks, transfers between them count
     behind = np.zeros_like(places)
-    for nodes, num_own, _ in _exchanges(replay, places):
+    for nodes, num_own, num_members in _exchanges(replay, places):
         lanes = num_own >= least
+        is_theirs = least == 1 or bool((num_own == num_members)[lanes].all())
         for node in nodes if lanes.any() else ():
-            behind[replay.graph.nodes[node].stage] |= lanes
+            behind[replay.graph.nodes[node].stage] |= lanes & ~lanes.all()
             others = weights[node, ~lanes]
             if len(others):
                 weights[node, lanes] = np.median(others, axis=0)
-            elif np.isfinite(slowdown):
+            elif is_theirs and np.isfinite(slowdown):
                 weights[node, lanes] /= slowdown
             else:
                 weights[node, lanes] = replay.ideal[node]
@@ -379,16 +378,17 @@ def saved_by_quicker_transfers(
     speed, 40 of 200 ms in transfers that cross: a step of 180 ms.
     """
     weights, places = replay.weights.copy(), replay.mask(tuple(ranks))
-    behind = np.zeros_like(places)
+    behind, has_any = np.zeros_like(places), False
     for nodes, num_own, num_members in _exchanges(replay, places):
         if 0 <= replay.graph.nodes[nodes[0]].size_bytes < least_bytes:
             continue
         are_all = num_own == num_members
         lanes = are_all if inside else (num_own > 0) & ~are_all
+        has_any |= bool(lanes.any())
         for node in nodes:
-            behind[replay.graph.nodes[node].stage] |= lanes
+            behind[replay.graph.nodes[node].stage] |= lanes & ~lanes.all()
             weights[node, lanes] /= slowdown
-    if not behind.any():
+    if not has_any:
         return None
     _shorten_waits(replay, behind, weights)
     return _saving(replay, tuple(ranks), weights, during, PEERS)
@@ -571,7 +571,7 @@ def _of_the_step(replay: Replay, during: Flags, saving: Saving) -> float:
     235 with quicker transfers, in truth as well: 1.109.
     """
     longer = float(np.median(replay.error_ratio[during]))
-    known = 0.0 < longer <= COSTS.max_replay_error
+    known = COSTS.usual_replay_error < longer <= COSTS.max_replay_error
     return max(1.0, saving.speedup / (1.0 + longer * known))
 
 
