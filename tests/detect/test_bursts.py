@@ -326,11 +326,17 @@ def test_experts_may_get_more_tokens_now_and_then(job):
 
 
 @pytest.mark.parametrize(
-    ("mate", "owner"), [(1.0, Owner.NODE), (1.2, Owner.UNDECIDED)], ids=["as quick", "slow, too"]
+    ("mate", "owner"),
+    [
+        ((1.0, 1.0), Owner.NODE),
+        ((1.0, 1.3), Owner.NODE),
+        ((1.2, 1.2), Owner.UNDECIDED),
+    ],
+    ids=["as quick", "waits in backward passes", "slow, too"],
 )
 def test_mates_on_the_same_microbatches_tell_a_throttled_device_from_long_ones(job, mate, owner):
     """Lengths vary by microbatch and replica; now and then passes of rank 2 take 1.3 times as long,
-    those of its TP mate 3, with the same documents, as long as ever.
+    forward passes of its TP mate 3, with the same documents, as long as ever.
     """
     random = np.random.default_rng(5)
     length = random.lognormal(0.0, 0.08, (24, 8, 4))
@@ -339,7 +345,7 @@ def test_mates_on_the_same_microbatches_tell_a_throttled_device_from_long_ones(j
         if slot.name == "optimizer":
             return 1.0
         hit = slot.iteration in (4, 7, 11, 13, 16, 18) and slot.rank in (2, 3)
-        by_rank = {2: 1.3, 3: mate} if hit else {}
+        by_rank = {2: 1.3, 3: mate[slot.phase == "backward"]} if hit else {}
         return by_rank.get(slot.rank, 1.0) * length[slot.iteration, slot.microbatch, slot.rank // 2]
 
     findings = job(layout=Layout(tp=2, dp=4), work=work).report().findings
