@@ -39,6 +39,7 @@ from detect.causes.searches import averaged
 from detect.observe.observations import Observations
 from detect.stats import robust
 from detect.stats.residuals import (
+    Residuals,
     compare_within,
     data_of,
     deviations,
@@ -56,11 +57,17 @@ def compute_excess(seen: Observations, known: Flags) -> Floats:
 
     A row that is `known` to be slow is nobody's peer. NaN where some row has no peer.
     """
+    compared = _compared(seen, known)
+    if compared is None:
+        return np.full((len(seen.members), len(seen.iterations)), np.nan)
+    return np.asarray(np.expm1(compared.value))
+
+
+def _compared(seen: Observations, known: Flags) -> Residuals | None:
     groups = peer_groups(seen.work, seen.members)
     if min(len(rows) for rows in groups) < 2:
-        return np.full((len(seen.members), len(seen.iterations)), np.nan)
-    work = averaged(seen.work, groups, known)
-    return np.asarray(np.expm1(compare_within(work, seen.members, groups, known).value))
+        return None
+    return compare_within(averaged(seen.work, groups, known), seen.members, groups, known)
 
 
 def may_be_longer_data(seen: Observations, burst: Burst) -> bool:
@@ -106,15 +113,19 @@ def _suspicion(seen: Observations, burst: Burst) -> Suspicion:
 
 def _others_spare_the_data(seen: Observations, burst: Burst) -> bool:
     """Return whether ranks that compute the same microbatches (TP mates, or the other stages of the
-    replica) are as quick as their peers in the bursts: longer data would slow all of these, while
-    mates may be slow because they wait.
+    replica) are as quick as their peers in the bursts, in passes of one kind at least: longer data
+    would slow all passes of these, while mates may be slow in some because they wait.
     """
-    members = seen.members
-    over = np.nan_to_num(compute_excess(seen, ~burst.others), nan=np.inf)[:, burst.hits]
-    most = PAIRS.elsewhere_share * float(burst.excess[burst.hits].mean())
+    members, compared = seen.members, _compared(seen, ~burst.others)
+    if compared is None:
+        return False
+    over = np.expm1(np.nan_to_num(compared.by_phase[:, :, burst.hits], nan=np.inf)).mean(axis=2)
     same = (mates_of(members, burst.row), np.flatnonzero(members.other_stages(burst.row)))
     return any(
-        len(rows) > 0 and float(robust.median(over[rows].mean(axis=1))) < most for rows in same
+        len(rows) > 0
+        and float(robust.median(of_kind[rows])) < PAIRS.elsewhere_share * of_kind[burst.row]
+        for of_kind in over
+        for rows in same
     )
 
 

@@ -761,12 +761,14 @@ def _search(inquiry: Inquiry) -> Answer:
     paused = _pauses(inquiry) if seen.lost_ns else []
     of_pauses = [_of_pause(inquiry, one) for one in paused]
     known = inquiry.slow | inquiry.named
-    known |= mask_of([one.row for one in paused], len(known))
+    # of two, a second speed looks like a few pauses, too, for which the other one waits
+    known |= mask_of([one.row for one in paused if one.is_sure or len(known) > 2], len(known))
     left = known & _undecided(seen, (*inquiry.found, *of_pauses))
     open_rows = left & ~_mirror_each_other(seen)
     throttled = _throttled(inquiry, known & ~open_rows, known & ~left)
     throttled = _without_turns(seen, throttled, open_rows)
-    if not known.any() and not throttled and len(seen.iterations) <= BURSTS.short_window:
+    is_told = bool(known.any() or paused or throttled)
+    if not is_told and len(seen.iterations) <= BURSTS.short_window:
         doubtful = _too_few(inquiry)
         return Answer(findings=(doubtful,) if doubtful else ())
     of_pauses = _loaders_on_several_hosts(of_pauses)

@@ -580,13 +580,18 @@ def stops_in_passes(seen: Observations, row: int) -> bool:
 
 
 def stands_out_then(seen: Observations, known: Flags, burst: Burst) -> bool:
-    """Return whether the row of a burst is slower in its iterations, beside its others, than all
-    other rows of its TP group; `known` rows are nobody's peers.
+    """Return whether the row of a burst is slower in its slow passes, or in its iterations, beside
+    its others, than all other rows of its TP group; `known` rows are nobody's peers.
 
     Example: forward and backward passes take 1.23 times as long, those of its mate 1.00 and 1.23
     times, which waits in the second.
     """
-    if not len(mates_of(seen.members, burst.row)) or burst.hits.all():
+    if not len(mates_of(seen.members, burst.row)):
+        return False
+    passes = _Passes.of(seen, known)
+    if passes is not None and passes.stands_out(seen, burst.row):
+        return True
+    if burst.hits.all():
         return False
     over, _ = pass_residuals(seen.work, seen.members, peer_groups(seen.work, seen.members), known)
     change = robust.median(over[:, burst.hits], axis=1) - robust.median(

@@ -40,6 +40,10 @@ class _Links:
         100_000.0, "ns a transfer", Origin.PHYSICS,
         "lost where an end's device waits for its host: some launches of ten microseconds each",
     )  # fmt: skip
+    least_of_a_host: int = limit(
+        2, "connections", Origin.BENCHMARK,
+        "of other ranks inside a host that are slow as well, where it is none of them",
+    )  # fmt: skip
     as_long_share: float = limit(
         0.75, "share of the effect", Origin.CONVENTION,
         "that an equal connection's transfer loses if it takes as long as a slow one's",

@@ -233,7 +233,8 @@ def test_a_late_host_now_and_then_is_not_told_from_busy_experts(job, monkeypatch
     monkeypatch.setattr(of_bursts, "starvation", lambda *_: (Owner.NODE, "launched just in time"))
 
     def work(slot):
-        return 1.3 if slot.rank == 5 and hits[slot.iteration - 3] else 1.0
+        is_hit = slot.rank == 5 and hits[slot.iteration - 3]
+        return 1.3 if is_hit and slot.name != "optimizer" else 1.0
 
     report = job(layout=Layout(dp=8, ep=ep), work=work).report()
     (finding,) = [one for one in report.findings if one.ranks == (5,)]
@@ -308,10 +309,11 @@ def test_a_row_with_slow_passes_in_all_iterations_has_them_more_often_than_its_o
 
 
 def test_experts_may_get_more_tokens_now_and_then(job):
-    def throttled(slot):
-        return 1.3 if slot.rank == 5 and slot.iteration in (4, 7, 11) else 1.0
+    def busy(slot):
+        is_hit = slot.rank == 5 and slot.iteration in (4, 7, 11)
+        return 1.3 if is_hit and slot.name != "optimizer" else 1.0
 
-    seen = observe(job(layout=Layout(dp=16, ep=2), iterations=10, work=throttled).timeline())
+    seen = observe(job(layout=Layout(dp=16, ep=2), iterations=10, work=busy).timeline())
     (finding,) = judge(seen, DetectorSettings()).findings
     assert (finding.ranks, finding.owner) == ((5,), Owner.UNDECIDED)
     attention = np.full(seen.busy_ns.shape, 1e7)  # no routing of tokens lengthens it
@@ -323,11 +325,17 @@ def test_experts_may_get_more_tokens_now_and_then(job):
 
 
 @pytest.mark.parametrize(
-    ("mate", "owner"), [(1.0, Owner.NODE), (1.2, Owner.UNDECIDED)], ids=["as quick", "slow, too"]
+    ("mate", "owner"),
+    [
+        ((1.0, 1.0), Owner.NODE),
+        ((1.0, 1.3), Owner.NODE),
+        ((1.2, 1.2), Owner.UNDECIDED),
+    ],
+    ids=["as quick", "waits in backward passes", "slow, too"],
 )
 def test_mates_on_the_same_microbatches_tell_a_throttled_device_from_long_ones(job, mate, owner):
     """Lengths vary by microbatch and replica; now and then passes of rank 2 take 1.3 times as long,
-    those of its TP mate 3, with the same documents, as long as ever.
+    forward passes of its TP mate 3, with the same documents, as long as ever.
     """
     random = np.random.default_rng(5)
     length = random.lognormal(0.0, 0.08, (24, 8, 4))
@@ -336,7 +344,7 @@ def test_mates_on_the_same_microbatches_tell_a_throttled_device_from_long_ones(j
         if slot.name == "optimizer":
             return 1.0
         hit = slot.iteration in (4, 7, 11, 13, 16, 18) and slot.rank in (2, 3)
-        by_rank = {2: 1.3, 3: mate} if hit else {}
+        by_rank = {2: 1.3, 3: mate[slot.phase == "backward"]} if hit else {}
         return by_rank.get(slot.rank, 1.0) * length[slot.iteration, slot.microbatch, slot.rank // 2]
 
     findings = job(layout=Layout(tp=2, dp=4), work=work).report().findings
@@ -859,15 +867,19 @@ def test_a_loader_that_pauses_is_found_whatever_caches_do_to_the_pass_behind_it(
     assert (found.ranks, found.cause, found.owner) == ((1,), Cause.LOADER, Owner.NODE)
 
 
-def _pausing_pair(job, ranks_of, waits=1.0):
+def _pausing_pair(job, ranks_of, waits=1.0, *, slower=1.0, axis="tp"):
     """Observe two ranks of which those of `ranks_of(iteration)` stand still for 60 ms, while the
-    other one waits for that long, times `waits`.
+    other one waits for that long, times `waits`; their passes take `slower` times as long then.
     """
+
+    def work(slot):
+        is_pass = slot.name != "optimizer"
+        return slower if is_pass and slot.rank in ranks_of(slot.iteration) else 1.0
 
     def pauses(slot):
         return 60.0 if slot.rank in ranks_of(slot.iteration) else 8.0
 
-    seen = observe(job(layout=Layout(tp=2), gap_ms=pauses).timeline())
+    seen = observe(job(layout=Layout(**{axis: 2}), gap_ms=pauses, work=work).timeline())
     waiting = np.full((2, 20), 2e6)
     for place, iteration in enumerate(seen.iterations.tolist()):
         for rank in ranks_of(iteration):
@@ -899,6 +911,16 @@ def test_of_two_ranks_the_one_that_pauses_is_the_one_for_whom_the_other_waits(
         assert [(one.cause, one.owner, one.ranks) for one in findings] == [
             (Cause.HOST, owner, (1,))
         ]
+
+
+@pytest.mark.parametrize(("slower", "cause"), [(1.0, Cause.HOST), (1.5, Cause.COMPUTE)])
+def test_too_few_pauses_of_one_of_two_do_not_hide_a_second_speed(job, slower, cause):
+    often = (5, 6, 9, 12, 14, 17)
+    seen = _pausing_pair(job, lambda it: (1,) if it in often else (), slower=slower, axis="dp")
+    assert not pair_pause(seen, 0.01).is_sure
+    (finding,) = judge(replace(seen, has_even_data=True), DetectorSettings()).findings
+    is_node = finding.owner is Owner.NODE
+    assert (finding.cause, finding.ranks, is_node) == (cause, (1,), slower > 1.0)
 
 
 @pytest.mark.parametrize(

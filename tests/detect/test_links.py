@@ -14,6 +14,7 @@ from detect.causes.hits import FEW
 from detect.causes.link_ends import guilty_end
 from detect.causes.links import (
     IN_DOUBT_BETWEEN,
+    IN_DOUBT_HOST,
     IN_DOUBT_INSIDE,
     IN_DOUBT_PLACE,
     _exceeds_clock_errors,
@@ -76,6 +77,25 @@ def test_several_slow_pairs_between_two_hosts_share_what_is_slow(job, pairs, own
     assert {one.owner for one in report.findings} == {owner}
     shared = [one for one in report.findings if IN_DOUBT_BETWEEN in one.evidence]
     assert len(shared) == (2 if owner is Owner.UNDECIDED else 0)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "owner"),
+    [
+        (((2, 10), (3, 11)), Owner.NODE),
+        (((2, 10), (3, 11), (5, 13)), Owner.UNDECIDED),
+        (((2, 10), (3, 11), (21, 29)), Owner.NODE),  # not of one host
+    ],
+)
+def test_many_slow_pairs_inside_a_host_share_what_is_slow(job, exchanging, pairs, owner):
+    """Of eight pairs inside each of two hosts with 16 devices."""
+    timeline = job(layout=Layout(tp=8, dp=4), hosts=16, iterations=12).timeline()
+    every = [(rank, rank + 8) for host in (0, 16) for rank in range(host, host + 8)]
+    sent = [(pair, 10**9, 40.0 if pair in pairs else 10.0) for pair in every]
+    found = judge(exchanging(timeline, sent), DetectorSettings()).findings
+    links = [one for one in found if one.cause is Cause.LINK]
+    assert sorted(one.ranks for one in links) == list(pairs)
+    assert {IN_DOUBT_HOST in one.evidence for one in links} == {owner is Owner.UNDECIDED}
 
 
 @pytest.mark.parametrize(
