@@ -41,8 +41,8 @@ class _Hosts:
     )  # fmt: skip
     least_doubtful_share: float = limit(
         0.05, "share of an iteration", Origin.BENCHMARK,
-        "the same where stages are compared with each other, there is one other host only, or "
-        "another rank is named",
+        "the same where stages are compared with each other, there is one other host only, "
+        "another rank is named, or its lead in launching comes and goes",
     )  # fmt: skip
     least_rest_share: float = limit(
         1.0 / 3.0, "share of the effect", Origin.CONVENTION,
