@@ -670,7 +670,6 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
             q_value=link.q_value,
             num_peers=link.num_peers,
             saved_ns=link.excess_ns + np.where(link.course.active, link.rings_ns, 0.0),
-            is_replayed=not link.rings_ns,  # which has no transfers of these
             subject=_subject(seen, link, rows),
             predicate=f"transfers {times(slowdown)} slower than equal connections",
             evidence=(*_evidence(seen, link), *((doubt,) if doubt else ())),

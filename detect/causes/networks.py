@@ -144,9 +144,6 @@ class SlowNetwork:
     """Since when it is slow; None is the whole window."""
     is_told_twice: bool = False
     """Whether the rings of the host's stage tell the same as its messages."""
-    has_rings: bool = False
-    """Whether rings of unknown sizes are as slow: a replay takes what they wait for each other for
-    transfers, so what these rings lose is the estimate of the cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +270,6 @@ def _slowest(
         excess_ns=excess_ns,
         num_shared=len(frozenset.intersection(*(crossings.hosts[one] for one in split.all_slow))),
         course=course,
-        has_rings=len(rings) > 0,
         is_told_twice=told is not None,
     )
 
@@ -507,7 +503,6 @@ def _finding(seen: Observations, transfers: Transfers, slow: SlowNetwork) -> Fin
                 *((BETWEEN_TWO_HOSTS,) if is_link else ()),
             ),
             advice=connection_advice(seen, slow.ranks),
-            is_replayed=not slow.has_rings,
             is_pair=is_link,
             is_border=is_one and slow.way is Way.NETWORK,
             is_inside=is_one and slow.way is Way.INSIDE,

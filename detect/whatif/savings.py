@@ -348,6 +348,9 @@ def _shorten_waits(replay: Replay, places: Flags, weights: Floats) -> None:
         for label in np.unique(mates[own]).tolist():
             behind, others = own & (mates == label), ~own & (mates == label)
             last = np.median(replay.weights[number][behind], axis=0)
+            if node.optype == HOST and others.any():  # a gap of one rank alone is its own
+                common = np.median(replay.weights[number][others], axis=0) - last
+                last = np.maximum(last, replay.weights[number][others] - np.maximum(common, 0.0))
             weights[number][others] = np.minimum(weights[number][others], last)
 
 

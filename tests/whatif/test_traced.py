@@ -11,7 +11,7 @@ import pytest
 
 from detect.report import Cause
 from detect.whatif import Replay, replay_of_timeline, saved_by_fixing
-from detect.whatif.graph import FORWARD, Node, sweep
+from detect.whatif.graph import FORWARD, HOST, Node, sweep
 from detect.whatif.savings import ReplayedCosts
 from detect.whatif.slowness import analyze, keep_each_rank, keep_places
 from detect.whatif.traced import DraftNode, StageDraft, _after_all_exchange
@@ -382,6 +382,36 @@ def test_who_waits_unseen_for_a_slow_link_is_mended_with_it() -> None:
     mended = saved_by_fixing(replace(replay, weights=weights), ranks, links=True)
     assert mended.step_s > 1.9 * sound_s
     assert mended.fixed_step_s == pytest.approx(sound_s, rel=0.02)
+
+
+def test_a_gap_of_one_other_rank_is_no_waiting_for_a_slow_link() -> None:
+    """All ranks but those behind the link wait for it between spans; one loads there besides."""
+    replay = replay_of_timeline(simulated(Layout(tp=2, dp=4)))
+    weights, sound_s = replay.weights.copy(), float(replay.traced_s.mean())
+    late = next(group for group in replay.graph.groups if group.partition.startswith("dp"))
+    labels = replay.graph.partitions[late.partition]
+    slow = labels == labels[1]
+    gap, alone = replay.graph.of_type(HOST)[-1], int(np.flatnonzero(~slow)[-1])
+    weights[np.ix_(late.nodes, np.flatnonzero(slow))] += sound_s
+    weights[gap, ~slow] += sound_s
+    ranks = replay.ranks[0, slow].tolist()
+    for loads, mended_s in ((0.0, sound_s), (sound_s, 2 * sound_s)):
+        weights[gap, alone] += loads
+        mended = saved_by_fixing(replace(replay, weights=weights.copy()), ranks, links=True)
+        assert mended.fixed_step_s == pytest.approx(mended_s, rel=0.03)
+
+
+@pytest.mark.parametrize(("ranks", "least", "most"), [((0, 1), 1.0, 1.01), ((0,), 1.05, 4.0)])
+def test_collectives_with_other_ranks_are_no_transfers_between_those_of_a_link(
+    ranks: tuple[int, ...], least: float, most: float
+) -> None:
+    """All four ranks are one TP group: what ranks 0 and 1 send each other is not all that it does,
+    while everything that rank 0 alone sends is slow.
+    """
+    replay = replay_of_timeline(simulated(Layout(tp=4)))
+    costs = ReplayedCosts(lambda: replay)
+    told = costs.ratio(ranks, (Cause.LINK,), (1, 99), slowdown=4.0)
+    assert told is not None and least <= told <= most
 
 
 def test_ranks_without_peers_are_judged_by_other_stages() -> None:
