@@ -38,7 +38,7 @@ from detect.causes.finding import (
     saved_by_compute,
     undecided_if_free,
 )
-from detect.causes.hits import Tally, as_large, half_width, over_quiet
+from detect.causes.hits import Tally, as_large, half_width, num_runs, over_quiet
 from detect.causes.launching import passes_tell_of_devices, starvation
 from detect.observe.observations import LOSS_OF_LOOKUPS, EachRank, Observations
 from detect.report import Cause, Finding, Owner
@@ -85,11 +85,11 @@ class _Work:
 
     def by_chance(self, rank: int, others: Flags) -> float:
         """Return the probability of a rank's hits at the rate of the `others`, (rank,); 1 where it
-        has too few, nearly always some, none of one speed, or the others have a good part of them.
+        has too few, a lasting one, none of one speed, or the others have a good part of them.
         """
         hits, others = self.hits[rank], others & self.known
-        is_few = int(hits.sum()) < BURSTS.min_hits
-        if is_few or hits.mean() > BURSTS.max_hit_share or not others.any():
+        goes_on = hits[-1] and num_runs(hits) == 1  # a level's to tell
+        if int(hits.sum()) < BURSTS.min_hits or goes_on or not others.any():
             return 1.0
         tally = Tally.of(as_large(self.hits, self.over, rank), rank, others)
         is_alone = tally.other_hits <= BURSTS.others_share * tally.num_hits

@@ -63,6 +63,16 @@ def test_the_rank_whose_steps_are_longer_at_times_is_named(job, steps, passes, n
     assert nodes(observed(job, LAYOUT, steps, passes)) == named
 
 
+def test_steps_that_become_longer_for_good_are_not_told_here(job):
+    def work(slot):
+        return 1.5 if slot.rank == 2 and slot.iteration >= 15 else 1.0
+
+    (finding,) = judge(
+        observe(job(layout=LAYOUT, work=work, noise=0.002).timeline()), DetectorSettings()
+    ).findings
+    assert finding.ranks == (2,) and not any("waits for nobody" in one for one in finding.evidence)
+
+
 def test_steps_of_one_of_two_mates_do_not_tell_who_waits_in_them(job):
     seen = observed(job, Layout(tp=2, dp=4), {1: 1.5})
     said = [" ".join(one.evidence) for one in judge(seen, DetectorSettings()).findings]
