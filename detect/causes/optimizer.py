@@ -291,6 +291,7 @@ def _suspects(
         ),
         forbidden=np.zeros(len(members), dtype=bool),
         groups=tuple(groups),
+        own=robust.log_of(time_ns),
         by_majority=True,
     )
     return search(task, inquiry.settings).suspects

@@ -163,3 +163,19 @@ def test_a_slow_device_slows_a_pair_by_no_more_than_itself(finding, slowdown, ow
     device = replace(finding, cause=Cause.COMPUTE, slowdown=1.34, step_time_cost_ratio=1.2)
     pair = replace(finding, ranks=(2, 6), owner=owner, slowdown=slowdown, step_time_cost_ratio=1.09)
     assert len(folded([device, pair])) == num
+
+
+@pytest.mark.parametrize(
+    ("of_host", "of_device", "num"),
+    [
+        (Owner.UNDECIDED, Owner.NODE, 2),
+        (Owner.UNDECIDED, Owner.UNDECIDED, 1),
+        (Owner.NODE, Owner.NODE, 1),
+    ],
+    ids=["the device is named", "neither is", "both are"],
+)
+def test_a_host_that_may_be_slow_explains_no_device_that_is(finding, of_host, of_device, num):
+    """Its other ranks wait for the device, and seem to stand still for their host."""
+    device = replace(finding, cause=Cause.COMPUTE, owner=of_device, step_time_cost_ratio=1.07)
+    host = replace(finding, ranks=(0, 1, 2, 3), cause=Cause.HOST, owner=of_host)
+    assert len(folded([device, host])) == num
