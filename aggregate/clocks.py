@@ -70,9 +70,18 @@ _WORTH_A_NOTE_NS = 1e3
 _MANY_REFUSED = 4
 """A clock with fewer refused ends is not taken for one that jumps."""
 _MOST_STEPS = 64
+_MOST_FITS = 12
+"""Fits without jumps, each as long as the first one: where all clocks jump again and again, more of
+them would take minutes for little."""
 _MENDED_SHARE = 0.8
 """A jump is believed if the fit without it refuses at most this part of the clock's ends that were
 refused before."""
+
+
+MORE_JUMPS = (
+    "more clocks seem to jump than were put back: what is said of links and of who waits for whom "
+    "is less sure by that"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -669,16 +678,18 @@ def without_steps(
 
     `clocks` is the alignment of the spans as they are. The jumps are to be taken out in turn. All
     clocks that seem to jump are tried together, as those of a host do, then those of them that it
-    mended, then the largest jump alone.
+    mended, then the largest jump alone. Ends after `_MOST_FITS` fits, and says then that more seem
+    to jump.
     """
     domain = clocks.domain[np.searchsorted(clocks.ranks, numbers(spans, "rank"))]
     taken: list[ClockStep] = []
-    tried = clocks.steps
-    while tried and len(taken) < _MOST_STEPS:
+    tried, num_fits = clocks.steps, 0
+    while tried and len(taken) < _MOST_STEPS and num_fits < _MOST_FITS:
         moved = spans
         for step in tried:  # one a clock, so none moves the times of another
             moved = shifted(moved, -step.excess_ns(domain, numbers(moved, "start_ns")))
         fit = align_clocks(moved, matches, headers)
+        num_fits += 1
         before, after = clocks.num_refused, fit.num_refused
         mended = tuple(one for one in tried if _is_mended(one.domain, before, after))
         if mended == tried:
@@ -687,6 +698,8 @@ def without_steps(
         else:
             tried = (mended or clocks.steps[:1]) if len(tried) > 1 else ()
     notes = [one.note(clocks.domain_names[one.domain]) for one in taken]
+    if tried:
+        notes.append(MORE_JUMPS)
     return tuple(taken), replace(clocks, notes=(*notes, *clocks.notes))
 
 

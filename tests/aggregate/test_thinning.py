@@ -10,7 +10,7 @@ import pytest
 
 from aggregate import anchors
 from aggregate.anchors import drawn_members
-from aggregate.clocks import align_clocks, without_steps
+from aggregate.clocks import MORE_JUMPS, align_clocks, without_steps
 from aggregate.match import match_spans
 from aggregate.merge import Correction
 from benchmarks.alignment_jobs import EPOCH_NS, PERIOD_NS, Skew, planted_job
@@ -97,6 +97,20 @@ def test_a_jump_between_two_drawn_ends_is_found_to_the_end(job, few_are_enough, 
     expected = Correction(plain.ranks, plain.domain, plain.lines, (), None).applied(trace.spans)
     off_ns = np.abs(numbers(spans, "start_ns") - numbers(expected, "start_ns"))
     assert np.count_nonzero(off_ns > 100_000) == ambiguous  # the others are on the right side
+
+
+def test_jumps_are_not_looked_for_without_end(job, few_are_enough, monkeypatch):
+    trace, matches, skew = job
+    moved = trace
+    for rank, period in ((5, 600), (5, 2_000), (5, 3_000)):
+        (local,) = skew.local(np.array([rank]), np.array([EPOCH_NS + period * PERIOD_NS]))
+        moved = moved_from(moved, rank, local, 4_000_000)
+    clocks = align_clocks(moved.spans, matches, trace.headers)
+    enough, mended = without_steps(moved.spans, matches, trace.headers, clocks)
+    monkeypatch.setattr("aggregate.clocks._MOST_FITS", len(enough) - 1)
+    fewer, told = without_steps(moved.spans, matches, trace.headers, clocks)
+    assert fewer == enough[:-1]
+    assert MORE_JUMPS not in mended.notes and MORE_JUMPS in told.notes
 
 
 def with_sizes(trace, chosen, size_bytes):
