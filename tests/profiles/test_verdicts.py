@@ -204,12 +204,12 @@ PRODUCTS = tuple(f"ampere_gemm_{part}" for part in ("qkv", "mlp", "dgrad", "wgra
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "factor", "is_named"), [(4, 1.1, 1), (2, 1.3, 1), (2, 1.1, 0)]
+    ("num_ranks", "factor", "is_named"), [(4, 1.1, 1), (2, 1.1, 1), (2, 1.07, 0)]
 )
 def test_slow_products_beside_quick_moves_of_memory_are_a_low_clock(
     verdict, num_ranks, factor, is_named
 ):
-    """The optimizer does not show it; two sound devices may differ by 10 %."""
+    """The optimizer does not show it; two sound devices may differ by 8 %."""
     program = with_slow_kernels(
         *PRODUCTS, "flash_fwd_kernel", "flash_bwd_kernel", rank=1, factor=factor
     )
