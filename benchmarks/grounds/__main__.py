@@ -42,7 +42,13 @@ from benchmarks.grounds.aims import (
     table_of_doubts,
 )
 from benchmarks.grounds.ground import Case, Ground, Variation
-from benchmarks.grounds.outcome import Outcome, judge_case, table_by_cause, table_of
+from benchmarks.grounds.outcome import (
+    Outcome,
+    judge_case,
+    table_by_cause,
+    table_of,
+    table_of_networks,
+)
 from benchmarks.grounds.turns import leave_modules_out
 from megascan.config import LEAST_LAYERS, LEAST_LAYERS_OF_PLAIN_MODELS
 from megascan.errors import UsageError, report_errors
@@ -198,6 +204,8 @@ def main() -> int:
     print(table_of_confidence(outcomes))
     print()
     print(table_of_costs(outcomes))
+    print()
+    print(table_of_networks(outcomes))
     print()
     print(table_of_doubts(outcomes))
     return 0

@@ -18,6 +18,7 @@ import numpy as np
 
 from aggregate import build_timeline
 from benchmarks.detection.baselines import RULES, spans_of
+from benchmarks.grounds.avoided import EVERYTHING, SHARED, TOLD, told_by_layout
 from benchmarks.grounds.ground import Case, Planted
 from detect import Finding, Owner, detect
 from megascan.errors import MegaScanError
@@ -66,6 +67,8 @@ class Outcome:
     power: float | None = None
     error: str = ""
     baselines: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    told: tuple[str, ...] = ()
+    """For each planted fault what `avoided.told_by_layout` says; () in outcomes of before."""
 
     @property
     def at_fault(self) -> frozenset[int]:
@@ -165,6 +168,7 @@ class Outcome:
             for one in record["findings"]
         )
         values["iterations"] = tuple(record["iterations"])
+        values["told"] = tuple(record.get("told", ()))
         values["baselines"] = {k: tuple(v) for k, v in record["baselines"].items()}
         return cls(**values)
 
@@ -186,11 +190,13 @@ def judge_case(
     findings: tuple[Named, ...] = ()
     iterations: tuple[int, ...] = ()
     named: dict[str, tuple[int, ...]] = {}
+    told: tuple[str, ...] = ()
     try:
         # ranks that are missing are passed over, as one does whom the reader has told of them
         trace = read_trace(folder, allow_missing_ranks=True)
         iterations = tuple(map(int, np.unique(narrow(trace.spans, "iteration"))))
         timeline = build_timeline(trace)
+        told = told_by_layout(timeline, planted)
         report = detect(timeline)
         verdict, power = report.verdict.value, report.minimum_detectable.get("compute")
         findings = tuple(_kept(one) for one in report.findings)
@@ -213,6 +219,7 @@ def judge_case(
         power=power,
         error=error,
         baselines=named,
+        told=told,
     )
 
 
@@ -275,6 +282,30 @@ def table_by_cause(outcomes: Sequence[Outcome]) -> str:
         counts = (silent.count(verdict) for verdict in ("healthy", "job", "undecided"))
         cells = [len(part), len(part) - len(missed), len(missed) - len(silent), *counts]
         rows.append(f"| {name} | {' | '.join(map(str, cells))} |")
+    return "\n".join(rows)
+
+
+def table_of_networks(outcomes: Sequence[Outcome]) -> str:
+    """Return one Markdown row a kind of due network fault: how many the layout lets anybody tell
+    (`avoided.told_by_layout`), and how many of these, and of the others, are found.
+    """
+    rows = [
+        f"| slow network | due | {EVERYTHING} | {SHARED} | can be told | of these found | "
+        "others found |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    kinds: dict[str, list[tuple[str, bool]]] = defaultdict(list)
+    for one in outcomes:
+        for fault, told in zip(one.planted, one.told, strict=bool(one.told)):
+            if told and fault in one.due:
+                kinds[fault.kind].append((told, one.finding_of(fault) is not None))
+    every = [it for part in kinds.values() for it in part]
+    for kind, part in [*sorted(kinds.items()), ("all", every)]:
+        words = [told for told, _ in part]
+        found = [told for told, is_found in part if is_found]
+        counts = (len(part), *map(words.count, (EVERYTHING, SHARED, TOLD)))
+        cells = (*counts, found.count(TOLD), len(found) - found.count(TOLD))
+        rows.append(f"| {kind} | {' | '.join(map(str, cells))} |")
     return "\n".join(rows)
 
 

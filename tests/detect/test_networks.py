@@ -51,6 +51,23 @@ def test_a_network_that_is_slower_by_a_third_may_always_meet_others(job, factor,
 
 
 @pytest.mark.parametrize(
+    ("of_rings", "owner"), [(1.28, Owner.NODE), (1.36, Owner.UNDECIDED)],
+    ids=["one factor", "two factors"],
+)  # fmt: skip
+def test_a_port_that_lost_a_quarter_slows_all_kinds_by_one_factor(job, exchanging, of_rings, owner):
+    """Messages between hosts 0 and 2 take 1.28 times those of 1 and 3, rings of 2 and 3 longer than
+    those of 0 and 1: host 2 alone is in both.
+    """
+    messages = [((rank, rank + 8), 29_000_000, 5.6 * (1.28 if rank < 4 else 1.0))
+                for rank in range(8)]  # fmt: skip
+    rings = [((rank, rank + 4), 129_000_000, 9.2 * (of_rings if rank >= 8 else 1.0))
+             for rank in (0, 1, 2, 3, 8, 9, 10, 11)]  # fmt: skip
+    timeline = job(layout=Layout(pp=2, dp=8), hosts=4).timeline()
+    (finding,) = judge(exchanging(timeline, messages + rings), DetectorSettings()).findings
+    assert (finding.ranks, finding.owner) == ((8, 9, 10, 11), owner)
+
+
+@pytest.mark.parametrize(
     ("first", "found"), [(5, 5), (8, 8), (4, 3)], ids=["after two", "in the middle", "after one"]
 )
 def test_a_network_that_becomes_slow_is_dated(job, first, found):
