@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from aggregate import fitting
 from aggregate.anchors import Anchors
 from aggregate.fitting import (
     LineProblem,
@@ -91,6 +92,19 @@ def test_offsets_alone_are_solved_as_drifts_of_zero_are():
     by_both = weighed.solve(np.arange(5) == 4, np.zeros(10))
     assert found.tolist() == by_both.tolist()
     assert found[:4].any() and not found[4:].any()
+
+
+@pytest.mark.parametrize("is_drifting", [False, True], ids=["offsets", "drifts"])
+def test_a_formed_matrix_solves_what_two_products_do(monkeypatch, is_drifting):
+    anchors, _, _ = ring_anchors(6, 600, 1000)
+    problem = LineProblem.of(anchors, anchors.rank, 6)
+    weighed = problem.weighed(np.random.default_rng(1).uniform(0.5, 2.0, len(anchors.event)))
+    drifting = np.full(6, is_drifting)
+    formed = weighed.solve(drifting, np.zeros(12))
+    monkeypatch.setattr(fitting, "_FORMED_COLUMNS", 0)
+    by_products = weighed.solve(drifting, np.zeros(12))
+    assert np.abs(formed).max() > 1e4 and bool(formed[6:].any()) is is_drifting
+    np.testing.assert_allclose(formed, by_products, rtol=1e-9, atol=1e-3)
 
 
 def test_the_solver_agrees_with_a_dense_solution():
