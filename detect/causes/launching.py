@@ -491,6 +491,23 @@ def _is_much_longer(seen: Observations, stopped_ns: Floats | None, row: int, act
     return own >= PACE.stop_ratio * theirs and _is_noticeable(seen, own - theirs, active)
 
 
+def stops_explain(seen: Observations, row: int, longer_ns: float) -> str:
+    """Say that a row's host stops between launches, in all iterations alike, for most of the time
+    that it is busy longer than its peers (`longer_ns`); empty where it does not, and where the rank
+    logs for all.
+
+    In all alike, because a collection of garbage comes in some. Example: its kernels take 51.5 ms
+    an iteration as its peers' do, and its host stops for 29 to 51 ms, theirs for 8 at most.
+    """
+    everywhere = np.ones(len(seen.iterations), dtype=bool)
+    if seen.members.log_for_all[row] or not _stops_between_modules(seen, row, everywhere):
+        return ""
+    assert seen.stopped_ns is not None
+    least_ns = STARVATION.stopped_share * longer_ns
+    stops = bool((seen.stopped_ns[row] >= least_ns).all())
+    return _stops_text(seen, row, everywhere) if stops else ""
+
+
 def _stops_in_passes(seen: Observations, row: int, active: Flags) -> bool:
     """Return whether the row's host takes much longer to launch the same passes as its peers do,
     and its device waits more often for it than theirs.

@@ -8,7 +8,8 @@ needs no passes, no modules and no CPU time, and is plain in a few iterations on
 rank is suspected when every other rank waits longer in most iterations, and when its own time is
 far above that of the other ranks of its stage, by more than they differ among themselves. This
 shows that all wait for one rank, and for which, but not why it is busy: the finding is undecided,
-and says what would decide.
+and says what would decide. Where its host stops between launches, in all iterations, for most of
+that excess, and the others' do not, it is its host.
 
 Example: rank 3 waits 4 % of the iteration, ranks 2, 0 and 1 wait 28, 47 and 52 %: own times 96, 72,
 53 and 48 %. The peers' median is 53 %; the excess of 43 % of an iteration is beyond 10 %, and
@@ -48,7 +49,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from detect.causes.device import HOST_ADVICE
+from detect.causes.device import HOST_ADVICE, host_advice
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -58,7 +59,7 @@ from detect.causes.finding import (
     is_costly,
     ratio_without,
 )
-from detect.causes.launching import starvation
+from detect.causes.launching import starvation, stops_explain
 from detect.causes.searches import ADVICE
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
@@ -85,6 +86,7 @@ NOTHING_ELSE = (
     "neither the gaps of one host nor the passes of ranks grew by enough to be why: what took the "
     "time may not be recorded"
 )
+UNDECIDED_WHY = ", undecided why"
 ADVICE_ON_AWAITED = (
     "trace more iterations in a row (--continuous-trace-iterations 10) at granularity full: "
     "whether its operations are slower, or more time lies between them, decides",
@@ -128,6 +130,9 @@ class _Awaited:
     num_hits: int
     """Iterations in which that is far longer."""
 
+    longer_ns: float
+    """How much longer it is busy in an iteration than its peers."""
+
     @property
     def log_ratio(self) -> Floats:
         """Return the rank's own time over its peers', log, (iteration,)."""
@@ -156,8 +161,9 @@ def _awaited(seen: Observations) -> _Awaited | None:
         return None
     typical_ns = np.median(waiting_ns[others], axis=1)
     return _Awaited(
-        row=row, peers=peers, own_ns=own_ns, waiting_ns=typical_ns, gap_ns=gap_ns, num_hits=num_hits
-    )
+        row=row, peers=peers, own_ns=own_ns, waiting_ns=typical_ns, gap_ns=gap_ns,
+        num_hits=num_hits, longer_ns=over,
+    )  # fmt: skip
 
 
 def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
@@ -170,13 +176,14 @@ def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
     peers_share = float(np.median(np.median(own_ns[found.peers], axis=1))) / step_ns
     waiting = found.waiting_ns / step_ns
     chance = float(special.bdtrc(found.num_hits - 1, num_iterations, 1.0 / len(members)))
+    stops = stops_explain(seen, row, found.longer_ns)
     return build_finding(
         seen,
         Claim(
             ranks=members.workers[row],
             rows=(row,),
-            cause=Cause.UNKNOWN,
-            owner=Owner.UNDECIDED,
+            cause=Cause.HOST if stops else Cause.UNKNOWN,
+            owner=Owner.NODE if stops else Owner.UNDECIDED,
             slowdown=float(np.exp(effect)),
             interval=interval_of_ratio(effect, error),
             course=None,
@@ -185,14 +192,15 @@ def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
             saved_ns=np.maximum(found.gap_ns, 0.0),
             subject=subject_of(members, row),
             predicate=f"is busy for {own_share:.0%} of an iteration, its {peers} for "
-            f"{peers_share:.0%}, and all others wait for it, undecided why",
+            f"{peers_share:.0%}, and all others wait for it{'' if stops else UNDECIDED_WHY}",
             evidence=(
                 f"the other ranks wait {waiting.min():.0%} to {waiting.max():.0%} of an iteration; "
                 f"in {found.num_hits} of {num_iterations} iterations each of them waits longer "
                 "than this one",
                 *_computing_beside_peers(seen, row),
+                *([stops] if stops else []),
             ),
-            advice=ADVICE_ON_AWAITED,
+            advice=host_advice(Owner.NODE) if stops else ADVICE_ON_AWAITED,
             is_replayed=False,
         ),
     )

@@ -46,6 +46,7 @@ from detect.report import Cause
 from detect.stats import robust
 from detect.thresholds.observing import KERNELS, PACE
 from megascan.arrays import (
+    Cover,
     Flags,
     Floats,
     Integers,
@@ -54,6 +55,7 @@ from megascan.arrays import (
     group_starts,
     lower_medians,
     numbered,
+    united,
 )
 from megascan.errors import listed
 from megascan.schema import NOT_APPLICABLE, Kind, Phase, Track
@@ -95,6 +97,7 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
         boundness=_boundness(index, alike, compute, optimizer),
         starved_share=known_or_none(starved_share(index, both)),
         held_pace=_held_pace(index, compute),
+        stopped_ns=_stopped(index, both),
         launching_ns=_launching(index, both),
     )
 
@@ -226,6 +229,30 @@ def _launching(index: SpanIndex, kernels: Flags) -> Floats | None:
     launches = np.flatnonzero((np.diff(cell) == 0) & (step_ns < PACE.stop_ns))
     sums = np.bincount(cell[launches], weights=step_ns[launches], minlength=index.num_cells)
     return np.asarray(sums.reshape(index.shape))
+
+
+def _stopped(index: SpanIndex, kernels: Flags) -> Floats | None:
+    """Return for how long hosts stop between two launches while the device has nothing to do, (row,
+    iteration) ns; None where launches were not recorded. Not where they load, or collect garbage.
+
+    A thread that holds the interpreter's lock gives it back after 5 ms, another process the core
+    after 3 and more; in between launches are as quick as ever. A host that waits for its device
+    launches late as well, but until then the device is busy.
+
+    Example: five of 1,000 launches come 5 to 10 ms behind the one before, and the device is idle
+    for 29 of 127 ms; on its peers for none.
+    """
+    rows, at = _launches(index, kernels)
+    if not len(rows):
+        return None
+    order = np.lexsort((at, index.cell[rows]))
+    rows, at, cell = rows[order], at[order], index.cell[rows][order]
+    stops = 1 + np.flatnonzero((np.diff(cell) == 0) & (np.diff(at) >= PACE.stop_ns))
+    (start, end), recorded = index.axis, ~index.of_kind(Kind.ITERATION)
+    covered = Cover.of(*united(start[recorded], end[recorded]))
+    since, until = at[stops - 1], start[rows[stops]]
+    idle_ns = until - since - covered.length_within(since, until)
+    return index.sums(rows[stops], np.minimum(idle_ns, at[stops] - since).astype(float))
 
 
 def _sequences(kernels: _Kernels, stage: Integers) -> Integers:

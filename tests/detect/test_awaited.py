@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from aggregate import build_timeline
-from detect import Cause, Owner, Report, Verdict, detect
+from detect import Cause, DetectorSettings, Owner, Report, Verdict, detect
+from detect.detector import judge
+from detect.observe.extract import observe
+from detect.observe.observations import steady
 from detect.text import render_text
 from megascan.reader import read_trace
 from megascan.topology import Layout
@@ -73,6 +77,28 @@ def test_the_rank_for_whom_all_wait_is_suspected_without_any_passes(tmp_path):
     assert "all others wait for it" in finding.headline
     assert any("wait 26% to 49% of an iteration" in sentence for sentence in finding.evidence)
     assert any("decides" in step for step in finding.next_steps)
+
+
+@pytest.mark.parametrize(
+    ("busiest", "stopped_ms", "cause"),
+    [(2, [30.0] * 6, Cause.HOST), (2, [30.0] * 5 + [0.0], Cause.UNKNOWN),
+     (2, [3.0] * 6, Cause.UNKNOWN), (3, [30.0] * 6, Cause.UNKNOWN)],
+    ids=["in all iterations", "a collection in most", "too little", "who may log for all"],
+)  # fmt: skip
+def test_a_host_that_stops_between_launches_is_why_all_wait(tmp_path, busiest, stopped_ms, cause):
+    for rank in range(RANKS):
+        rank_file(rank, {0: 50.0, 1: 53.0, 2: 60.0, 3: 60.0} | {busiest: 100.0}, tmp_path, pp=2)
+    settings = DetectorSettings()
+    seen = steady(observe(build_timeline(read_trace(tmp_path))), settings)
+    stopped_ns = np.zeros((RANKS, ITERATIONS))
+    stopped_ns[busiest] = np.array(stopped_ms) * 1e6
+    (finding,) = judge(replace(seen, stopped_ns=stopped_ns), settings).findings
+    assert (finding.ranks, finding.cause) == ((busiest,), cause)
+    assert (finding.owner is Owner.NODE) == (cause is Cause.HOST)
+    assert ("undecided why" in finding.headline) == (cause is Cause.UNKNOWN)
+    assert any("stopped between launches for 30 ms" in one for one in finding.evidence) == (
+        cause is Cause.HOST
+    )
 
 
 @pytest.mark.parametrize("busy_ms", [{rank: 95.0 + rank for rank in range(4)},

@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from aggregate import build_timeline
 from benchmarks.profile_jobs import ddp, megatron, pipeline
 from detect import Report, detect
+from detect.observe.extract import observe
 from detect.report import Cause, Owner
 from megascan.reader import read_trace
 
@@ -143,6 +145,30 @@ def test_a_late_loader_is_named(verdict, kind):
 def test_a_host_that_launches_late_is_named(verdict, kind):
     report = verdict(kind, host={1: 30.0})
     assert named(report) == [((1,), Cause.HOST, Owner.NODE)]
+
+
+def test_hosts_stop_where_their_devices_have_nothing_to_do(job, tmp_path):
+    """30 ms ahead of the 20th launch of rank 1; rank 3 waits for its device there."""
+
+    def program(of: Any, tokens: int) -> Any:
+        num_before, launch = of.correlation, of.launch
+
+        def stopping() -> float:
+            if of.correlation == num_before + 20 and of.number == 1:
+                of.now_us += 30_000.0
+            if of.correlation == num_before + 20 and of.number == 3:
+                of.synchronize()
+            return launch()
+
+        of.launch = stopping
+        yield from ddp(of, tokens)
+        of.launch = launch
+
+    folder = job("ddp", program=program).write(tmp_path / "profiles")
+    seen = observe(build_timeline(read_trace(folder)))
+    assert seen.stopped_ns is not None
+    assert (np.abs(seen.stopped_ns[1] - 30e6) < 5e6).all()
+    assert (seen.stopped_ns[[0, 2, 3]] < 1e6).all()
 
 
 def test_a_slow_link_of_a_tp_group_is_named(verdict):
