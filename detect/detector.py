@@ -106,6 +106,15 @@ def _search_spared(inquiry: Inquiry) -> Answer:
     return search_spared(inquiry)
 
 
+def _search_by_tokens(inquiry: Inquiry) -> Answer:
+    """Search devices whose products of matrices take longer for as many tokens."""
+    if inquiry.seen.tokenwise is None or len(inquiry.seen.members) < 2:
+        return Answer()
+    from detect.causes.by_tokens import search_by_tokens
+
+    return search_by_tokens(inquiry)
+
+
 def _search_held_clocks(inquiry: Inquiry) -> Answer:
     """Let clocks decide what is open, where any were read."""
     if not inquiry.seen.counters or not inquiry.found:
@@ -233,6 +242,7 @@ PAUSED_HOSTS = CauseSpec(cause=Cause.HOST, search=_search_pauses)
 LOADING_HOSTS = CauseSpec(cause=Cause.LOADER, search=_search_loading)
 FAR_LOADERS = CauseSpec(cause=Cause.LOADER, search=_search_far_loaders)
 SPARED = CauseSpec(cause=Cause.COMPUTE, search=_search_spared)
+BY_TOKENS = CauseSpec(cause=Cause.COMPUTE, search=_search_by_tokens)
 HELD_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_held_clocks)
 LOW_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_low_clocks)
 CORRUPTION = CauseSpec(cause=Cause.CORRUPTION, search=_search_corruption)
@@ -255,6 +265,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     everywhere.CHANGED_LINKS,
     WHOLE_HOSTS,
     SPARED,
+    BY_TOKENS,
     LOADING_HOSTS,
     FAR_LOADERS,
     PAUSED_HOSTS,

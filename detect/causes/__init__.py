@@ -25,6 +25,7 @@ Causes:                                             What they share, and what fo
                      waiting nobody recorded                         longer than its mates'
     optimizer.py     an optimizer step alone is slow    hits.py      slow iterations and passes,
     memory.py        slow device memory (profiles)                   counted
+    by_tokens.py     slow in products of matrices, for as many tokens
     spared.py        slow in products of matrices,
                      less where memory is moved
     corruption.py    who computes wrongly (probes)      device.py    slow, or on long data

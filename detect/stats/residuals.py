@@ -462,9 +462,11 @@ def estimate_noise(value: Floats, excluded: Flags, usual: Usual) -> Noise:
     sound = value[~excluded]
     if not np.isfinite(sound).any():  # a suspect and nobody else to compare
         sound = value
-    again = min(repetition(sound), NOISE.max_repetition)
-    pooled = _burst_size(sound) if usual.bursty else _pooled(sound, again)
-    sigma = np.fmax(np.fmax(_noise_of_each_rank(value, again), pooled), usual.floor)
+    bent = sound if usual.bursty else _without_ramps(sound)
+    again = min(repetition(bent), NOISE.max_repetition)
+    pooled = _burst_size(sound) if usual.bursty else _pooled(bent, again)
+    of_each = _noise_of_each_rank(value if usual.bursty else _without_ramps(value), again)
+    sigma = np.fmax(np.fmax(of_each, pooled), usual.floor)
     inflation = (1.0 + again) / (1.0 - again)
     num_free = float(np.isfinite(sound).sum() - len(sound)) / 2  # leave-one-out halves it
     explained = inflation * (ROBUST.centre_loss_ratio * pooled) ** 2 / value.shape[1]
@@ -478,6 +480,22 @@ def estimate_noise(value: Floats, excluded: Flags, usual: Usual) -> Noise:
         between_degrees=between_degrees,
         usual=usual,
     )
+
+
+def _without_ramps(value: Floats) -> Floats:
+    """Return values (rank, iteration), those of ranks that rise or fall steadily as they lie beside
+    their neighbours in time, scaled to vary as independent values do.
+
+    A device that gets hotter all over the window is slower by as much again each iteration: noise
+    by steps would be what it is slower by. Such steps are alike, those of noise are not. Example:
+    0, 0, 0, 2.5, 5, 7, 10, 12, 14, 16 and 18 % beside a peer, within 0.1 %.
+    """
+    if value.shape[1] < NOISE.min_own_iterations:
+        return value
+    bends = np.full_like(value, np.nan)
+    bends[:, 1:-1] = np.diff(value, n=2, axis=1) / np.sqrt(6)
+    is_ramp = robust.spread(bends, axis=1) < NOISE.ramp_share * step_noise(value)
+    return np.where(is_ramp[:, None], bends, value)
 
 
 def _noise_of_each_rank(value: Floats, again: float) -> Floats:

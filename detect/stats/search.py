@@ -39,7 +39,7 @@ slow iterations than `min_iterations` are chance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -175,12 +175,19 @@ def active_in(course: Course | None, num_iterations: int) -> Flags:
 
 
 def best_stretches(
-    value: Floats, noise: Noise, min_iterations: int, excluded: Flags, *, scattered: bool = True
+    value: Floats,
+    noise: Noise,
+    min_iterations: int,
+    excluded: Flags,
+    *,
+    scattered: bool = True,
+    groups: Sequence[Integers] = (),
 ) -> list[Stretch]:
     """Return the most telling verified stretch of every row of (row, iteration).
 
-    Rows that are `excluded` do not count as healthy. With `scattered`, look for rows that are slow
-    in single iterations, too.
+    Rows that are `excluded` do not count as healthy, nor, of `groups` that have two others, the one
+    for the other, whose values it mirrors. With `scattered`, look for rows that are slow in single
+    iterations, too.
     """
     num_iterations = value.shape[1]
     whole = _whole_window(value, noise)
@@ -191,7 +198,15 @@ def best_stretches(
         _part_of_window(one, value[one.row], p_values[one.row], firsts[one.row], min_iterations)
         for one in whole
     ]
-    charged = [_charged(one, value, excluded, num_tried, noise) for one in found]
+    pairs = [pair for rows in groups if len(pair := rows[~excluded[rows]]) == 2]
+    beside = {
+        row: excluded | mask_of(pair.tolist(), len(value))
+        for pair in pairs
+        for row in pair.tolist()
+    }
+    charged = [
+        _charged(one, value, beside.get(one.row, excluded), num_tried, noise) for one in found
+    ]
     if not scattered:
         return charged
     flapping = scattered_stretches(value, noise, min_iterations, excluded)
@@ -489,7 +504,9 @@ class _View:
         value = task.compare(mask)
         noise = estimate_noise(value, mask, task.usual)
         scattered = task.usual.scattered and not task.usual.bursty
-        stretches = best_stretches(value, noise, settings.min_iterations, mask, scattered=scattered)
+        stretches = best_stretches(
+            value, noise, settings.min_iterations, mask, scattered=scattered, groups=task.groups
+        )
         return cls(task, settings, value, noise, stretches)
 
     def course(self, row: int) -> Course:

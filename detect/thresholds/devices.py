@@ -23,6 +23,11 @@ class _Compute:
     cpu_noise_log: float = limit(
         0.003, "log", Origin.PHYSICS, "by which an iteration's value on a CPU always varies"
     )
+    follows_share: float = limit(
+        0.3, "share of the spread", Origin.BENCHMARK,
+        "of products of matrices in time that their ratio to lookups keeps at most where both "
+        "follow the tokens: of sound ranks 0.01 to 0.2",
+    )  # fmt: skip
     gpu_spread_log: float = limit(
         0.004, "log", Origin.PHYSICS, "by which sound GPUs differ for good"
     )

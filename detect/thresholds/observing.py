@@ -166,6 +166,11 @@ class _Starvation:
     host_bound_share: float = limit(
         0.8, "share of operations", Origin.BENCHMARK, "launched just in time on the usual rank"
     )
+    at_work_share: float = limit(
+        0.1, "share of the work", Origin.PHYSICS,
+        "of a device that launching it takes at most where no host can be why work takes longer; "
+        "where hosts hold up devices it was half and more",
+    )  # fmt: skip
     launched_ns: int = limit(
         200_000, "ns", Origin.PHYSICS,
         "that launching a layer takes: some 30 kernels of 5 to 10 µs; shorter ones may be late",

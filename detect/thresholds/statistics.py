@@ -66,6 +66,10 @@ class _NoiseModel:
     min_own_iterations: int = limit(
         8, "iterations", Origin.CONVENTION, "below which a rank's own noise cannot be told"
     )
+    ramp_share: float = limit(
+        0.25, "share of the noise by steps", Origin.MATHEMATICS,
+        "that is left beside the neighbours in time of a steady rise: of independent values all",
+    )  # fmt: skip
     inner_share: float = limit(
         0.8, "share of the ranks", Origin.BENCHMARK,
         "closest to their peers, from which the lasting spread is read",

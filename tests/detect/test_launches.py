@@ -194,3 +194,21 @@ def test_a_stage_has_operations_of_its_own_to_launch(stages, ratio, owner):
     """Where the host is a stage, a pace that would be a host's beside its like need not be."""
     found = owners(paced(stages, range(4, 8), ratio))
     assert found == [(Cause.HOST, owner, (4, 5, 6, 7))]
+
+
+@pytest.mark.parametrize(("launching_ms", "cause"), [(2.0, Cause.COMPUTE), (120.0, Cause.HOST)])
+def test_a_device_whose_work_is_launched_in_no_time_does_not_wait_for_launches(
+    job, slow, launching_ms, cause
+):
+    """Hosts of a pipeline wait for each message: all of the work comes just in time, on all."""
+    seen = observe(job(layout=Layout(dp=4, pp=2), work=slow(5, 1.3)).timeline())
+    shape = seen.busy_ns.shape
+    told = replace(
+        seen,
+        starved_share=np.full(shape, 0.75),
+        launching_ns=np.full(shape, 1e6 * launching_ms),
+        held_pace=np.zeros(shape),
+    )
+    finding = judge(told, DetectorSettings()).findings[0]
+    assert (finding.cause, finding.ranks) == (cause, (5,))
+    assert finding.owner == (Owner.NODE if cause == Cause.COMPUTE else Owner.JOB)

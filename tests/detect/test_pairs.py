@@ -8,6 +8,8 @@ import pytest
 from detect import Cause, Owner, Verdict
 from detect.causes.ordinary import _other_stages_differ_alike
 from detect.observe.extract import observe
+from detect.stats.residuals import Usual, estimate_noise
+from detect.stats.search import best_stretches
 from megascan.topology import Layout
 
 
@@ -93,3 +95,29 @@ def test_other_stages_are_compared_with_the_other_replica_s(job, effect, is_alik
     assert _other_stages_differ_alike(members, level, 6, 7, effect) == is_alike
     sound = np.where(np.arange(8) == 6, level, 0.0)
     assert not _other_stages_differ_alike(members, sound, 6, 7, effect)
+
+
+@pytest.mark.parametrize("rises", [True, False], ids=["gets hotter", "data drift"])
+def test_one_of_two_that_gets_slower_all_over_the_window_is_named(job, rises):
+    """Steps of a ramp are alike, those of noise are not; where both rise, no device is slower."""
+
+    def hotter(slot):
+        is_slow = slot.name != "optimizer" and (slot.rank == 1 or not rises)
+        return 1.0 + 0.02 * max(0, slot.iteration - 10) if is_slow else 1.0
+
+    report = job(layout=Layout(dp=2), work=hotter, noise=0.001).report()
+    named = [one.ranks for one in report.findings if one.owner == Owner.NODE]
+    assert named == ([(1,)] if rises else [])
+
+
+def test_the_mirror_of_one_of_two_says_nothing_of_how_often_sound_ranks_are_slow():
+    value = np.array([0.0, 0.0, 0.001, 0.08, 0.14, 0.195, 0.196, 0.195, 0.197])
+    value = np.stack([-value, value])
+    usual = Usual(floor=0.002, spread=0.004, tail_degrees=3)
+    nobody = np.zeros(2, dtype=bool)
+    noise = estimate_noise(value, nobody, usual)
+    alone, paired = (
+        best_stretches(value, noise, 4, nobody, groups=groups)[1].p_value
+        for groups in ((), (np.array([0, 1]),))
+    )
+    assert paired < 1e-6 < alone
