@@ -87,9 +87,9 @@ def may_be_longer_data(seen: Observations, burst: Burst) -> bool:
 
 def may_be_its_experts(seen: Observations, burst: Burst) -> bool:
     """Return whether the row's experts may get more tokens in its bursts: nothing that no router
-    lengthens is slow as well.
+    lengthens is slow as well. Both passes of a microbatch go to the same experts.
     """
-    if seen.members.layout.ep < 2 or burst.cuts_passes:
+    if seen.members.layout.ep < 2 or burst.cuts_passes or burst.splits_microbatches:
         return False
     return not spares_lookups(_suspicion(seen, burst)) and not _shows_in_attention(seen, burst)
 

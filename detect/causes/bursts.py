@@ -573,7 +573,9 @@ def _far_slower(inquiry: Inquiry) -> Flags:
 
 
 def _in_passes(inquiry: Inquiry, known: Flags) -> list[Burst]:
-    """Return the bursts of rows whose passes are slow beside those of their peers."""
+    """Return the bursts of rows whose passes are slow beside those of their peers, or beside the
+    other ones of their microbatches.
+    """
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     if len(seen.members) == 2:
         if known.any():
@@ -583,14 +585,55 @@ def _in_passes(inquiry: Inquiry, known: Flags) -> list[Burst]:
         places = work.phase[order], microbatches_of(seen)[order]
         is_no_data = seen.rules_data_out
         lone = pair_burst(work.log_ns[:, :, order], rate, places, is_no_data=is_no_data)
-        return [lone] if lone else []
-    floor = inquiry.settings.min_slowdown - 1.0
+        found = [lone] if lone else []
+    else:
+        found = _beside_peers(seen, known, rate, inquiry.settings.min_slowdown - 1.0)
+    twins = slow_passes(seen, known, rate, inquiry.settings.min_slowdown - 1.0, twins=True)
+    return _beside_mates(seen, _with_twins(seen, found, twins))
+
+
+def _beside_peers(seen: Observations, known: Flags, rate: float, floor: float) -> list[Burst]:
+    """Return the bursts of rows of which passes, or iterations, are slow beside their peers'."""
     found = slow_passes(seen, known, rate, floor)
     more = known | mask_of([one.row for one in found], len(known))
     over, group = compute_excess(seen, known), seen.members.tensor_group
     by_iteration = bursts(over, more, rate, least_hit=floor, group=group)
     found += [replace(one, stands_out=stands_out_then(seen, more, one)) for one in by_iteration]
-    return _beside_mates(seen, found)
+    return found
+
+
+def _with_twins(seen: Observations, found: list[Burst], twins: list[Burst]) -> list[Burst]:
+    """Return the bursts, those marked of whose microbatches one pass alone is slow, and after them
+    the ones that only `twins`, the two passes of a microbatch, tell.
+
+    Where several ranks have such passes these are rather their machines' noise, and a rank that is
+    noisy all the while must be longer than its peers on the mean. Whoever stands still in single
+    passes is no slow device, and may do so for what it alone does.
+    """
+    split = {one.row for one in twins if one.splits_microbatches}
+    marked = [
+        replace(one, splits_microbatches=one.splits_microbatches or one.row in split)
+        for one in found
+    ]
+    if len(twins) != 1 or twins[0].is_stops:
+        return marked
+    (lone,) = twins
+    groups = seen.members.tensor_group[[one.row for one in found]]
+    if np.isin(seen.members.tensor_group[lone.row], groups):
+        return marked  # it is told of, or waits for a mate in passes of one kind
+    return [*marked, replace(lone, is_noise=lone.is_noise or _may_be_its_noise(seen, lone))]
+
+
+def _may_be_its_noise(seen: Observations, burst: Burst) -> bool:
+    """Return whether the row of a burst is noisy all the while and no longer than its peers on the
+    mean: noise makes passes shorter as often.
+    """
+    if not burst.is_noisy:
+        return False
+    if are_uneven(seen) or varies(seen, burst):
+        return True
+    over = compute_excess(seen, ~burst.others)[burst.row]
+    return not float(np.mean(over)) >= PAIRS.agrees_share * float(burst.excess.mean())
 
 
 def _beside_mates(seen: Observations, found: list[Burst]) -> list[Burst]:
