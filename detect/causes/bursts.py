@@ -35,6 +35,7 @@ from detect.causes.burst_data import (
     may_be_its_experts,
     may_be_longer_data,
     varies,
+    with_twins,
 )
 from detect.causes.device import beyond_others, mates_of, waits_beside
 from detect.causes.finding import (
@@ -528,16 +529,16 @@ def _pauses(inquiry: Inquiry) -> list[Burst]:
     return [lone] if lone else []
 
 
-def _throttled(inquiry: Inquiry, known: Flags, told: Flags) -> list[Burst]:
+def _throttled(inquiry: Inquiry, known: Flags, told: Flags, blamed: Flags) -> list[Burst]:
     """Return the bursts of rows whose passes are slow now and then, by `min_slowdown` in the hits.
 
     `known` rows are slow or stand still now and then, so other rows may wait for them; of these
-    others have `told` some. Modules are compared with those of their own rank, so there rows that
-    nobody has told of are searched, whoever is their peer.
+    others have `told` some, and `blamed` some. Modules are compared with those of their own rank,
+    so there rows that nobody has told of are searched, whoever is their peer.
     """
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     floor = inquiry.settings.min_slowdown - 1.0
-    found = _in_passes(inquiry, known)
+    found = _in_passes(inquiry, known, blamed)
     if seen.slow_runs is not None:
         from detect.causes.slow_modules import bursts_of_modules  # needed only by traces in full
 
@@ -572,24 +573,28 @@ def _far_slower(inquiry: Inquiry) -> Flags:
     return rows_of_findings(inquiry.seen.members, far)
 
 
-def _in_passes(inquiry: Inquiry, known: Flags) -> list[Burst]:
+def _in_passes(inquiry: Inquiry, known: Flags, blamed: Flags) -> list[Burst]:
     """Return the bursts of rows whose passes are slow beside those of their peers, or beside the
-    other ones of their microbatches.
+    other ones of their microbatches: for these only rows that are `blamed` are known.
     """
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
-    if len(seen.members) == 2:
-        if known.any():
-            return []
-        work = seen.work
-        order = np.argsort(work.microbatch, kind="stable")
-        places = work.phase[order], microbatches_of(seen)[order]
-        is_no_data = seen.rules_data_out
-        lone = pair_burst(work.log_ns[:, :, order], rate, places, is_no_data=is_no_data)
-        found = [lone] if lone else []
-    else:
-        found = _beside_peers(seen, known, rate, inquiry.settings.min_slowdown - 1.0)
-    twins = slow_passes(seen, known, rate, inquiry.settings.min_slowdown - 1.0, twins=True)
-    return _beside_mates(seen, _with_twins(seen, found, twins))
+    floor = inquiry.settings.min_slowdown - 1.0
+    of_two = len(seen.members) == 2
+    found = _of_two(seen, known, rate) if of_two else _beside_peers(seen, known, rate, floor)
+    twins = slow_passes(seen, blamed, rate, floor, twins=True)
+    return _beside_mates(seen, with_twins(seen, found, twins))
+
+
+def _of_two(seen: Observations, known: Flags, rate: float) -> list[Burst]:
+    """Return the burst of one of two rows, if there is one and neither is `known`."""
+    if known.any():
+        return []
+    work = seen.work
+    order = np.argsort(work.microbatch, kind="stable")
+    places = work.phase[order], microbatches_of(seen)[order]
+    is_no_data = seen.rules_data_out
+    lone = pair_burst(work.log_ns[:, :, order], rate, places, is_no_data=is_no_data)
+    return [lone] if lone else []
 
 
 def _beside_peers(seen: Observations, known: Flags, rate: float, floor: float) -> list[Burst]:
@@ -600,40 +605,6 @@ def _beside_peers(seen: Observations, known: Flags, rate: float, floor: float) -
     by_iteration = bursts(over, more, rate, least_hit=floor, group=group)
     found += [replace(one, stands_out=stands_out_then(seen, more, one)) for one in by_iteration]
     return found
-
-
-def _with_twins(seen: Observations, found: list[Burst], twins: list[Burst]) -> list[Burst]:
-    """Return the bursts, those marked of whose microbatches one pass alone is slow, and after them
-    the ones that only `twins`, the two passes of a microbatch, tell.
-
-    Where several ranks have such passes these are rather their machines' noise, and a rank that is
-    noisy all the while must be longer than its peers on the mean. Whoever stands still in single
-    passes is no slow device, and may do so for what it alone does.
-    """
-    split = {one.row for one in twins if one.splits_microbatches}
-    marked = [
-        replace(one, splits_microbatches=one.splits_microbatches or one.row in split)
-        for one in found
-    ]
-    if len(twins) != 1 or twins[0].is_stops:
-        return marked
-    (lone,) = twins
-    groups = seen.members.tensor_group[[one.row for one in found]]
-    if np.isin(seen.members.tensor_group[lone.row], groups):
-        return marked  # it is told of, or waits for a mate in passes of one kind
-    return [*marked, replace(lone, is_noise=lone.is_noise or _may_be_its_noise(seen, lone))]
-
-
-def _may_be_its_noise(seen: Observations, burst: Burst) -> bool:
-    """Return whether the row of a burst is noisy all the while and no longer than its peers on the
-    mean: noise makes passes shorter as often.
-    """
-    if not burst.is_noisy:
-        return False
-    if are_uneven(seen) or varies(seen, burst):
-        return True
-    over = compute_excess(seen, ~burst.others)[burst.row]
-    return not float(np.mean(over)) >= PAIRS.agrees_share * float(burst.excess.mean())
 
 
 def _beside_mates(seen: Observations, found: list[Burst]) -> list[Burst]:
@@ -805,10 +776,11 @@ def _search(inquiry: Inquiry) -> Answer:
     of_pauses = [_of_pause(inquiry, one) for one in paused]
     known = inquiry.slow | inquiry.named
     # of two, a second speed looks like a few pauses, too, for which the other one waits
-    known |= mask_of([one.row for one in paused if one.is_sure or len(known) > 2], len(known))
+    pausing = mask_of([one.row for one in paused if one.is_sure or len(known) > 2], len(known))
+    known |= pausing
     left = known & _undecided(seen, (*inquiry.found, *of_pauses))
     open_rows = left & ~_mirror_each_other(seen)
-    throttled = _throttled(inquiry, known & ~open_rows, known & ~left)
+    throttled = _throttled(inquiry, known & ~open_rows, known & ~left, inquiry.blamed | pausing)
     throttled = _without_turns(seen, throttled, open_rows)
     is_told = bool(known.any() or paused or throttled)
     if not is_told and len(seen.iterations) <= BURSTS.short_window:

@@ -288,8 +288,9 @@ class _Passes:
         """Compare each pass with the other one of its microbatch, which the same data lengthen;
         None of a profile, in which these are not told apart.
 
-        Neither peers nor even data are needed, and what a rank takes longer for good does not show.
-        Noise is that of the stage: whoever has more of it is what is looked for.
+        Neither peers nor even data are needed, and what a rank takes longer for good does not show,
+        nor what it always does in a microbatch (the first of a step may load). Noise is that of the
+        stage: whoever has more of it is what is looked for.
         """
         if not seen.tells_passes:
             return None
@@ -304,6 +305,9 @@ class _Passes:
             of_stage = robust.median(sigma[rows[~known[rows]]], axis=0)
             usual[rows] = np.fmax(usual[rows], of_stage)
         hits = over > np.maximum(BURSTS.margin_share, BURSTS.margin_sigmas * usual)[:, None, :]
+        usual_slots = hits & (hits.mean(axis=1, keepdims=True) > BURSTS.max_hit_share)
+        are_most = 2 * usual_slots.sum(axis=(1, 2)) > hits.sum(axis=(1, 2))
+        hits &= ~(usual_slots & are_most[:, None, None])
         if seen.starved_share is not None:
             hits &= ~(seen.starved_share > STARVATION.fed_share)[:, :, None]
         return cls(
