@@ -24,6 +24,8 @@ a lower clock that makes products 1.30 times as long, lookups take 1.07 times.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from detect.causes.device import (
@@ -87,9 +89,9 @@ def may_be_longer_data(seen: Observations, burst: Burst) -> bool:
 
 def may_be_its_experts(seen: Observations, burst: Burst) -> bool:
     """Return whether the row's experts may get more tokens in its bursts: nothing that no router
-    lengthens is slow as well.
+    lengthens is slow as well. Both passes of a microbatch go to the same experts.
     """
-    if seen.members.layout.ep < 2 or burst.cuts_passes:
+    if seen.members.layout.ep < 2 or burst.cuts_passes or burst.splits_microbatches:
         return False
     return not spares_lookups(_suspicion(seen, burst)) and not _shows_in_attention(seen, burst)
 
@@ -103,6 +105,40 @@ def varies(seen: Observations, burst: Burst) -> bool:
     """Return whether the same microbatch slot differs between the other rows as uneven data do."""
     spread = robust.spread(deviations(seen.work, stage_groups(seen.members), ~burst.others))
     return float(spread) >= IMBALANCE.min_sequence_spread_log
+
+
+def with_twins(seen: Observations, found: list[Burst], twins: list[Burst]) -> list[Burst]:
+    """Return the bursts, those marked of whose microbatches one pass alone is slow, and after them
+    the ones that only `twins`, the two passes of a microbatch, tell.
+
+    Where several ranks have such passes these are rather their machines' noise, and a rank that is
+    noisy all the while must be longer than its peers on the mean. Whoever stands still in single
+    passes is no slow device, and may do so for what it alone does.
+    """
+    split = {one.row for one in twins if one.splits_microbatches}
+    marked = [
+        replace(one, splits_microbatches=one.splits_microbatches or one.row in split)
+        for one in found
+    ]
+    if len(twins) != 1 or twins[0].is_stops:
+        return marked
+    (lone,) = twins
+    groups = seen.members.tensor_group[[one.row for one in found]]
+    if np.isin(seen.members.tensor_group[lone.row], groups):
+        return marked  # it is told of, or waits for a mate in passes of one kind
+    return [*marked, replace(lone, is_noise=lone.is_noise or _may_be_its_noise(seen, lone))]
+
+
+def _may_be_its_noise(seen: Observations, burst: Burst) -> bool:
+    """Return whether the row of a burst is noisy all the while and no longer than its peers on the
+    mean: noise makes passes shorter as often.
+    """
+    if not burst.is_noisy:
+        return False
+    if are_uneven(seen) or varies(seen, burst):
+        return True
+    over = compute_excess(seen, ~burst.others)[burst.row]
+    return not float(np.mean(over)) >= PAIRS.agrees_share * float(burst.excess.mean())
 
 
 def _suspicion(seen: Observations, burst: Burst) -> Suspicion:

@@ -35,6 +35,7 @@ from detect.causes.burst_data import (
     may_be_its_experts,
     may_be_longer_data,
     varies,
+    with_twins,
 )
 from detect.causes.device import beyond_others, mates_of, waits_beside
 from detect.causes.finding import (
@@ -528,16 +529,16 @@ def _pauses(inquiry: Inquiry) -> list[Burst]:
     return [lone] if lone else []
 
 
-def _throttled(inquiry: Inquiry, known: Flags, told: Flags) -> list[Burst]:
+def _throttled(inquiry: Inquiry, known: Flags, told: Flags, blamed: Flags) -> list[Burst]:
     """Return the bursts of rows whose passes are slow now and then, by `min_slowdown` in the hits.
 
     `known` rows are slow or stand still now and then, so other rows may wait for them; of these
-    others have `told` some. Modules are compared with those of their own rank, so there rows that
-    nobody has told of are searched, whoever is their peer.
+    others have `told` some, and `blamed` some. Modules are compared with those of their own rank,
+    so there rows that nobody has told of are searched, whoever is their peer.
     """
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     floor = inquiry.settings.min_slowdown - 1.0
-    found = _in_passes(inquiry, known)
+    found = _in_passes(inquiry, known, blamed)
     if seen.slow_runs is not None:
         from detect.causes.slow_modules import bursts_of_modules  # needed only by traces in full
 
@@ -572,25 +573,38 @@ def _far_slower(inquiry: Inquiry) -> Flags:
     return rows_of_findings(inquiry.seen.members, far)
 
 
-def _in_passes(inquiry: Inquiry, known: Flags) -> list[Burst]:
-    """Return the bursts of rows whose passes are slow beside those of their peers."""
+def _in_passes(inquiry: Inquiry, known: Flags, blamed: Flags) -> list[Burst]:
+    """Return the bursts of rows whose passes are slow beside those of their peers, or beside the
+    other ones of their microbatches: for these only rows that are `blamed` are known.
+    """
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
-    if len(seen.members) == 2:
-        if known.any():
-            return []
-        work = seen.work
-        order = np.argsort(work.microbatch, kind="stable")
-        places = work.phase[order], microbatches_of(seen)[order]
-        is_no_data = seen.rules_data_out
-        lone = pair_burst(work.log_ns[:, :, order], rate, places, is_no_data=is_no_data)
-        return [lone] if lone else []
     floor = inquiry.settings.min_slowdown - 1.0
+    of_two = len(seen.members) == 2
+    found = _of_two(seen, known, rate) if of_two else _beside_peers(seen, known, rate, floor)
+    twins = slow_passes(seen, blamed, rate, floor, twins=True)
+    return _beside_mates(seen, with_twins(seen, found, twins))
+
+
+def _of_two(seen: Observations, known: Flags, rate: float) -> list[Burst]:
+    """Return the burst of one of two rows, if there is one and neither is `known`."""
+    if known.any():
+        return []
+    work = seen.work
+    order = np.argsort(work.microbatch, kind="stable")
+    places = work.phase[order], microbatches_of(seen)[order]
+    is_no_data = seen.rules_data_out
+    lone = pair_burst(work.log_ns[:, :, order], rate, places, is_no_data=is_no_data)
+    return [lone] if lone else []
+
+
+def _beside_peers(seen: Observations, known: Flags, rate: float, floor: float) -> list[Burst]:
+    """Return the bursts of rows of which passes, or iterations, are slow beside their peers'."""
     found = slow_passes(seen, known, rate, floor)
     more = known | mask_of([one.row for one in found], len(known))
     over, group = compute_excess(seen, known), seen.members.tensor_group
     by_iteration = bursts(over, more, rate, least_hit=floor, group=group)
     found += [replace(one, stands_out=stands_out_then(seen, more, one)) for one in by_iteration]
-    return _beside_mates(seen, found)
+    return found
 
 
 def _beside_mates(seen: Observations, found: list[Burst]) -> list[Burst]:
@@ -762,10 +776,11 @@ def _search(inquiry: Inquiry) -> Answer:
     of_pauses = [_of_pause(inquiry, one) for one in paused]
     known = inquiry.slow | inquiry.named
     # of two, a second speed looks like a few pauses, too, for which the other one waits
-    known |= mask_of([one.row for one in paused if one.is_sure or len(known) > 2], len(known))
+    pausing = mask_of([one.row for one in paused if one.is_sure or len(known) > 2], len(known))
+    known |= pausing
     left = known & _undecided(seen, (*inquiry.found, *of_pauses))
     open_rows = left & ~_mirror_each_other(seen)
-    throttled = _throttled(inquiry, known & ~open_rows, known & ~left)
+    throttled = _throttled(inquiry, known & ~open_rows, known & ~left, inquiry.blamed | pausing)
     throttled = _without_turns(seen, throttled, open_rows)
     is_told = bool(known.any() or paused or throttled)
     if not is_told and len(seen.iterations) <= BURSTS.short_window:

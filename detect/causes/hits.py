@@ -15,6 +15,9 @@ the other rows show. A device that is throttled has a second speed: where a row'
 one and the same factor, and no other row's by as much, they are no noise, and each of them counts.
 One stretch of them, be it in one iteration, is enough where no data can be the reason.
 
+Where data vary, or a rank has no peer, a pass is compared with its *twin*, the other pass of its
+microbatch (`twins`): data lengthen both, a device that comes and goes now this one and now that.
+
 Example: 16 ranks, 10 iterations of 8 passes that vary by 0.4 %. All passes of rank 8 are 1.24 times
 as long in iterations 7 and 8, and no other pass of anybody is longer by 3 %: one event, by chance
 once in 30 times, but 16 hits of one speed.
@@ -32,7 +35,7 @@ from detect.causes.device import Slowness, is_isolated, mates_of
 from detect.observe.observations import BACKWARD, FORWARD, Observations
 from detect.report import Cause
 from detect.stats import robust
-from detect.stats.residuals import pass_residuals, peer_groups
+from detect.stats.residuals import pass_residuals, peer_groups, stage_groups
 from detect.stats.search import Course
 from detect.thresholds.bursts import BURSTS
 from detect.thresholds.devices import DEVICE, PAIRS
@@ -71,6 +74,8 @@ class Burst:
     """Whether the row is slower in its hits than all other rows of its TP group."""
     is_noise: bool = False
     """Whether other rows, of the stage or of all, have hits so often that this may be noise."""
+    is_noisy: bool = False
+    """Whether the row's own passes vary so much all the while that this may be noise."""
     is_stops: bool = False
     """Whether its slow passes are single ones that take twice as long and more."""
     cuts_passes: bool = False
@@ -247,6 +252,8 @@ class _Passes:
     num_known: Integers
     forward_share: Floats
     """(row,): share of forward passes in the time of all; NaN where one kind was not recorded."""
+    noise: Floats
+    """(row,): sigma around the quiet level, log."""
 
     @classmethod
     def of(cls, seen: Observations, known: Flags) -> _Passes | None:
@@ -273,6 +280,45 @@ class _Passes:
             own=np.nan_to_num(over_quiet(seen.work.log_ns[:, :, order], BURSTS.quiet_share)),
             num_known=np.isfinite(beside_peers).sum(axis=(1, 2)),
             forward_share=_forward_share(seen.work.log_ns[:, :, order], phase),
+            noise=sigma.max(axis=1),
+        )
+
+    @classmethod
+    def beside_twins(cls, seen: Observations, known: Flags) -> _Passes | None:
+        """Compare each pass with the other one of its microbatch, which the same data lengthen;
+        None of a profile, in which these are not told apart.
+
+        Neither peers nor even data are needed, and what a rank takes longer for good does not show,
+        nor what it always does in a microbatch (the first of a step may load). Noise is that of the
+        stage: whoever has more of it is what is looked for.
+        """
+        if not seen.tells_passes:
+            return None
+        order = np.argsort(seen.work.microbatch, kind="stable")
+        phase, log_ns = seen.work.phase[order], seen.work.log_ns[:, :, order]
+        twin = _twins(phase, seen.work.microbatch[order])
+        apart = np.where(twin == np.arange(len(twin)), np.nan, log_ns - log_ns[:, :, twin])
+        level, sigma = _quiet_level(apart, phase)
+        over = np.nan_to_num(apart - level[:, None, :])
+        usual = np.broadcast_to(robust.median(sigma[~known], axis=0), sigma.shape).copy()
+        for rows in stage_groups(seen.members):
+            of_stage = robust.median(sigma[rows[~known[rows]]], axis=0)
+            usual[rows] = np.fmax(usual[rows], of_stage)
+        hits = over > np.maximum(BURSTS.margin_share, BURSTS.margin_sigmas * usual)[:, None, :]
+        usual_slots = hits & (hits.mean(axis=1, keepdims=True) > BURSTS.max_hit_share)
+        are_most = 2 * usual_slots.sum(axis=(1, 2)) > hits.sum(axis=(1, 2))
+        hits &= ~(usual_slots & are_most[:, None, None])
+        if seen.starved_share is not None:
+            hits &= ~(seen.starved_share > STARVATION.fed_share)[:, :, None]
+        return cls(
+            over=over,
+            hits=hits,
+            phase=phase,
+            microbatch=seen.work.microbatch[order],
+            own=over,
+            num_known=np.isfinite(apart).sum(axis=(1, 2)),
+            forward_share=_forward_share(log_ns, phase),
+            noise=sigma.max(axis=1),
         )
 
     def excess(self) -> Floats:
@@ -395,12 +441,16 @@ class _Passes:
             return False
         return is_single and float(np.median(self.over[row][hits])) >= np.log(BURSTS.stop_ratio)
 
-    def is_of_one_kind(self, row: int) -> bool:
+    def is_of_one_kind(self, seen: Observations, row: int) -> bool:
         """Return whether all hits of a row are forward passes, or backward ones, by more than
-        chance: a device slows both, and what a program does in one of them does not.
+        chance: a device slows both, and what a program does in one of them does not. Not on a
+        stage whose other ranks all may wait for it.
 
         Example: six of six in forward passes, which take a third of the time: once in 730 times.
         """
+        stage, num_mates = seen.members.stage, len(mates_of(seen.members, row))
+        if int((stage == stage[row]).sum()) <= 1 + num_mates:
+            return False
         hits, share = self.hits[row], float(self.forward_share[row])
         is_forward = bool(hits[:, self.phase == FORWARD].any())
         if is_forward == bool(hits[:, self.phase == BACKWARD].any()):
@@ -427,15 +477,24 @@ class _Passes:
         at_once = most_at_once > max(1, BURSTS.others_share * float(np.median(own[own > 0])))
         return bool(is_often or at_once)
 
-    def is_noise(self, row: int, hits: Flags, others: Flags, peers: Flags) -> bool:
-        """Return whether the others, or those of them that are peers, have `hits` in nearly as many
+    def is_noise(self, row: int, hits: Flags, others: Flags, stage: Integers) -> bool:
+        """Return whether the others, or those of them on its stage, have `hits` in nearly as many
         iterations as the row: then the slow passes may be noise.
 
         Two rows may have single hits in as many iterations, though one of them in fewer runs.
         """
         often = as_large(hits, self.over, row).any(axis=2).mean(axis=1)
-        usual = [float(often[rows].mean()) for rows in (others, others & peers) if rows.any()]
+        peers = others & (stage == stage[row])
+        usual = [float(often[rows].mean()) for rows in (others, peers) if rows.any()]
         return max(usual, default=0.0) >= BURSTS.others_share * float(often[row])
+
+    def is_noisy(self, row: int) -> bool:
+        """Return whether the hits of a row are no larger than its own noise may make them.
+
+        Example: twins that differ by a sigma of 10 % in all microbatches, and by 20 % in a third.
+        """
+        size = float(np.median(self.over[row][self.hits[row]]))
+        return size < BURSTS.margin_sigmas * float(self.noise[row])
 
     def stands_out(self, seen: Observations, row: int) -> bool:
         """Return whether the row is slower in its hits than all other rows of its TP group."""
@@ -456,6 +515,19 @@ def is_level(hits: Flags) -> bool:
     a level's to tell.
     """
     return bool(hits[-1] and hits[: -BURSTS.max_late].any())
+
+
+def _twins(phase: Integers, microbatch: Integers) -> Integers:
+    """Return where the other pass of each operation's microbatch and chunk stands, (operation,);
+    itself where there is none.
+    """
+    twin = np.arange(len(phase))
+    for one in np.unique(microbatch):
+        places = [np.flatnonzero((microbatch == one) & (phase == it)) for it in (FORWARD, BACKWARD)]
+        num = min(map(len, places))
+        forward, backward = (at[:num] for at in places)
+        twin[forward], twin[backward] = backward, forward
+    return twin
 
 
 def _forward_share(log_ns: Floats, phase: Integers) -> Floats:
@@ -523,14 +595,17 @@ def over_quiet(log_ns: Floats, share: float) -> Floats:
     return np.asarray(log_ns - np.sort(log_ns, axis=1)[:, quiet : quiet + 1])
 
 
-def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> list[Burst]:
+def slow_passes(
+    seen: Observations, known: Flags, rate: float, floor: float, *, twins: bool = False
+) -> list[Burst]:
     """Return the bursts of rows of which single passes are slow, the heaviest first.
 
-    `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
-    hits must be slower by `floor` on the mean. Where all hits have one speed, a single stretch of
-    them is enough if it reaches over two iterations and is over before the last one.
+    `known` rows are named and nobody's peers; `rate` is the false-discovery rate; hits must be
+    slower by `floor` on the mean. Where all hits have one speed, a single stretch is enough if it
+    reaches over two iterations and is over before the last one. `twins` show each other, not peers.
     """
-    passes = _Passes.of(seen, known) if int((~known).sum()) >= BURSTS.min_rows else None
+    compare, least = (_Passes.beside_twins, 2) if twins else (_Passes.of, BURSTS.min_rows)
+    passes = compare(seen, known) if int((~known).sum()) >= least else None
     if passes is None:
         return []
     excess, num_rows, stage = passes.excess(), len(known), seen.members.stage
@@ -550,8 +625,6 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
         if q_value > rate or not tally.is_alone or not passes.rose(row):
             continue
         left = others
-        has_others = int((stage == stage[row]).sum()) > 1 + len(mates)  # who do not wait for it
-        is_noise = not is_one_speed and passes.is_noise(row, hits, others, stage == stage[row])
         found.append(
             Burst(
                 row=row,
@@ -562,9 +635,10 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
                 other_hits=int(by_iteration[others].sum()),
                 is_one_speed=is_one_speed,
                 stands_out=stands_out,
-                is_noise=is_noise,
+                is_noise=not is_one_speed and passes.is_noise(row, hits, others, stage),
+                is_noisy=passes.is_noisy(row),
                 is_stops=passes.are_stops(row),
-                is_one_kind=has_others and passes.is_of_one_kind(row),
+                is_one_kind=passes.is_of_one_kind(seen, row),
                 splits_microbatches=passes.splits_microbatches(row),
                 has_few_lengths=passes.has_few_lengths(row),
                 size=float(np.exp(np.median(passes.over[row][passes.hits[row]]))),
