@@ -633,8 +633,8 @@ def _is_in_doubt(seen: Observations, finding: Finding, findings: Sequence[Findin
 
 
 def undecided_if_no_gain(finding: Finding) -> Finding:
-    """Return the finding, undecided where one rank loses time to its host, or a network is slow,
-    and mending it gains next to nothing.
+    """Return the finding, undecided where one rank or more lose time to their host, or a network is
+    slow, and mending it gains next to nothing.
 
     Ranks of a host-bound job differ by a little, and next to a slow network the messages of other
     hosts are late as well. A finding that gains nothing is worth a look, but not worth draining a
@@ -653,8 +653,10 @@ def undecided_if_no_gain(finding: Finding) -> Finding:
         of_two = finding.num_peers == 1
         least = COSTS.least_of_host_ratio if of_two else COSTS.least_estimated_ratio
         return undecided(finding, NO_GAIN) if is_lone_host and cost < least else finding
+    is_host = finding.cause is Cause.HOST
+    least = COSTS.least_of_host_ratio if is_lone_host else COSTS.least_of_whole_host_ratio
     is_network = finding.cause is Cause.LINK and len(finding.ranks) != 2  # no pair told by others
-    gains_nothing = (is_lone_host and cost < COSTS.least_of_host_ratio) or (
+    gains_nothing = (is_host and cost < least) or (
         is_network and cost < COSTS.least_of_network_ratio
     )
     return undecided(finding, NO_GAIN) if gains_nothing else finding

@@ -9,14 +9,16 @@ as quick as ever, or passes of one kind alone are longer.
 from __future__ import annotations
 
 import numpy as np
+from scipy import special
 
 from detect.causes.device import attention_residuals
-from detect.observe.observations import BACKWARD, FORWARD
+from detect.observe.observations import BACKWARD, FORWARD, Observations
 from detect.stats import robust
 from detect.stats.host_tests import COMPUTE, HostTest, Sides
 from detect.thresholds.devices import COMPUTE as LIMITS
 from detect.thresholds.devices import DEVICE, PAIRS
 from detect.thresholds.hosts import HOSTS
+from megascan.arrays import Integers
 
 
 def may_be_its_data(sides: Sides, compute: HostTest) -> bool:
@@ -58,6 +60,32 @@ def in_one_pass(sides: Sides) -> bool:
         for part in (layers.log_ns[:, :, layers.phase == one] for one in (FORWARD, BACKWARD))
     )
     return small < LIMITS.one_sided_share * large
+
+
+def stall_by_their_data(seen: Observations, rows: Integers) -> bool:
+    """Return whether most of `rows` stand still inside passes in just those iterations, and for as
+    long, in which other stages of their replicas, on other hosts, compute for longer: no host knows
+    how long the others' data are. So does what a last stage computes beside its modules.
+
+    Example: a last stage stands still for 0 to 20 ms an iteration, correlated by 0.98 with passes
+    of the stage before it.
+    """
+    members, found = seen.members, []
+    hosts, length = np.array(members.hosts), len(seen.iterations)
+    work_ns = np.nan_to_num(np.exp(seen.work.log_ns)).sum(axis=2)
+    for row in rows.tolist():
+        same = members.other_stages(row) & (hosts != hosts[row])
+        if length < HOSTS.min_correlated or not same.any():
+            return False
+        stalls, passes = seen.stalled_ns[row], robust.median(work_ns[same], axis=0)
+        if not (np.ptp(stalls) > 0 and np.ptp(passes) > 0):
+            return False
+        alike = float(np.corrcoef(stalls, passes)[0, 1])
+        if not alike >= HOSTS.least_correlation:
+            continue
+        t_value = alike * np.sqrt((length - 2) / max(1.0 - alike**2, 1e-12))
+        found.append(special.stdtr(length - 2, -t_value) <= HOSTS.correlation_p)
+    return float(np.sum(found)) > PAIRS.agrees_share * len(rows)
 
 
 def share_their_data(sides: Sides, compute: HostTest) -> bool:

@@ -51,7 +51,7 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
 )
-from detect.causes.host_data import may_be_its_data, wait_for_mates
+from detect.causes.host_data import may_be_its_data, stall_by_their_data, wait_for_mates
 from detect.causes.launching import WANDERS, is_host_bound, is_nearly_bound, may_wait_unseen
 from detect.causes.readings import low_clocks
 from detect.causes.searches import load_as_long, loading_of, ranks_that_load, tells_no_storage
@@ -263,7 +263,9 @@ def _by_level(
     is_shown = True
     if cause in LOST.values():
         is_shown = not (
-            _may_be_of_its_stage(sides, cause, test) or _may_wait_for_a_mate(inquiry, sides, sure)
+            _may_be_of_its_stage(sides, cause, test)
+            or _may_wait_for_a_mate(inquiry, sides, sure)
+            or stall_by_their_data(sides.seen, np.flatnonzero(sides.own))
         )
     by_compute = cause == Cause.COMPUTE or test is tests.get(COMPUTE)
     return _Reason(

@@ -35,6 +35,7 @@ from detect.causes.finding import (
     build_finding,
     connection_advice,
     is_costly,
+    placed_at,
     undecided_if_free,
 )
 from detect.causes.launching import (
@@ -55,6 +56,7 @@ from detect.causes.searches import (
     OF_PLACE,
     Loss,
     load_as_long,
+    loader_of,
     loses_as_its_place,
     lost_time,
     mates_that_load,
@@ -250,15 +252,16 @@ def _quicker_at_the_other_end(seen: Observations, row: int, hits: Flags) -> str:
     usual_ns = np.nan_to_num(robust.median(seen.loading_ns, axis=1))
     loads = (usual_ns >= LOSSES.least_load_ns) & (place["pp"] != place["pp"][row])
     ends = np.flatnonzero(loads & (place["tp"] == place["tp"][row]))
+    there = seen.members.ranks_of(ends)
     longest_ns = float(np.nan_to_num(seen.loading_ns[ends]).max(initial=0.0))
     own_ns = float(robust.median(seen.loading_ns[row][hits]))
     if not len(ends) or longest_ns > LOSSES.other_end_share * own_ns:
         return ""
-    ranks = ranks_text(seen.members.ranks_of(ends))
-    takes = "needs" if len(ends) == 1 else "need"
+    takes = "needs" if len(there) == 1 else "need"
     return (
-        f"at the other end of the pipeline {ranks} {takes} {milliseconds(longest_ns)} at most for "
-        "the same loading: what both load from is not the reason"
+        f"at the other end of the pipeline {ranks_text(there)} {takes} "
+        f"{milliseconds(longest_ns)} at most for the same loading: what both load from is not the "
+        "reason"
     )
 
 
@@ -274,11 +277,13 @@ def _awaited_finding(
     own = float(np.median(own_ns))
     error_ns = float(np.std(own_ns)) / float(np.sqrt(len(own_ns)))
     reach = SEARCH.interval_sigmas * error_ns
-    quick = _quicker_at_the_other_end(seen, row, hits)
-    return build_finding(
+    who, at = loader_of(seen, row, hits)
+    ranks = who.workers[at]
+    quick = _quicker_at_the_other_end(seen, row, hits) if len(ranks) == 1 else ""
+    finding = build_finding(
         seen,
         Claim(
-            ranks=members.workers[row],
+            ranks=ranks,
             rows=(row,),
             cause=Cause.LOADER,
             owner=Owner.NODE if quick else Owner.UNDECIDED,
@@ -288,7 +293,7 @@ def _awaited_finding(
             q_value=min(1.0, chance),
             num_peers=0,
             saved_ns=saved_ns,
-            subject=subject_of(members, row),
+            subject=subject_of(who, at),
             predicate=f"loads data while all others wait{'' if quick else UNDECIDED_WHOSE}, for "
             f"{milliseconds(own)} ({percent(1.0 + own / step_ns)}) of an iteration",
             evidence=(
@@ -300,6 +305,7 @@ def _awaited_finding(
             advice=ADVICE[Cause.LOADER],
         ),
     )
+    return finding if who is members else placed_at(finding, who, at)
 
 
 def _search_collecting(inquiry: Inquiry) -> Answer:

@@ -96,6 +96,10 @@ LATE_DATA = (
     "some rank waits for its data for as long meanwhile: its mates, which wait for it inside "
     "passes where nobody recorded it, would show the same"
 )
+EARLY = (
+    "most of its ranks pause only in the run's first iterations, in which each rank compiles and "
+    "allocates for a time of its own"
+)
 OF_ONE = (
     "without one of its ranks the others pause no more often than those elsewhere: that rank's own "
     "work may be the reason as well"
@@ -334,9 +338,14 @@ def _beyond(least: float, pauses: _Pauses, rate: float) -> PausedHost | None:
     if excess.mean() < BURSTS.least_host_share or not _most_pause(lost[own]):
         return None
     others = np.arange(len(names)) != number
-    pauses_by_host = (lost_by_host > 0).sum(axis=1)
+    pauses_by_host, num_ranks = (lost_by_host > 0).sum(axis=1), np.bincount(host)
     tally = Tally.of(lost_by_host > 0, number, others)
-    is_next = pauses_by_host[others].max() > PAIRS.agrees_share * pauses_by_host[number]
+    # of fewer ranks some pause less often: iterations of one rank are an eighth of those of eight
+    weight = np.minimum(num_ranks / num_ranks[number], 1.0)
+    num_alike = int(weight[others].sum() * over.shape[1])
+    tally = replace(tally, num_others=max(num_alike, tally.other_hits))
+    most_elsewhere = (pauses_by_host / weight)[others].max()
+    is_next = most_elsewhere > PAIRS.agrees_share * pauses_by_host[number]
     if not tally.is_alone or is_next:
         return None
     by_chance = tally.by_chance
@@ -373,9 +382,12 @@ def _most_pause(lost: Floats) -> bool:
     (rank, iteration), which would be that rank's own doing.
     """
     by_rank = lost.sum(axis=1)
-    share_pausing = np.mean((lost > 0).any(axis=1))
     is_of_one = by_rank.max() > BURSTS.one_rank_share * by_rank.sum()
-    return bool(share_pausing >= BURSTS.most_of_host_share and not is_of_one)
+    return _most_pause_in(lost) and not bool(is_of_one)
+
+
+def _most_pause_in(lost: Floats) -> bool:
+    return bool(np.mean((lost > 0).any(axis=1)) >= BURSTS.most_of_host_share)
 
 
 def _without_heaviest(own: Flags, lost: Floats) -> Flags:
@@ -498,6 +510,9 @@ def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
         doubts.append(OF_ONE)
     if paused.in_passes and seen.members.layout.ep > 1:
         doubts.append(ROUTED)
+    later = seen.iterations > seen.num_warmup_iterations
+    if not _most_pause_in(paused.lost[:, later]):
+        doubts.append(EARLY)
     unseen = may_wait_unseen(seen, paused.rows, paused.burst.hits)
     doubts += [unseen] if unseen else []
     if paused.in_passes and _may_wait_for_loaders(seen, paused.burst):

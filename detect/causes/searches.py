@@ -403,7 +403,7 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
     own = float(np.nanmedian(lost.time_ns[row][active]))
     excess = np.where(active, np.maximum(lost.excess_ns[row], 0.0), 0.0)
     typical = float(np.median(excess[active]))
-    who, at = _loader_of(seen, row, active) if loss.cause is Cause.LOADER else (seen.members, row)
+    who, at = loader_of(seen, row, active) if loss.cause is Cause.LOADER else (seen.members, row)
     ranks = who.workers[at]
     doubt = loss.doubt(suspect) or OF_GROUP * (loss.cause is not Cause.GC and len(ranks) > 1)
     owner = Owner.UNDECIDED if doubt else loss.owner(suspect)
@@ -439,7 +439,7 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
     return finding if who is members else placed_at(finding, who, at)
 
 
-def _loader_of(seen: Observations, row: int, active: Flags) -> tuple[Members, int]:
+def loader_of(seen: Observations, row: int, active: Flags) -> tuple[Members, int]:
     """Return the rank that loads for the group that a row stands for, where the trace tells: one
     that loads for far longer than all others of it, or alone loads. Else the row itself.
 

@@ -79,6 +79,17 @@ class _Hosts:
         0.5, "share of the effect", Origin.CONVENTION,
         "that ranks of the same replicas show on other hosts where the replicas' data explain it",
     )  # fmt: skip
+    min_correlated: int = limit(
+        5, "iterations", Origin.CONVENTION, "of which a correlation says something"
+    )
+    least_correlation: float = limit(
+        0.8, "correlation", Origin.BENCHMARK,
+        "of what ranks stand still with what other stages compute on the same data, where the data "
+        "lengthen both: 0.86 to 0.98 were seen",
+    )  # fmt: skip
+    correlation_p: float = limit(
+        0.01, "probability", Origin.CONVENTION, "of as high a correlation by chance"
+    )
     least_rise_share: float = limit(
         0.5, "share of the rise", Origin.CONVENTION,
         "over other hosts that each rank of a host shows, and its own times as they were recorded",

@@ -210,6 +210,11 @@ class _Costs:
         Origin.BENCHMARK,
         "of a step to the one without what a rank loses to its host",
     )
+    least_of_whole_host_ratio: float = limit(
+        1.03, "ratio", Origin.BENCHMARK,
+        "the same of all ranks of a host, which a slow one costs as much (`HOSTS.least_share`): of "
+        "names that cost less, nearly half were wrong",
+    )  # fmt: skip
     least_estimated_ratio: float = limit(
         1.005, "ratio", Origin.CONVENTION, "the same where no replay tells, only an estimate"
     )

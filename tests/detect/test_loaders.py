@@ -368,6 +368,29 @@ def test_the_other_end_of_the_pipeline_tells_whose_loader_is_slow(job, other_ms,
         assert "rank 3 needs 3 ms at most for the same loading" in finding.evidence[-1]
 
 
+@pytest.mark.parametrize(("mate_ms", "ranks"), [(np.nan, (0,)), (200.0, (0, 1))])
+def test_of_a_group_that_all_others_wait_for_the_rank_that_loads_is_named(job, mate_ms, ranks):
+    seen = observe(job(layout=Layout(tp=2, pp=4), loading_ms=lambda slot: 0.0).timeline())
+    lost, loading = np.zeros_like(seen.busy_ns), np.full_like(seen.busy_ns, np.nan)
+    lost[0] = loading[0] = 240e6
+    lost[1] = loading[1] = mate_ms * 1e6
+    loading[6] = 2e6
+    waiting = np.full_like(lost, 30e6)
+    waiting[2:] += lost[0]
+    told = replace(
+        seen,
+        lost_ns={Cause.LOADER: lost},
+        loading_ns=loading,
+        waiting_ns=waiting,
+        iteration_ns=seen.iteration_ns + lost[0],
+        splits_tensor_groups=False,
+    )
+    report = judge(told, DetectorSettings())
+    (finding,) = [one for one in report.findings if one.cause == Cause.LOADER]
+    assert finding.ranks == ranks
+    assert (finding.owner is Owner.NODE) == (len(ranks) == 1)
+
+
 @pytest.mark.parametrize("of_all", [False, True], ids=["one host", "storage that all share"])
 def test_a_host_that_loads_late_now_and_then_is_told_from_storage_that_all_share(job, of_all):
     """In every fourth iteration the first host loads for 80 ms, the others in other ones."""

@@ -117,7 +117,8 @@ def test_a_host_or_a_network_that_costs_next_to_nothing_has_no_name(job):
     estimated = replace(cheap, cost_is_replayed=False)
     of_two = replace(estimated, num_peers=1, step_time_cost_ratio=1.015)  # one is always slower
     of_a_pause = replace(cheap, step_time_cost_ratio=1.6, slowdown=1.014)  # one iteration of all
-    for one in (cheap, network, estimated, of_two, of_a_pause):
+    of_all = replace(cheap, ranks=(2, 3), step_time_cost_ratio=1.025)  # a host of two
+    for one in (cheap, network, estimated, of_two, of_a_pause, of_all):
         assert undecided_if_no_gain(one).owner == Owner.UNDECIDED
     for other in (
         replace(cheap, step_time_cost_ratio=1.03),
@@ -127,7 +128,7 @@ def test_a_host_or_a_network_that_costs_next_to_nothing_has_no_name(job):
         replace(estimated, step_time_cost_ratio=1.01),
         replace(of_two, step_time_cost_ratio=1.03),
         replace(network, cost_is_replayed=False),
-        replace(cheap, ranks=(2, 3)),  # a host of two, which both lose it
+        replace(of_all, step_time_cost_ratio=1.035),
         replace(cheap, cause=Cause.LOADER),
         replace(network, step_time_cost_ratio=1.004),
         replace(network, ranks=(0, 1)),  # a pair is isolated by others

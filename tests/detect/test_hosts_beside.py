@@ -1,0 +1,98 @@
+"""Hosts beside others: of fewer ranks, of other stages, on longer data, and in a run's warm-up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from detect import Cause, DetectorSettings, Owner
+from detect.causes.bursts import _may_warm_up
+from detect.causes.host_data import stall_by_their_data
+from detect.causes.paused_hosts import EARLY, _doubts, _pausing_host
+from detect.detector import judge
+from detect.observe.extract import observe
+from megascan.topology import Layout
+
+
+@pytest.mark.parametrize(("elsewhere", "named"), [(8, True), (1, False)])
+def test_a_host_of_one_rank_shows_little_of_how_often_ranks_pause(elsewhere, named):
+    """In 8 of 12 iterations one or two of eight ranks pause: each by itself in two or three."""
+    over, host = np.zeros((8 + elsewhere, 12)), np.repeat([0, 1], [8, elsewhere])
+    for iteration in range(8):
+        over[[iteration, (iteration + 3) % 8], iteration] = (0.09, 0.07)
+    paused = _pausing_host(over, ["a", "b"], host, rate=0.01)
+    assert (paused is not None and paused.burst.is_sure) is named
+
+
+@pytest.mark.parametrize(("first", "is_early"), [(2, True), (12, False)])
+def test_pauses_in_the_first_iterations_of_a_run_are_its_warm_up(job, first, is_early):
+    """All ranks of a host pause in the first of six iterations, rank 0 in the others as well."""
+
+    def pauses(slot):
+        is_first = slot.iteration == 3 and slot.rank < 4
+        return 40.0 + 5 * slot.rank if is_first or (slot.rank == 0 and slot.iteration < 7) else 0.0
+
+    seen = observe(job(layout=Layout(dp=8), hosts=4, iterations=6, gap_ms=pauses).timeline())
+    seen = replace(seen, iterations=np.arange(first, first + 6))
+    paused = _pausing_host(
+        seen.lost(Cause.HOST) / np.median(seen.iteration_ns),
+        ["a", "b"], np.arange(8) // 4, rate=0.01,
+    )  # fmt: skip
+    assert paused is not None and (EARLY in _doubts(seen, paused)) is is_early
+
+
+@pytest.mark.parametrize(
+    ("first", "hits", "is_early"),
+    [(3, (1, 1, 0), True), (3, (1, 0, 1), False), (3, (1, 1, 1), False), (40, (1, 1, 0), False)],
+)
+def test_a_rank_that_pauses_until_a_run_is_warm_need_have_no_slow_host(first, hits, is_early):
+    seen = SimpleNamespace(iterations=np.arange(first, first + 3), num_warmup_iterations=2)
+    assert _may_warm_up(seen, SimpleNamespace(hits=np.array(hits, dtype=bool))) is is_early
+
+
+@pytest.mark.parametrize(("alike", "is_data"), [(1.0, True), (0.3, False)])
+def test_a_last_stage_that_stands_still_for_longer_data_is_not_its_hosts(job, alike, is_data):
+    """Passes of all stages vary by a tenth with the data; the last stage stands still besides."""
+    seen = observe(job(layout=Layout(pp=4, dp=2), hosts=2, iterations=12).timeline())
+    rng = np.random.default_rng(5)
+    length, other = rng.normal(0.0, 0.1, (2, len(seen.iterations)))
+    work = replace(seen.work, log_ns=seen.work.log_ns + length[None, :, None])
+    stalled = np.zeros_like(seen.stalled_ns)
+    stalled[6:] = 1e6 * (3.0 + 10.0 * (alike * length + (1.0 - alike) * other))
+    told = replace(seen, work=work, stalled_ns=stalled)
+    assert stall_by_their_data(told, np.array([6, 7])) is is_data
+    assert not stall_by_their_data(seen, np.array([6, 7]))
+
+
+@pytest.mark.parametrize(
+    ("ranks_on_host", "own_ms", "owner"),
+    [
+        (4, 1.0, Owner.UNDECIDED),
+        (4, 1.6, Owner.NODE),
+        (4, 0.7, Owner.UNDECIDED),
+        (8, 1.0, Owner.NODE),
+    ],
+    ids=["a stage", "a stage that loads slowly", "a stage that loads quickly", "two stages"],
+)
+def test_a_host_whose_stages_no_other_has_is_told_by_what_stages_share(
+    job, ranks_on_host, own_ms, owner
+):
+    """The last of four stages, or the last two, launch 1.5 times as slowly; both ends load."""
+    own = range(16 - ranks_on_host, 16)
+    made = job(
+        layout=Layout(pp=4, dp=4),
+        hosts=ranks_on_host,
+        gap_ms=lambda slot: 23.0 if slot.rank in own else 8.0,
+    )
+    seen = observe(made.timeline())
+    is_own = np.isin(seen.members.ranks, list(own))[:, None]
+    noise = np.random.default_rng(3).normal(0.0, 0.03, seen.busy_ns.shape)
+    loading = np.full_like(noise, np.nan)
+    loading[:4], loading[12:] = 1e6, own_ms * 1e6
+    told = replace(seen, launch_pace=noise + np.where(is_own, np.log(1.5), 0.0), loading_ns=loading)
+    found = judge(told, DetectorSettings()).findings
+    (finding,) = [one for one in found if one.cause is Cause.HOST]
+    assert (finding.ranks, finding.owner) == (tuple(own), owner)
