@@ -322,7 +322,7 @@ ONE_ITERATION = (
 )
 IN_ALL_PASSES = (
     "that is one iteration only, in which nearly all passes are slow alike, or the clock was low, "
-    "as a slow device makes them: trace more iterations to see whether it lasts"
+    "as a slow device, or its host, makes them: trace more iterations to see whether it lasts"
 )
 RANK_CAUSES = (Cause.COMPUTE, Cause.HOST, Cause.UNKNOWN)
 """Causes that make a rank's own passes longer than those of its peers."""
@@ -489,7 +489,8 @@ def _weighed(
 
 
 def _slow_in_the_last(seen: Observations, settings: DetectorSettings) -> tuple[Finding, ...]:
-    """Return findings on ranks that compute far slower in the last iteration alone.
+    """Return findings on ranks that compute far slower in the last iteration alone, for their
+    device or their host.
 
     One iteration has many passes, and the last is the least disturbed by warm-up. Not on CPUs,
     where processes take each other's time by as much. Example: in iterations 1 and 2 ranks compile
@@ -510,7 +511,9 @@ def _slow_in_the_last(seen: Observations, settings: DetectorSettings) -> tuple[F
         and (one.is_read or (not is_early and _in_all_passes(last, one, slow)))
         else undecided(one, ONE_ITERATION)
         for one in found
-        if one.cause is Cause.COMPUTE and one.slowdown >= WINDOW.one_iteration_ratio
+        if one.cause in (Cause.COMPUTE, Cause.HOST)
+        and one.owner is not Owner.JOB
+        and one.slowdown >= WINDOW.one_iteration_ratio
     )
 
 

@@ -234,6 +234,17 @@ def test_one_iteration_names_who_is_slow_in_all_that_it_does(job, is_slow, owner
     assert [(one.ranks, one.owner) for one in report.findings] == [((5,), owner)]
 
 
+@pytest.mark.parametrize(("others", "named"), [(0.2, [(5,)]), (0.9, [])])
+def test_one_iteration_names_whose_host_is_late_in_all_that_it_does(job, slow, others, named):
+    """Rank 5's work comes just in time; where that of others does as well, the job's hosts do."""
+    seen = observe(job(layout=Layout(dp=8), iterations=1, work=slow(5, 1.2)).timeline())
+    starved = np.full(seen.busy_ns.shape, others)
+    starved[5] = 1.0
+    report = judge(replace(seen, starved_share=starved), DetectorSettings())
+    found = [one.ranks for one in report.findings if one.owner is Owner.NODE]
+    assert found == named and all(one.cause is Cause.HOST for one in report.findings)
+
+
 def test_who_is_slow_in_one_iteration_is_told_which(job):
     """Iteration 1 takes each rank another time to compile."""
 
