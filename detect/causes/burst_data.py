@@ -113,14 +113,14 @@ def with_twins(seen: Observations, found: list[Burst], twins: list[Burst]) -> li
 
     Where several ranks have such passes these are rather their machines' noise, and a rank that is
     noisy all the while must be longer than its peers on the mean. Whoever stands still in single
-    passes is no slow device, and may do so for what it alone does.
+    passes, or is slow in those of one kind alone, is no slow device.
     """
     split = {one.row for one in twins if one.splits_microbatches}
     marked = [
         replace(one, splits_microbatches=one.splits_microbatches or one.row in split)
         for one in found
     ]
-    if len(twins) != 1 or twins[0].is_stops:
+    if len(twins) != 1 or twins[0].is_stops or twins[0].is_one_kind:
         return marked
     (lone,) = twins
     groups = seen.members.tensor_group[[one.row for one in found]]
