@@ -89,9 +89,11 @@ def may_be_longer_data(seen: Observations, burst: Burst) -> bool:
 
 def may_be_its_experts(seen: Observations, burst: Burst) -> bool:
     """Return whether the row's experts may get more tokens in its bursts: nothing that no router
-    lengthens is slow as well. Both passes of a microbatch go to the same experts.
+    lengthens is slow as well. Both passes of a microbatch go to the same experts, but where ranks
+    wait unseen for those that share experts they do so now in this pass and now in that.
     """
-    if seen.members.layout.ep < 2 or burst.cuts_passes or burst.splits_microbatches:
+    is_cut = burst.splits_microbatches and "ep" not in seen.hidden_axes
+    if seen.members.layout.ep < 2 or burst.cuts_passes or is_cut:
         return False
     return not spares_lookups(_suspicion(seen, burst)) and not _shows_in_attention(seen, burst)
 
