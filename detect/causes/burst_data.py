@@ -89,10 +89,15 @@ def may_be_longer_data(seen: Observations, burst: Burst) -> bool:
 
 def may_be_its_experts(seen: Observations, burst: Burst) -> bool:
     """Return whether the row's experts may get more tokens in its bursts: nothing that no router
-    lengthens is slow as well. Both passes of a microbatch go to the same experts, but where ranks
-    wait unseen for those that share experts they do so now in this pass and now in that.
+    lengthens is slow as well. Both passes of a microbatch go to the same experts; but whoever waits
+    unseen for another rank of its stage that is slow, and shares its experts, does so now in this
+    pass and now in that.
     """
-    is_cut = burst.splits_microbatches and "ep" not in seen.hidden_axes
+    stage = seen.members.stage
+    known = ~burst.others & (stage == stage[burst.row])
+    known[burst.row] = False
+    may_wait = "ep" in seen.hidden_axes and bool(known.any())
+    is_cut = burst.splits_microbatches and not may_wait
     if seen.members.layout.ep < 2 or burst.cuts_passes or is_cut:
         return False
     return not spares_lookups(_suspicion(seen, burst)) and not _shows_in_attention(seen, burst)

@@ -64,8 +64,9 @@ def in_one_pass(sides: Sides) -> bool:
 
 def stall_by_their_data(seen: Observations, rows: Integers) -> bool:
     """Return whether most of `rows` stand still inside passes in just those iterations, and for as
-    long, in which other stages of their replicas, on other hosts, compute for longer: no host knows
-    how long the others' data are. So does what a last stage computes beside its modules.
+    long, in which other stages of their replicas compute for longer: no host knows how long the
+    others' data are. So does what a last stage computes beside its modules. For several rows the
+    other stages are those on other hosts.
 
     Example: a last stage stands still for 0 to 20 ms an iteration, correlated by 0.98 with passes
     of the stage before it.
@@ -74,7 +75,7 @@ def stall_by_their_data(seen: Observations, rows: Integers) -> bool:
     hosts, length = np.array(members.hosts), len(seen.iterations)
     work_ns = np.nan_to_num(np.exp(seen.work.log_ns)).sum(axis=2)
     for row in rows.tolist():
-        same = members.other_stages(row) & (hosts != hosts[row])
+        same = members.other_stages(row) & ((hosts != hosts[row]) | (len(rows) == 1))
         if length < HOSTS.min_correlated or not same.any():
             return False
         stalls, passes = seen.stalled_ns[row], robust.median(work_ns[same], axis=0)

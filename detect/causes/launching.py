@@ -204,8 +204,9 @@ def _is_far_busier(seen: Observations, row: int, active: Flags) -> bool:
 
 def _is_at_work(seen: Observations, row: int, active: Flags, effect: float) -> bool:
     """Return whether a device whose work comes just in time is slow all the same: launching all of
-    it takes a small part of the time for which the device works, or it draws more power than its
-    peers', and its optimizer step, which asks for nothing, is slower as well.
+    it takes a small part of the time for which the device works, and it does not stand still for
+    something else that its host does; or it draws more power than its peers', and its optimizer
+    step, which asks for nothing, is slower as well.
 
     Examples: a pipeline's hosts wait for each message, launch in 2.1 ms what devices work at for
     185 ms, and for 278 ms on one of them. Or each layer asks how many tokens its experts get, so no
@@ -213,7 +214,7 @@ def _is_at_work(seen: Observations, row: int, active: Flags, effect: float) -> b
     2.11 times, with 484 W for 321.
     """
     if _is_launched_in_no_time(seen, row, active):
-        return True
+        return not _is_lost_to_its_host(seen, row, active, effect)
     if not draws_more(seen, row):
         return False
     optimizer_ns = np.where(seen.optimizer_ns > 0, seen.optimizer_ns, np.nan)

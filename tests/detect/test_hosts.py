@@ -716,7 +716,7 @@ def test_steady_gaps_of_a_stage_that_launches_more_are_its_own(job, pace, owner)
     assert (finding.ranks, finding.owner) == ((0, 1, 2, 3), owner)
 
 
-@pytest.mark.parametrize(("gap_ms", "named"), [(12.0, [(4, 5, 6, 7)]), (6.0, [])])
+@pytest.mark.parametrize(("gap_ms", "named"), [(18.0, [(4, 5, 6, 7)]), (6.0, [])])
 def test_gaps_that_all_hosts_have_do_not_weigh_beside_slow_optimizer_steps(job, gap_ms, named):
     """Optimizer steps of ranks 4 to 7 take 2 ms longer; other ranks have gaps of 6 ms."""
     made = job(

@@ -65,6 +65,9 @@ def test_a_last_stage_that_stands_still_for_longer_data_is_not_its_hosts(job, al
     told = replace(seen, work=work, stalled_ns=stalled)
     assert stall_by_their_data(told, np.array([6, 7])) is is_data
     assert not stall_by_their_data(seen, np.array([6, 7]))
+    one_host = replace(seen.members, hosts=("n0",) * 8)
+    assert not stall_by_their_data(replace(told, members=one_host), np.array([6, 7]))
+    assert stall_by_their_data(replace(told, members=one_host), np.array([6])) is is_data
 
 
 @pytest.mark.parametrize(

@@ -275,18 +275,25 @@ def test_in_a_host_bound_job_one_rank_far_behind_all_others_is_its_hosts(job, fa
 
 
 @pytest.mark.parametrize(
-    ("idle_ms", "owner"), [(8.0, Owner.UNDECIDED), (100.0, Owner.NODE)], ids=["little", "much"]
-)
-def test_a_device_idle_for_longer_than_all_launching_takes_is_its_hosts(job, idle_ms, owner):
-    """Its host launches as quickly as those of its peers, in 14 ms, and does something else."""
+    ("idle_ms", "launching_ms", "owner"),
+    [(8.0, 30.0, Owner.UNDECIDED), (100.0, 30.0, Owner.NODE), (100.0, 14.0, Owner.NODE),
+     (8.0, 14.0, None)],
+    ids=["little", "much", "much of short launching", "short launching is not why"],
+)  # fmt: skip
+def test_a_device_idle_for_longer_than_all_launching_takes_is_its_hosts(
+    job, idle_ms, launching_ms, owner
+):
+    """Its host launches as quickly as those of its peers, and does something else; passes of 240 ms
+    take 1.15 times as long.
+    """
     seen, active = observe(job(layout=Layout(dp=4)).timeline()), np.ones(20, dtype=bool)
     starved = np.where(np.arange(4) == 3, 0.9, 0.0)[:, None] * np.ones(20)
     lost = np.full((4, 20), 2e6)
     lost[3] += idle_ms * 1e6
     told = replace(seen, starved_share=starved, held_pace=np.zeros((4, 20)),
-                   launching_ns=np.full((4, 20), 14e6),
+                   launching_ns=np.full((4, 20), launching_ms * 1e6),
                    lost_ns={**seen.lost_ns, Cause.HOST: lost})  # fmt: skip
-    found, why = starvation(told, 3, active, np.log(1.15))
+    found, why = starvation(told, 3, active, np.log(1.15)) or (None, "")
     assert found is owner
     assert ("100 ms an iteration longer than theirs" in why) == (owner is Owner.NODE)
 

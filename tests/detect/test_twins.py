@@ -68,3 +68,11 @@ def test_a_device_that_comes_and_goes_is_named_whatever_its_data(job, layout):
 def test_what_data_and_noise_do_names_nobody(job, work):
     made = job(layout=Layout(dp=6), iterations=8, noise=QUIET, work=but_optimizer(work))
     assert not [one for one in made.report().findings if one.owner is Owner.NODE]
+
+
+def test_who_waits_unseen_for_a_slow_rank_that_shares_its_experts_is_not_named(job, slow, together):
+    """Rank 2 is slow for good; rank 3 waits for it now in this pass and now in that."""
+    made = job(layout=Layout(dp=6, ep=2), iterations=8, noise=QUIET)
+    work = together(slow(2, 1.5), but_optimizer(cut))
+    named = [one.ranks for one in made.but(work=work).report().findings if one.owner is Owner.NODE]
+    assert (2,) in named and (3,) not in named
