@@ -110,7 +110,7 @@ def _search_by_tokens(inquiry: Inquiry) -> Answer:
     """Search devices whose products of matrices take longer for as many tokens."""
     if inquiry.seen.tokenwise is None or len(inquiry.seen.members) < 2:
         return Answer()
-    from detect.causes.by_tokens import search_by_tokens
+    from detect.causes.spared import search_by_tokens
 
     return search_by_tokens(inquiry)
 
@@ -119,7 +119,7 @@ def _search_held_clocks(inquiry: Inquiry) -> Answer:
     """Let clocks decide what is open, where any were read."""
     if not inquiry.seen.counters or not inquiry.found:
         return Answer()
-    from detect.causes.held_clocks import search_held_clocks
+    from detect.causes.low_clocks import search_held_clocks
 
     return search_held_clocks(inquiry)
 

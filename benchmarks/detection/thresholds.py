@@ -35,7 +35,7 @@ from benchmarks.detection.scoring import score
 from detect import DetectorSettings, detect
 from detect.causes import compute
 from detect.causes.power import Power
-from detect.thresholds.declaring import Origin
+from detect.thresholds import Origin
 from detect.thresholds.tables import TABLES, Threshold, thresholds
 from megascan.errors import ConfigError, report_errors
 from megascan.simulate import simulate_trace

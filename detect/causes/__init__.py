@@ -25,7 +25,6 @@ Causes:                                             What they share, and what fo
                      waiting nobody recorded                         longer than its mates'
     optimizer.py     an optimizer step alone is slow    hits.py      slow iterations and passes,
     memory.py        slow device memory (profiles)                   counted
-    by_tokens.py     slow in products of matrices, for as many tokens
     spared.py        slow in products of matrices,
                      less where memory is moved
     corruption.py    who computes wrongly (probes)      device.py    slow, or on long data
@@ -41,15 +40,14 @@ Causes:                                             What they share, and what fo
                      inside a host                      power.py     what would be found, and what
     flaps.py         NICs that are slow now and then                 never could be
     nvlinks.py       groups at the pace of PCIe
-    imbalance.py     heavy stages, uneven sequences     connections.py  pairs and groups, and what
-    shares.py        busy experts, longer data: ranks                   each of them carries
+    imbalance.py     heavy stages, uneven sequences     connections.py  pairs and groups, what each
+    shares.py        busy experts, longer data: ranks                   carries, which end is slow
                      that always have more to do        crossings.py  what crosses hosts, by kind
-    everywhere.py    all wait for data, collect or      link_ends.py which end of a pair, which
-                     get uneven work, by turns; all                  member of a group
+    everywhere.py    all wait for data, collect or
+                     get uneven work, by turns; all
                      links of a kind become slower
-    held_clocks.py   clocks that tell slow stages
-                     from heavy ones
-    low_clocks.py    clocks far below all others
+    low_clocks.py    clocks far below all others;
+                     slow stages from heavy ones
     unexplained.py   all wait for one rank; the step
                      became longer, nobody says why
 

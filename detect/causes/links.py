@@ -13,7 +13,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.causes.connections import Units, row_of, typical_times, units_of
+from detect.causes.connections import (
+    Units,
+    guilty_end,
+    lost_in_rings,
+    met_by_mates,
+    row_of,
+    typical_times,
+    units_of,
+    waiting_mates,
+    where_groups_meet,
+)
 from detect.causes.finding import (
     NO_GAIN,
     OTHERS_WAIT,
@@ -30,13 +40,6 @@ from detect.causes.finding import (
 )
 from detect.causes.hits import FEW
 from detect.causes.launching import IN_DOUBT_LAUNCH, launches_explain
-from detect.causes.link_ends import (
-    guilty_end,
-    lost_in_rings,
-    met_by_mates,
-    waiting_mates,
-    where_groups_meet,
-)
 from detect.observe.observations import Observations
 from detect.report import Cause, ClockAgreement, Finding, Owner
 from detect.stats import robust

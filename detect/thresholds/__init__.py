@@ -12,7 +12,6 @@ Used by all of `detect`; knows nothing of it. A table holds the numbers of one s
     networks.py    connections, NICs, switches, NVLink
     verdicts.py    the job's own causes, consequences, costs, trust
     comparison.py  two traces beside each other
-    declaring.py   how a number is declared
     tables.py      all of them, for what lists or moves them
 
 `python -m benchmarks.detection.thresholds` moves each number by a half, down and up, reruns a part
@@ -24,3 +23,29 @@ between 0 and 1; "sigma" counts standard deviations.
 To add a threshold: a line in the table of its subject; a new table has its instance at the end of
 its file. A test forbids bare fractions in the rooms `causes`, `observe`, `stats` and `comparison`.
 """
+
+from __future__ import annotations
+
+from dataclasses import field
+from enum import StrEnum
+from typing import TypeVar
+
+T = TypeVar("T", int, float)
+
+
+class Origin(StrEnum):
+    """Where a number comes from."""
+
+    BENCHMARK = "benchmark"
+    """Chosen with the detection benchmarks (benchmarks/results/detection*.md)."""
+    PHYSICS = "physics"
+    """What devices, hosts and networks do, measured or published."""
+    CONVENTION = "convention"
+    """Usual practice, or a judgement of what is worth reporting."""
+    MATHEMATICS = "mathematics"
+    """Follows from a definition: not to be moved."""
+
+
+def limit(value: T, unit: str, origin: Origin, meaning: str) -> T:
+    """Declare a field with its value, unit, origin and meaning."""
+    return field(default=value, metadata={"unit": unit, "origin": origin, "meaning": meaning})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from detect.thresholds.declaring import Origin, limit
+from detect.thresholds import Origin, limit
 from megascan.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from detect.thresholds.declaring import Origin, limit
+from detect.thresholds import Origin, limit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING
 
 from detect.thresholds import (
+    Origin,
     bursts,
     comparison,
     devices,
@@ -17,7 +18,6 @@ from detect.thresholds import (
     verdicts,
 )
 from detect.thresholds.adjustable import DetectorSettings
-from detect.thresholds.declaring import Origin
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.connections import Units
+from detect.causes.connections import Units, guilty_end
 from detect.causes.hits import FEW
-from detect.causes.link_ends import guilty_end
 from detect.causes.links import (
     IN_DOUBT_BETWEEN,
     IN_DOUBT_HOST,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from detect.thresholds.declaring import Origin
+from detect.thresholds import Origin
 from detect.thresholds.tables import thresholds
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
-from detect.causes.connections import Units
-from detect.causes.link_ends import guilty_end, lost_in_rings, met_by_mates, where_groups_meet
+from detect.causes.connections import (
+    Units,
+    guilty_end,
+    lost_in_rings,
+    met_by_mates,
+    where_groups_meet,
+)
 from detect.detector import judge
 from detect.observe.observations import Transfers, UntimedIn
 from detect.stats.search import Course, Suspect
