@@ -269,17 +269,15 @@ class _Passes:
         over = np.nan_to_num(beside_peers - level[:, None, :])
         usual = robust.median(sigma[~known], axis=0)
         margin = np.maximum(BURSTS.margin_share, BURSTS.margin_sigmas * np.fmax(sigma, usual))
-        hits = over > margin[:, None, :]
-        if seen.starved_share is not None:
-            hits &= ~(seen.starved_share > STARVATION.fed_share)[:, :, None]
+        log_ns = seen.work.log_ns[:, :, order]
         return cls(
             over=over,
-            hits=hits,
+            hits=_while_fed(seen, over > margin[:, None, :]),
             phase=phase,
             microbatch=microbatches_of(seen)[order],
-            own=np.nan_to_num(over_quiet(seen.work.log_ns[:, :, order], BURSTS.quiet_share)),
+            own=np.nan_to_num(over_quiet(log_ns, BURSTS.quiet_share)),
             num_known=np.isfinite(beside_peers).sum(axis=(1, 2)),
-            forward_share=_forward_share(seen.work.log_ns[:, :, order], phase),
+            forward_share=_forward_share(log_ns, phase),
             noise=sigma.max(axis=1),
         )
 
@@ -308,11 +306,9 @@ class _Passes:
         usual_slots = hits & (hits.mean(axis=1, keepdims=True) > BURSTS.max_hit_share)
         are_most = 2 * usual_slots.sum(axis=(1, 2)) > hits.sum(axis=(1, 2))
         hits &= ~(usual_slots & are_most[:, None, None])
-        if seen.starved_share is not None:
-            hits &= ~(seen.starved_share > STARVATION.fed_share)[:, :, None]
         return cls(
             over=over,
-            hits=hits,
+            hits=_while_fed(seen, hits),
             phase=phase,
             microbatch=seen.work.microbatch[order],
             own=over,
@@ -515,6 +511,13 @@ def is_level(hits: Flags) -> bool:
     a level's to tell.
     """
     return bool(hits[-1] and hits[: -BURSTS.max_late].any())
+
+
+def _while_fed(seen: Observations, hits: Flags) -> Flags:
+    """Return the hits, (row, iteration, operation), of devices that do not wait for their hosts."""
+    if seen.starved_share is None:
+        return hits
+    return hits & ~(seen.starved_share > STARVATION.fed_share)[:, :, None]
 
 
 def _twins(phase: Integers, microbatch: Integers) -> Integers:

@@ -40,13 +40,19 @@ from detect.observe.observations import (
     Work,
 )
 from detect.observe.spans import WORK_NAMES, SpanIndex, sums_by_cell, where_text
-from detect.observe.stalls import known_or_none, launch_pace, put_quick_steps, starved_share
+from detect.observe.stalls import (
+    cover_of,
+    idle_within,
+    known_or_none,
+    launch_pace,
+    put_quick_steps,
+    starved_share,
+)
 from detect.observe.work import LAYER_NAMES
 from detect.report import Cause
 from detect.stats import robust
 from detect.thresholds.observing import KERNELS, PACE
 from megascan.arrays import (
-    Cover,
     Flags,
     Floats,
     Integers,
@@ -55,7 +61,6 @@ from megascan.arrays import (
     group_starts,
     lower_medians,
     numbered,
-    united,
 )
 from megascan.errors import listed
 from megascan.schema import NOT_APPLICABLE, Kind, Phase, Track
@@ -249,10 +254,9 @@ def _stopped(index: SpanIndex, kernels: Flags) -> Floats | None:
     rows, at, cell = rows[order], at[order], index.cell[rows][order]
     stops = 1 + np.flatnonzero((np.diff(cell) == 0) & (np.diff(at) >= PACE.stop_ns))
     (start, end), recorded = index.axis, ~index.of_kind(Kind.ITERATION)
-    covered = Cover.of(*united(start[recorded], end[recorded]))
-    since, until = at[stops - 1], start[rows[stops]]
-    idle_ns = until - since - covered.length_within(since, until)
-    return index.sums(rows[stops], np.minimum(idle_ns, at[stops] - since).astype(float))
+    since = at[stops - 1]
+    idle_ns = idle_within(cover_of(start, end, recorded), since, start[rows[stops]])
+    return index.sums(rows[stops], np.minimum(idle_ns, at[stops] - since))
 
 
 def _sequences(kernels: _Kernels, stage: Integers) -> Integers:

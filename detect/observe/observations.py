@@ -519,7 +519,8 @@ class Observations:
     held_pace: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """`launch_pace` from all launches, also of hosts so far ahead that the device holds them."""
     stopped_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """How long the host stood still between launches of modules while the device waited."""
+    """How long the host stood still between launches of modules, in a profile of kernels, while the
+    device waited."""
     launching_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """How long the host takes to launch an iteration's passes, if nothing holds it up."""
     launching_rest_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))

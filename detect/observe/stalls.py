@@ -260,11 +260,11 @@ def loading_time(
     mine = np.flatnonzero(passes)[owner[owned]]
     covered_from = start.copy()
     np.maximum.at(covered_from, mine, over[owned])
-    cover = _cover(covered_from, end, _on_device(index))
+    cover = cover_of(covered_from, end, _on_device(index))
     inside = np.zeros(int(passes.sum()))
-    idle = _idle(cover, np.maximum(begun[owned], start[mine]), over[owned])
+    idle = idle_within(cover, np.maximum(begun[owned], start[mine]), over[owned])
     np.add.at(inside, owner[owned], idle)
-    return _idle(cover, begun, over), inside
+    return idle_within(cover, begun, over), inside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,11 +301,11 @@ def collecting_time(index: SpanIndex, passes: Flags, gc: Flags) -> Collections:
     if not index.is_cpu:
         on_device = _on_device(index)
         if index.is_sampled:
-            outside = _idle(_cover(start, end, on_device), start[gc], end[gc])
+            outside = idle_within(cover_of(start, end, on_device), start[gc], end[gc])
         if index.frame.has_parts:
             busy = on_device & ~equals(index.table, "name", *CONTAINERS)
-            cover = _cover(start, end, busy)
-            lost = _idle(cover, start[gc], end[gc])
+            cover = cover_of(start, end, busy)
+            lost = idle_within(cover, start[gc], end[gc])
     first = np.searchsorted(end[passes], start[gc], side="right")
     last = np.maximum(np.searchsorted(start[passes], end[gc]), first)
     before = np.searchsorted(index.row[passes], index.row[gc])
@@ -341,7 +341,7 @@ def _idle_beside(
     low = np.maximum(passes[0][number], collections[0][collection])
     high = np.minimum(passes[1][number], collections[1][collection])
     inside = np.zeros(len(passes[0]))
-    np.add.at(inside, number, _idle(cover, low, high))
+    np.add.at(inside, number, idle_within(cover, low, high))
     return inside
 
 
@@ -612,12 +612,12 @@ def _own_passes(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) -
     return np.where(known & reached, owner, -1)
 
 
-def _cover(start: Integers, end: Integers, use: Flags) -> Cover:
+def cover_of(start: Integers, end: Integers, use: Flags) -> Cover:
     """Return the union of the spans that `use` flags."""
     return Cover.of(*united(start[use], end[use]))
 
 
-def _idle(cover: Cover, start: Integers, end: Integers) -> Floats:
+def idle_within(cover: Cover, start: Integers, end: Integers) -> Floats:
     """Return how much of each stretch no span covers, ns; 0 where it ends before it begins."""
     free = end - start - cover.length_within(start, end)
     return np.asarray(np.maximum(free, 0), dtype=np.float64)
