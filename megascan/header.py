@@ -23,7 +23,7 @@ import reprlib
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, StrEnum
 from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -261,6 +261,21 @@ class TraceSettings:
     layer_stride: int = 1
 
 
+class Trainer(StrEnum):
+    """Whose loop trains: by it one knows which ranks log for all."""
+
+    UNKNOWN = ""
+    MEGATRON = "megatron"
+    """Megatron-Core's parallel state was there when tracing began: the last rank logs."""
+    TORCH = "torch"
+    """A loop on plain PyTorch, as those of torchtitan, Lightning and Accelerate are."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Trainer:
+        """Take what a later MegaScan may write for unknown."""
+        return cls.UNKNOWN
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankHeader:
     """Everything a reader must know about one rank of one run.
@@ -268,7 +283,8 @@ class RankHeader:
     ranks (more than 16 as a text: `0-7,16-23`, `3-16379/8`). Two
     communicators over the same ranks have different axes in their ids (dp, dp_cp, …), so an id
     names one communicator of the job. `num_windows_dropped` windows, up to and including
-    `last_iteration_dropped`, were taken off the file to keep it below `trace.max_bytes`.
+    `last_iteration_dropped`, were taken off the file to keep it below `trace.max_bytes`. `trainer`
+    is megatron or torch; left out where it is not known.
     """
 
     run_id: str
@@ -287,6 +303,7 @@ class RankHeader:
     num_windows_dropped: int = 0
     last_iteration_dropped: int = 0
     schema: int = SCHEMA_VERSION
+    trainer: Trainer = Trainer.UNKNOWN
 
     def __getstate__(self) -> dict[str, object]:
         """Pickle groups in their short form: thousands of headers name large groups."""
@@ -302,13 +319,20 @@ class RankHeader:
         record["groups"] = {
             name: cast("Json", packed(ranks)) for name, ranks in self.groups.items()
         }
-        return record
+        return {name: record[name] for name in self.known_fields()}
+
+    def known_fields(self) -> dict[str, Any]:
+        """Return the fields by name, without copying values; not the trainer where it is unknown,
+        which older MegaScans do not read.
+        """
+        return {name: value for name, value in vars(self).items() if name != "trainer" or value}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Json], where: str) -> RankHeader:
         """Read the header from a header event.
 
-        Raises InputError naming `where` if it is damaged or of a newer schema.
+        Raises InputError naming `where` if it is damaged or of a newer schema. Unknown fields,
+        which a later MegaScan may write, are ignored.
         """
         version = record.get("schema")
         if not isinstance(version, int) or version > SCHEMA_VERSION:
@@ -316,7 +340,8 @@ class RankHeader:
                 f"{where}: rank file of schema {shown(version)}, this MegaScan reads up to "
                 f"{SCHEMA_VERSION}; update MegaScan"
             )
-        fields = cast("dict[str, Any]", dict(record))
+        known = cls.__dataclass_fields__
+        fields = cast("dict[str, Any]", {name: record[name] for name in record if name in known})
         try:
             fields["layout"] = _known(layout_from_json, fields["layout"])
             fields["coordinates"] = Coordinates(**fields["coordinates"])
@@ -325,6 +350,7 @@ class RankHeader:
             fields["device"] = Device(**fields["device"])
             fields["clock"] = _clock_from_json(fields["clock"])
             fields["trace"] = _known(_settings_from_json, fields["trace"])
+            fields["trainer"] = Trainer(fields.get("trainer", Trainer.UNKNOWN))
             header = cls(**fields)
             _check_fields(header, "", _CHECKED_FIELDS)
             vars(header)["groups"] = groups
@@ -349,6 +375,7 @@ def foreign_header(
     groups: Mapping[str, tuple[int, ...]] | None = None,
     host: str = "",
     backend: str = "",
+    trainer: Trainer = Trainer.UNKNOWN,
 ) -> RankHeader:
     """Return the header of a rank that our tracer did not record: another tool did, or it never ran
     and its timeline is computed.
@@ -366,6 +393,7 @@ def foreign_header(
         backend=backend,
         clock=clock,
         trace=TraceSettings(granularity=granularity, interval=1, window=1),
+        trainer=trainer,
     )
 
 

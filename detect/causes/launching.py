@@ -492,19 +492,52 @@ def stands_still(seen: Observations, row: int, active: Flags) -> bool:
     and its optimizer as well, while each launch in between is as quick as ever.
 
     Stops are seen between modules, where few modules were recorded by how long the host takes from
-    the first to the last launch of its passes (`_stops_in_passes`), and at the end of iterations,
-    where its process writes to a slow disk, say.
+    the first to the last launch of its passes (`_stops_in_passes`), between passes, where batches
+    come late that no span shows, and at the end of iterations, where its process writes to a slow
+    disk, say.
     """
     return _stops_at_the_end(seen, row, active) or _stops_elsewhere(seen, row, active)
 
 
 def _stops_elsewhere(seen: Observations, row: int, active: Flags) -> bool:
-    return _stops_between_modules(seen, row, active) or _stops_in_passes(seen, row, active)
+    return (
+        _stops_between_modules(seen, row, active)
+        or _stops_between_passes(seen, row, active)
+        or _stops_in_passes(seen, row, active)
+    )
 
 
 def _stops_at_the_end(seen: Observations, row: int, active: Flags) -> bool:
     logs = bool(seen.members.log_for_all[row])
     return not logs and _is_much_longer(seen, seen.ending_ns, row, active)
+
+
+def _stops_between_passes(seen: Observations, row: int, active: Flags) -> bool:
+    return _paused_ns(seen, row, active) > 0.0
+
+
+def _paused_ns(seen: Observations, row: int, active: Flags) -> float:
+    """Return for how long the row's device stands still outside passes, an iteration, because its
+    host launches nothing; 0 where that is not far longer than its peers' hosts launch nothing.
+
+    Hosts that are ahead of their devices spend that time, too, and no device waits for it: what
+    they take, not what their devices wait, is what a sound host needs. Who logs for all may do so
+    before the first pass. Example: the device waits for 148 ms an iteration, in two places, and its
+    peer's host takes 12 ms there.
+    """
+    if seen.pauses is None:
+        return 0.0
+    pauses, peers = seen.pauses, _stage_peers(seen, row)
+    places = [(pauses.idle_between_ns, pauses.between_ns)]
+    if not seen.members.log_for_all[row]:
+        places.append((pauses.idle_opening_ns, pauses.opening_ns))
+    paused_ns = 0.0
+    for idle_ns, pause_ns in places:
+        own = float(np.median(idle_ns[row][active]))
+        usual = float(robust.median(robust.median(pause_ns[peers][:, active], axis=1)))
+        if own >= PACE.stop_ratio * usual and _is_noticeable(seen, own - usual, active):
+            paused_ns += own
+    return paused_ns
 
 
 def _stops_between_modules(seen: Observations, row: int, active: Flags) -> bool:
@@ -522,21 +555,23 @@ def _is_much_longer(seen: Observations, stopped_ns: Floats | None, row: int, act
     return own >= PACE.stop_ratio * theirs and _is_noticeable(seen, own - theirs, active)
 
 
-def stops_explain(seen: Observations, row: int, longer_ns: float) -> str:
-    """Say that a row's host stops between launches, in all iterations alike, for most of the time
-    that it is busy longer than its peers (`longer_ns`); empty where it does not, and where the rank
-    logs for all.
+def stops_explain(seen: Observations, row: int, longer_ns: Floats) -> str:
+    """Say that a row's host stops between launches, in all iterations, for most of the time that it
+    is busy longer than its peers, `longer_ns` (iteration,); empty where it does not, and where the
+    rank logs for all.
 
-    In all alike, because a collection of garbage comes in some. Example: its kernels take 51.5 ms
-    an iteration as its peers' do, and its host stops for 29 to 51 ms, theirs for 8 at most.
+    In all of them for half of the usual and more, because a collection of garbage comes in some.
+    Example: its kernels take 51.5 ms an iteration as its peers' do, and its host stops for 29 to 51
+    ms, theirs for 8 at most.
     """
     everywhere = np.ones(len(seen.iterations), dtype=bool)
     if seen.members.log_for_all[row] or not _stops_between_modules(seen, row, everywhere):
         return ""
     assert seen.stopped_ns is not None
-    least_ns = STARVATION.stopped_share * longer_ns
-    stops = bool((seen.stopped_ns[row] >= least_ns).all())
-    return _stops_text(seen, row, everywhere) if stops else ""
+    stopped_ns = seen.stopped_ns[row]
+    most = stopped_ns.sum() >= STARVATION.stopped_share * longer_ns.sum()
+    each = stopped_ns.min() >= STARVATION.stopped_in_each_share * float(np.median(longer_ns))
+    return _stops_text(seen, row, everywhere) if most and each else ""
 
 
 def _stops_in_passes(seen: Observations, row: int, active: Flags) -> bool:
@@ -646,6 +681,12 @@ def _stops_text(seen: Observations, row: int, active: Flags) -> str:
             f"its host is held up for {milliseconds(ending_ns)} at the end of an iteration, with "
             "nothing left to do on its device, and those of its peers are not: it writes to a slow "
             "disk there, say"
+        )
+    if paused_ns := _paused_ns(seen, row, active):
+        return (
+            f"its host launches nothing for {milliseconds(paused_ns)} an iteration between passes, "
+            "while its device has nothing to do, and those of its peers do not: batches that come "
+            "late there and that no span shows, or something else that has its cores"
         )
     assert seen.launching_ns is not None
     launching = robust.median(seen.launching_ns[:, active], axis=1)

@@ -364,7 +364,7 @@ def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
         if _exceeds_nearly_always(lost, one, excluded, inquiry.settings.min_share)
         and one.course.effect * float(np.mean(one.course.active)) >= LOSSES.least_mean_share
     )
-    if loss.stands_out and not result.suspects:
+    if not result.suspects and (loss.stands_out or not is_cpu):
         told = tuple(_without_overlap(lost, task, inquiry.settings, step_ns))
     least = 1.0 + max(inquiry.detectable_effect(result.noise), task.floor)
     because = inquiry.limited_by(result.noise)
@@ -486,9 +486,10 @@ def _without_overlap(
 ) -> Iterator[Suspect]:
     """Yield the row of each group that loses more in nearly all its iterations than any other ever.
 
-    A slow loader varies by far more than loaders that are in time: against its own noise half of a
-    step may be chance, and a pair knows no other noise. But if all rows were alike, the k largest
-    of their N values would all be among the n of one row with probability C(n, k) / C(N, k).
+    A slow loader, or a host that others use, varies by far more than those that are in time:
+    against its own noise half of a step may be chance, and a pair knows no other noise. But if all
+    rows were alike, the k largest of their N values would all be among the n of one row with
+    probability C(n, k) / C(N, k). Asked of pairs, and where `stands_out` is set.
 
     Example: 52 to 116 ms in 8 iterations, 0.8 to 1.2 ms on the one other rank: 1 in 12,870.
 
@@ -499,7 +500,8 @@ def _without_overlap(
     is_known: Flags = np.asarray(np.isfinite(lost.time_ns).all(axis=1))
     everybody = np.flatnonzero(is_known & (np.median(lost.time_ns, axis=1) > 0))
     for group in lost.loss.groups:
-        if len(group) < 2 or not is_known[group].all():
+        is_asked = len(group) == 2 or (len(group) > 2 and lost.loss.stands_out)
+        if not is_asked or not is_known[group].all():
             continue
         rows = group if len(group) > 2 else np.union1d(group, everybody)
         time_ns = lost.time_ns[rows]

@@ -130,8 +130,11 @@ class _Awaited:
     num_hits: int
     """Iterations in which that is far longer."""
 
-    longer_ns: float
-    """How much longer it is busy in an iteration than its peers."""
+    @property
+    def longer_ns(self) -> Floats:
+        """Return how much longer it is busy than its peers, (iteration,)."""
+        of_peers = robust.median(self.own_ns[self.peers], axis=0)
+        return np.asarray(self.own_ns[self.row] - of_peers)
 
     @property
     def log_ratio(self) -> Floats:
@@ -162,7 +165,7 @@ def _awaited(seen: Observations) -> _Awaited | None:
     typical_ns = np.median(waiting_ns[others], axis=1)
     return _Awaited(
         row=row, peers=peers, own_ns=own_ns, waiting_ns=typical_ns, gap_ns=gap_ns,
-        num_hits=num_hits, longer_ns=over,
+        num_hits=num_hits,
     )  # fmt: skip
 
 

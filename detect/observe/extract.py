@@ -18,6 +18,7 @@ from functools import partial
 import numpy as np
 
 from detect.observe.facts import Cells, Facts, facts_in, facts_of, joined
+from detect.observe.launches import launch_pace
 from detect.observe.observations import (
     BACKWARD,
     Members,
@@ -31,14 +32,8 @@ from detect.observe.observations import (
     place_of,
     typical_readings,
 )
-from detect.observe.spans import Frame, Glance, SpanIndex, sums_by_cell
-from detect.observe.stalls import (
-    Collections,
-    known_or_none,
-    launch_pace,
-    stalled_time,
-    within_stalls,
-)
+from detect.observe.spans import Frame, Glance, SpanIndex, known_or_none, sums_by_cell
+from detect.observe.stalls import Collections, stalled_time, within_stalls
 from detect.observe.transfers import transfers_of
 from detect.observe.work import (
     OwnTimes,
@@ -59,7 +54,7 @@ from detect.whatif.marks import replayed_spans
 from detect.whatif.savings import ReplayedCosts
 from detect.whatif.traced import replay_of_timeline
 from megascan.arrays import Floats, Integers, combine
-from megascan.header import RESTARTING_CLOCK
+from megascan.header import RESTARTING_CLOCK, Trainer
 from megascan.schema import Granularity
 from megascan.timeline import ShardedTimeline, Timeline
 
@@ -184,6 +179,7 @@ def _with_what_some_tell(seen: Observations, frame: Frame, facts: Facts) -> Obse
         stopped_ns=launches.stopped_ns,
         launching_ns=launches.launching_ns,
         launching_rest_ns=launches.launching_rest_ns,
+        pauses=launches.pauses,
     )
 
 
@@ -429,6 +425,7 @@ def _members(timeline: Timeline, ranks: Integers) -> Members:
         device_index=tuple(header.device.index for header in headers),
         workers=tuple((int(rank),) for rank in ranks),
         device_kind=headers[0].device.kind if headers else "cpu",
+        trainer=headers[0].trainer if headers else Trainer.UNKNOWN,
     )
 
 

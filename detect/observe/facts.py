@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from detect.observe import stalls, work
+from detect.observe import launches, stalls, work
+from detect.observe.launches import Launches
+from detect.observe.observations import Pauses
 from detect.observe.spans import (
     WORK_NAMES,
     Frame,
@@ -32,7 +34,7 @@ from detect.observe.spans import (
     waiting_beside,
     waiting_time,
 )
-from detect.observe.stalls import Collections, Contents, Launches
+from detect.observe.stalls import Collections, Contents
 from detect.observe.work import Entangled, Gathers, Layers, Parts, Samples
 from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
@@ -177,9 +179,9 @@ def facts_of(index: SpanIndex) -> Facts:
             beside_ns=waiting_beside(index),
             unsplit_ns=unsplit_time(index),
             # by modules, not passes: a pass begins with its launch whether the device is fed or not
-            starved_share=stalls.starved_share(index, stalls.launched_in_turn(index)),
+            starved_share=launches.starved_share(index, launches.launched_in_turn(index)),
         ),
-        launches=stalls.launches_of(index),
+        launches=launches.launches_of(index),
         slow_runs=_slow_runs(index),
         is_split=bool(split.any()),
         longest_ns=longest_ns,
@@ -215,7 +217,7 @@ def _lookups(index: SpanIndex) -> Floats:
     kinds = []
     for name in LOOKUPS:
         rows = index.named((name,))
-        rows[rows] = ~stalls.launched_just_in_time(index, rows)
+        rows[rows] = ~launches.launched_just_in_time(index, rows)
         kinds.append(_mean_span(index, rows))
     return np.stack(kinds, axis=2)
 
@@ -461,12 +463,15 @@ def _joined_launches(
     shape = num_ranks, known[0][1].log_ns.shape[1]
     log_ns, log_held_ns = np.full((2, *shape, len(kinds)), np.nan)
     stopped_ns, launching_ns, rest_ns = np.zeros((3, *shape))
+    pauses = {one.name: np.zeros(shape) for one in fields(Pauses)}
     for (own, part), columns in zip(known, places, strict=True):
         log_ns[own[:, None], :, columns] = np.moveaxis(part.log_ns, 2, 1)
         log_held_ns[own[:, None], :, columns] = np.moveaxis(part.log_held_ns, 2, 1)
         stopped_ns[own] = part.stopped_ns
         launching_ns[own] = part.launching_ns
         rest_ns[own] = part.launching_rest_ns
+        for name, joined in pauses.items():
+            joined[own] = getattr(part.pauses, name)
     return Launches(
         kinds=kinds,
         log_ns=log_ns,
@@ -474,4 +479,5 @@ def _joined_launches(
         stopped_ns=stopped_ns,
         launching_ns=launching_ns,
         launching_rest_ns=rest_ns,
+        pauses=Pauses(**pauses),
     )

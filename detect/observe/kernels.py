@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from detect.observe.launches import launch_pace, put_quick_steps, starved_share
 from detect.observe.observations import (
     BACKWARD,
     FORWARD,
@@ -39,14 +40,14 @@ from detect.observe.observations import (
     UnmatchedIn,
     Work,
 )
-from detect.observe.spans import WORK_NAMES, SpanIndex, sums_by_cell, where_text
-from detect.observe.stalls import (
+from detect.observe.spans import (
+    WORK_NAMES,
+    SpanIndex,
     cover_of,
     idle_within,
     known_or_none,
-    launch_pace,
-    put_quick_steps,
-    starved_share,
+    sums_by_cell,
+    where_text,
 )
 from detect.observe.work import LAYER_NAMES
 from detect.report import Cause

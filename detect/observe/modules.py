@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from detect.observe.launches import launched_just_in_time
 from detect.observe.spans import SpanIndex
-from detect.observe.stalls import launched_just_in_time
 from detect.observe.work import HEADS, layer_modules
 from detect.thresholds.bursts import BURSTS, RUNS
 from detect.thresholds.devices import PAIRS

@@ -41,7 +41,7 @@ from detect.thresholds.adjustable import DetectorSettings
 from detect.thresholds.networks import NETWORKS
 from detect.thresholds.observing import WINDOW
 from megascan.arrays import Flags, Floats, Integers, numbered
-from megascan.header import Json, RankHeader
+from megascan.header import Json, RankHeader, Trainer
 from megascan.timeline import Timeline
 from megascan.topology import Coordinates, Layout
 from megascan.vocabulary import ROOTED_OPS
@@ -181,6 +181,7 @@ class Members:
     workers: tuple[tuple[int, ...], ...] = field(metadata=along("row"))
     """Global ranks that a row stands for: itself, or its TP group where that cannot be split."""
     device_kind: str = "cpu"
+    trainer: Trainer = Trainer.UNKNOWN
     own_places: Mapping[int, tuple[str, int]] = field(default_factory=dict)
     """Host and device number of each rank where rows stand for several."""
 
@@ -208,9 +209,16 @@ class Members:
 
     @cached_property
     def log_for_all(self) -> Flags:
-        """Flag the rows of the job's first rank and its last: one of them logs for all."""
-        ends = {0, self.layout.world_size - 1}
-        return np.array([bool(ends & set(ranks)) for ranks in self.workers], dtype=bool)
+        """Flag the rows that may log for all: those of the job's first rank and of its last, which
+        logs in Megatron's loop. Loops on plain PyTorch log on the first rank, or where the losses
+        are: on the last stage.
+        """
+        is_plain = self.trainer == Trainer.TORCH
+        ends = {0} if is_plain else {0, self.layout.world_size - 1}
+        logs = np.array([bool(ends & set(ranks)) for ranks in self.workers], dtype=bool)
+        if is_plain and self.layout.pp > 1:
+            logs |= self.stage == self.layout.pp - 1
+        return logs
 
     def other_stages(self, row: int) -> Flags:
         """Flag the rows of the row's replica that are of other stages: they get the same data."""
@@ -443,6 +451,25 @@ class EachRank:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pauses:
+    """For how long hosts launch nothing outside passes, (row, iteration) ns, and for how much of it
+    their devices have nothing to do either.
+
+    A host that is a little slower than the others is behind in all its launches; one that loads
+    without a span, or whose core somebody else has, is late outside passes only. Hosts that are
+    ahead of their devices spend that time, too, and no device stands still for it. Example: 70 ms
+    before each of two forward passes, as long as the device stands still; at most 2 ms elsewhere.
+    """
+
+    opening_ns: Floats = field(metadata=along("row", "iteration"))
+    """From the begin of an iteration to the first launch in its first pass."""
+    idle_opening_ns: Floats = field(metadata=along("row", "iteration"))
+    between_ns: Floats = field(metadata=along("row", "iteration"))
+    """From the last launch in a pass to the first one in the next."""
+    idle_between_ns: Floats = field(metadata=along("row", "iteration"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observations:
     """All that is known of a window, ready for comparison."""
 
@@ -525,6 +552,8 @@ class Observations:
     """How long the host takes to launch an iteration's passes, if nothing holds it up."""
     launching_rest_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Part of `launching_ns` from the second launch of each pass on; None in profiles."""
+    pauses: Pauses | None = None
+    """For how long hosts launch nothing outside passes; None in profiles."""
     entangled_phases: tuple[int, ...] = ()
     """Phases whose compute spans contain waiting for the TP group, so their times are estimates."""
     hides_waiting: bool = False

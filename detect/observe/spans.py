@@ -246,6 +246,22 @@ def sums_by_cell(
     return np.asarray(total.reshape(shape), dtype=np.float64)
 
 
+def cover_of(start: Integers, end: Integers, use: Flags) -> Cover:
+    """Return the union of the spans that `use` flags."""
+    return Cover.of(*united(start[use], end[use]))
+
+
+def idle_within(cover: Cover, start: Integers, end: Integers) -> Floats:
+    """Return how much of each stretch no span covers, ns; 0 where it ends before it begins."""
+    free = end - start - cover.length_within(start, end)
+    return np.asarray(np.maximum(free, 0), dtype=np.float64)
+
+
+def known_or_none(values: Floats) -> Floats | None:
+    """Return the values; None where none of them is known."""
+    return values if np.isfinite(values).any() else None
+
+
 def where_text(spans: pa.Table, column: str, test: Callable[[str], bool]) -> Flags:
     """Flag the spans whose text in a column passes a `test`, which is asked once for each text."""
     code, texts = codes(spans, column)

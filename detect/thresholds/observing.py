@@ -187,6 +187,10 @@ class _Starvation:
         0.7, "share of the slowdown", Origin.BENCHMARK,
         "that a device whose host stops between launches stands still for, if that is why",
     )  # fmt: skip
+    stopped_in_each_share: float = limit(
+        0.5, "share of the usual slowdown", Origin.BENCHMARK,
+        "that it stands still for in every iteration: collections of garbage come in some",
+    )  # fmt: skip
     loads_most_ratio: float = limit(
         2.0, "ratio", Origin.CONVENTION, "a rank that loads longer than its TP group's others"
     )

@@ -65,7 +65,7 @@ def timeline_record(drawing: Drawing) -> dict[str, Json]:
     timeline = drawing.timeline
     ranks = drawing.ranks
     shown = [timeline.headers[rank] for rank in ranks if rank in timeline.headers]
-    headers = [cast("dict[str, Json]", dict(vars(header))) for header in shown]
+    headers = [cast("dict[str, Json]", header.known_fields()) for header in shown]
     groups = _shared_groups(shown, headers)
     common = _common_fields(headers)
     return {
@@ -122,7 +122,7 @@ def _common_fields(headers: Sequence[dict[str, Json]]) -> dict[str, Json]:
     return {
         name: value
         for name, value in headers[0].items()
-        if all(header[name] == value for header in headers)
+        if all(header.get(name) == value for header in headers)
     }
 
 

@@ -20,10 +20,17 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from megascan.config import TraceConfig
-from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
+from megascan.header import (
+    ClockOrigin,
+    Device,
+    RankHeader,
+    TraceSettings,
+    Trainer,
+    WindowRecord,
+)
 from megascan.instrument.collectives import Groups, topology_of
 from megascan.instrument.table import install
 from megascan.schema import Granularity
@@ -162,6 +169,7 @@ def make_header(
             layer_stride=config.layer_stride if config.granularity is Granularity.FULL else 1,
         ),
         versions=dict(_versions()),
+        trainer=Trainer.MEGATRON if _parallel_state() else Trainer.TORCH,
     )
 
 
@@ -169,8 +177,8 @@ def read_topology() -> tuple[Layout, Coordinates]:
     """Return layout and this rank's place; without megatron.core all ranks are data parallel."""
     import torch.distributed as dist
 
-    parallel_state = sys.modules.get("megatron.core.parallel_state")
-    if parallel_state is None or not parallel_state.model_parallel_is_initialized():
+    parallel_state = _parallel_state()
+    if parallel_state is None:
         return Layout(dp=dist.get_world_size()), Coordinates(dp=dist.get_rank())
     sizes, places = (
         {
@@ -186,6 +194,12 @@ def read_topology() -> tuple[Layout, Coordinates]:
     )
     order = find_order(layout, own_groups(), dist.get_rank())
     return replace(layout, order=order), Coordinates(**places)
+
+
+def _parallel_state() -> Any | None:
+    """Return megatron.core's parallel state if the trainer has initialised it, else None."""
+    module = sys.modules.get("megatron.core.parallel_state")
+    return module if module is not None and module.model_parallel_is_initialized() else None
 
 
 _NAMES_OF_AXES = {

@@ -73,6 +73,9 @@ class Job:
     waited for the device, whose time it does not lengthen."""
     gc_ms: Effect | None = None
     gap_ms: Effect | None = None
+    """Nothing recorded ahead of the optimizer."""
+    pause_ms: Effect | None = None
+    """Nothing recorded ahead of a pass."""
     transfer: Callable[[int, int, int], float] | None = None
     """(rank, rank, iteration) to a factor on the 1 ms of a p2p message between the two."""
     message_bytes: int = 4096
@@ -284,6 +287,8 @@ class _Builder:
     def _pass(self, slot: Slot, usual: float, now: int) -> int:
         job = self.job
         loading = 0
+        if job.pause_ms is not None:
+            now += int(job.pause_ms(slot) * MS)
         if job.loading_ms is not None and slot.phase == "forward":
             loading = self._noisy(job.loading_ms(slot))
             self._span(

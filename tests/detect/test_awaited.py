@@ -81,9 +81,11 @@ def test_the_rank_for_whom_all_wait_is_suspected_without_any_passes(tmp_path):
 
 @pytest.mark.parametrize(
     ("busiest", "stopped_ms", "cause"),
-    [(2, [30.0] * 6, Cause.HOST), (2, [30.0] * 5 + [0.0], Cause.UNKNOWN),
+    [(2, [30.0] * 6, Cause.HOST), (2, [30.0, 50.0, 30.0, 22.0, 50.0, 30.0], Cause.HOST),
+     (2, [60.0, 30.0, 60.0, 60.0, 30.0, 0.0], Cause.UNKNOWN),
      (2, [3.0] * 6, Cause.UNKNOWN), (3, [30.0] * 6, Cause.UNKNOWN)],
-    ids=["in all iterations", "a collection in most", "too little", "who may log for all"],
+    ids=["in all iterations", "more and less", "a collection in most", "too little",
+         "who may log for all"],
 )  # fmt: skip
 def test_a_host_that_stops_between_launches_is_why_all_wait(tmp_path, busiest, stopped_ms, cause):
     for rank in range(RANKS):

@@ -39,12 +39,12 @@ WILD_MS = (60.5, 59.8, 69.1, 90.4, 98.6, 51.5, 116.1, 67.8)
 """What a device lost to its loader in 8 iterations of 1.02 s, as one simulated job had it."""
 
 
-def rows_apart(time_ns, step_ns, num_tests):
+def rows_apart(time_ns, step_ns, num_tests, *, stands_out=True):
     """Return suspects among loaders of one group that lose these times, (row, iteration)."""
     num_rows = len(time_ns)
     loss = Loss(
         cause=Cause.LOADER, name="", groups=[np.arange(num_rows)], predicate="",
-        advice=lambda suspect, owner: (),
+        advice=lambda suspect, owner: (), stands_out=stands_out,
     )  # fmt: skip
     task = SearchTask(
         compare=lambda excluded: time_ns, num_rows=num_rows, num_tests=num_tests, floor=0.01,
@@ -61,6 +61,17 @@ def test_of_two_loaders_the_one_that_is_later_in_every_iteration(lost_ms, is_tol
     """It varies by far more than the other one: that all its values are the larger ones tells."""
     time_ns = 1e6 * np.array([np.linspace(0.8, 1.2, len(lost_ms)), lost_ms])
     assert [one.row for one in rows_apart(time_ns, 1.02e9, 24)] == [1] * is_told
+
+
+def test_only_pairs_are_compared_by_overlap_where_others_show_the_noise():
+    """A host that all use may be late in every iteration, a little: of several the level tells."""
+    pair_ns = 1e6 * np.array([np.linspace(0.8, 1.2, len(WILD_MS)), WILD_MS])
+    three_ns = np.concatenate([pair_ns, pair_ns[:1] + 1e5])
+    of_pair, of_three = (
+        rows_apart(time_ns, 1.02e9, 24, stands_out=False) for time_ns in (pair_ns, three_ns)
+    )
+    assert [one.row for one in of_pair] == [1]
+    assert not of_three
 
 
 @pytest.mark.parametrize(("own", "is_told"), [(10, True), (7, True), (5, False)])

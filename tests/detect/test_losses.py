@@ -22,8 +22,9 @@ from detect.causes.launching import (
 from detect.causes.searches import OF_PLACE
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import cut
+from detect.observe.observations import Pauses, cut
 from detect.text import render_text
+from megascan.header import Trainer
 from megascan.topology import Layout
 
 
@@ -764,6 +765,42 @@ def test_a_host_that_is_held_up_at_the_end_stands_still(job, rank, ending_ms, st
 
 
 @pytest.mark.parametrize(
+    ("trainer", "pp", "logging"),
+    [
+        (Trainer.UNKNOWN, 1, [0, 3]),
+        (Trainer.MEGATRON, 2, [0, 3]),
+        (Trainer.TORCH, 1, [0]),
+        (Trainer.TORCH, 2, [0, 2, 3]),
+    ],
+)
+def test_who_logs_for_all_depends_on_whose_loop_trains(job, trainer, pp, logging):
+    """Loops on plain PyTorch log on the first rank, or where the losses are."""
+    members = observe(job(layout=Layout(dp=4 // pp, pp=pp)).timeline()).members
+    logs = replace(members, trainer=trainer).log_for_all
+    assert np.flatnonzero(logs).tolist() == logging
+
+
+@pytest.mark.parametrize("trainer", list(Trainer))
+def test_what_the_last_rank_does_at_the_end_is_its_host_s_where_it_does_not_log(job, trainer):
+    seen = observe(job(layout=Layout(dp=4)).timeline())
+    ending = np.full((4, 20), 0.1e6)
+    ending[3] = 30e6
+    told = replace(seen, ending_ns=ending, members=replace(seen.members, trainer=trainer))
+    stands = stands_still(told, 3, np.ones(20, dtype=bool))
+    assert stands == (trainer is Trainer.TORCH)
+
+
+def test_of_two_hosts_the_one_that_always_loses_more_is_named_however_it_varies(job):
+    """10 to 150 ms of iterations of 260, and 0.5 to 2 on the other: noise as large as the level."""
+    own, other = (np.random.default_rng(seed).uniform(*span, 20)
+                  for seed, span in ((3, (10.0, 150.0)), (4, (0.5, 2.0))))  # fmt: skip
+    made = job(layout=Layout(dp=2), iterations=10,
+               gap_ms=lambda slot: (own if slot.rank else other)[slot.iteration])  # fmt: skip
+    (finding,) = judge(observe(made.timeline()), DetectorSettings()).findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.HOST, Owner.NODE)
+
+
+@pytest.mark.parametrize(
     ("share", "is_healthy", "caveats"), [(0.05, True, 0), (0.15, True, 1), (0.4, False, 1)]
 )
 def test_what_the_first_rank_does_at_the_end_is_said_beside_health(job, share, is_healthy, caveats):
@@ -829,3 +866,61 @@ def test_which_rank_of_a_group_loses_time_is_not_told_where_its_communication_is
     report = judge(replace(seen, splits_tensor_groups=False), DetectorSettings())
     assert [(one.ranks, one.owner) for one in report.findings] == [((4, 5), Owner.UNDECIDED)]
     assert report.findings[0].headline.startswith("the group of ranks 4 and 5 (")
+
+
+def paused(job, rank, between_ms, *, opening_ms=0.0, ahead=True):
+    """Observe two passes an iteration on two ranks; the host of one launches nothing for so long
+    before them. The other's host, if it is `ahead` of its device, is as slow and nobody waits.
+    """
+    seen = observe(job(layout=Layout(dp=2)).timeline())
+    shape = seen.busy_ns.shape
+    idle_opening, idle_between, opening, between = np.full((4, *shape), 1e6)
+    idle_opening[rank], idle_between[rank] = opening_ms * 1e6, between_ms * 1e6
+    opening[rank], between[rank] = opening_ms * 1e6, between_ms * 1e6
+    if ahead:
+        opening[1 - rank], between[1 - rank] = opening_ms * 1e6, between_ms * 1e6
+    starved = np.full(shape, 0.9)
+    return replace(
+        seen,
+        members=replace(seen.members, trainer=Trainer.TORCH),
+        pauses=Pauses(idle_opening_ns=idle_opening, idle_between_ns=idle_between,
+                      opening_ns=opening, between_ns=between),
+        starved_share=starved, held_pace=np.zeros(shape), launching_ns=np.full(shape, 80e6),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rank", "places", "stands"),
+    [
+        (1, {"between_ms": 80.0, "ahead": False}, True),
+        (1, {"between_ms": 80.0}, False),
+        (1, {"between_ms": 3.0, "ahead": False}, False),
+        (1, {"between_ms": 1.0, "opening_ms": 80.0, "ahead": False}, True),
+        (0, {"between_ms": 1.0, "opening_ms": 80.0, "ahead": False}, False),
+        (0, {"between_ms": 80.0, "ahead": False}, True),
+    ],
+    ids=["alone", "the other host, too, behind its device", "hardly", "before the first pass",
+         "which logs there", "which logs elsewhere"],
+)  # fmt: skip
+def test_a_host_that_launches_nothing_between_passes_stands_still(job, rank, places, stands):
+    seen, active = paused(job, rank, **places), np.ones(20, dtype=bool)
+    assert stands_still(seen, rank, active) == stands
+    assert not stands_still(replace(seen, pauses=None), rank, active)
+    # its pace, that of all other hosts, bounds the cost only where it explains the gaps
+    assert (most_cost_of_host(seen, rank, active) == np.inf) == stands
+
+
+def test_pauses_are_what_a_host_launches_nothing_for_outside_passes(job):
+    """Rank 1's host is late by 20 ms ahead of each pass, of which one opens the iteration; rank 0's
+    is ahead by 3 ms.
+    """
+    made = job(layout=Layout(dp=2), iterations=6, microbatches=8,
+               pause_ms=lambda slot: 20.0 * slot.rank,
+               launch_lead_ns=lambda rank: 1_000 if rank else 3_000_000)  # fmt: skip
+    pauses = observe(made.timeline()).pauses
+    assert pauses.opening_ns[1] == pytest.approx(np.full(6, 20e6), rel=0.01)
+    assert pauses.idle_opening_ns[1] == pytest.approx(np.full(6, 20e6), rel=0.01)
+    assert (pauses.idle_between_ns[1] >= 0.95 * 15 * 20e6).all()
+    assert (pauses.between_ns[0] > 50e6).all()
+    assert not pauses.idle_between_ns[0].any()
+    assert (pauses.idle_between_ns <= pauses.between_ns).all()

@@ -164,6 +164,7 @@ def test_the_layout_is_that_of_the_mesh(run):
         assert (layout["tp"], layout["dp"]) == (2, 1)
     else:
         assert (layout["pp"], layout["dp"]) == (1, 2)
+    assert {header["trainer"] for header in run.headers} == {"torch"}
 
 
 def test_messages_have_their_counterparts(run):

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from megascan.errors import InputError
+from megascan.header import Trainer
 from megascan.reader import read_trace
 from megascan.reader.kineto.communication import peer_rank
 from megascan.reader.kineto.document import ProcessGroup
@@ -224,7 +225,7 @@ def test_iterations_on_the_device_follow_each_other(tmp_path):
     steps = table[table["kind"] == "iteration"]
     begins = (steps["start_ns"] // 1000).tolist()
     assert begins == [20, 90, 150]
-    assert (steps["duration_ns"] // 1000).tolist() == [70, 60, 30]
+    assert (steps["duration_ns"] // 1000).tolist() == [70, 60, 50]
     assert table[table["name"] == "gemm"]["iteration"].tolist() == [5, 6, 7]
 
 
@@ -315,3 +316,35 @@ def test_kernels_that_move_bytes(name: str) -> None:
 def test_kernels_that_multiply_matrices(name: str) -> None:
     assert multiplies_matrices(name)
     assert not is_bound_by_memory(name)
+
+
+@pytest.mark.parametrize(
+    ("names", "trainer"),
+    [
+        (["DistributedDataParallel.forward"], Trainer.TORCH),
+        (["FSDP::all_gather_copy_out (blocks.3)"], Trainer.TORCH),
+        (["LinearWithGradAccumulationAndAsyncCommunication"], Trainer.MEGATRON),
+        (["FSDP::pre_forward", "_ReduceFromModelParallelRegion"], Trainer.MEGATRON),
+        (["forward"], Trainer.UNKNOWN),
+    ],
+)
+def test_whose_loop_trains_is_told_by_its_libraries(tmp_path, names, trainer):
+    """A loop on plain PyTorch never calls Megatron-Core, whose parameters torch may shard."""
+    events = [*launched("gemm", 10, 20, 5, 7)]
+    events += [host(name, 8, 10, "cpu_op" if name[0] in "_L" else "user_annotation")
+               for name in names]  # fmt: skip
+    written(tmp_path, events, world_size=1)
+    assert read_trace(tmp_path / "rank0.json").headers[0].trainer is trainer
+
+
+@pytest.mark.parametrize(("host_ends", "ends"), [(400, 400), (220, 260)])
+def test_the_last_iteration_lasts_until_its_device_and_its_host_are_done(tmp_path, host_ends, ends):
+    """The host writes to a slow disk at the end of each; behind the last one no other begins."""
+    events = [
+        host("ProfilerStep#0", 0, 100), *launched("gemm", 10, 20, 40, 7),
+        host("ProfilerStep#1", 100, host_ends - 100), *launched("gemm", 110, 120, 140, 7),
+    ]  # fmt: skip
+    table = written(tmp_path, events, world_size=1)
+    rows = table[table["kind"] == "iteration"]
+    until = rows["start_ns"] + rows["duration_ns"] - rows["start_ns"].iloc[0] + 20_000
+    assert until.tolist() == [100_000, ends * 1_000]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 
 from megascan.errors import InputError
 from megascan.export import Selection, write_timeline
+from megascan.header import Trainer
 from megascan.reader import read_timeline, read_trace
 from megascan.timeline import TIMELINE_SCHEMA
 
@@ -28,6 +30,15 @@ def test_everything_survives(merged: Path, suffix: str) -> None:
     for field in ("run_id", "layout", "headers", "windows", "clocks", "clock_method", "origin_ns"):
         assert getattr(other, field) == getattr(timeline, field)
     assert other.completeness == timeline.completeness
+
+
+def test_who_trains_survives_even_if_some_ranks_do_not_say_it(merged: Path) -> None:
+    timeline = read_timeline(merged)
+    headers = {rank: replace(header, trainer=Trainer.TORCH) if rank % 2 else header
+               for rank, header in timeline.headers.items()}  # fmt: skip
+    again = merged.with_name("again.json")
+    write_timeline(replace(timeline, headers=headers), again)
+    assert read_timeline(again).headers == headers
 
 
 def test_spans_are_those_of_the_trace(folder: Folder, merged: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from megascan.errors import InputError
-from megascan.header import RankHeader, WindowRecord
+from megascan.header import RankHeader, Trainer, WindowRecord
 
 if TYPE_CHECKING:
     from conftest import Folder
@@ -79,7 +79,7 @@ def test_window(name: str, value: object, said: str) -> None:
 def test_a_name_of_several_lines_stays_in_one(folder: Folder) -> None:
     record = folder.header(0).to_json()
     with pytest.raises(InputError) as caught:
-        RankHeader.from_json(record | {"a\nb": 1}, "here")
+        RankHeader.from_json(record | {"versions": {"a\nb": 1}}, "here")
     assert "\n" not in str(caught.value)
 
 
@@ -96,3 +96,16 @@ def test_a_name_of_any_length_leaves_the_sentence_readable() -> None:
     error = InputError(f"run {'x' * 5000} is not there; choose another with --run")
     assert len(str(error)) < 1000
     assert str(error).endswith("choose another with --run")
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("megatron", Trainer.MEGATRON), ("torch", Trainer.TORCH), ("a later one", Trainer.UNKNOWN)],
+)
+def test_who_trains_is_told_where_it_is_known(folder: Folder, written: str, read: Trainer) -> None:
+    record = folder.header(0).to_json()
+    assert "trainer" not in record  # older readers know no such field
+    told = RankHeader.from_json({**record, "trainer": written, "of_a_later_one": 1}, "here")
+    assert told.trainer is read
+    assert ("trainer" in told.to_json()) == bool(read)
+    assert RankHeader.from_json(told.to_json(), "here") == told

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from megascan.arrays import Cover, Flags, Integers, combine, running_numbers
+from megascan.header import Trainer
 from megascan.reader.kineto.communication import Communication, communication_of
 from megascan.reader.kineto.document import ON_DEVICE, OPERATOR, Profile, launch_shapes, times_ns
 from megascan.reader.kineto.host_side import Host
@@ -39,6 +40,7 @@ class Profiled:
     on_gpu: bool
     first_iteration: int
     last_iteration: int
+    trainer: Trainer
     notes: tuple[str, ...]
 
 
@@ -108,6 +110,7 @@ def profiled_spans(profile: Profile) -> Profiled:
         on_gpu=on_gpu,
         first_iteration=int(numbers.min()),
         last_iteration=int(numbers.max()),
+        trainer=host.trainer(),
         notes=(*_notes(profile, spans.num_rows, steps, on_gpu), *communication.notes),
     )
 
@@ -173,7 +176,9 @@ def _iterations(events: _Events, steps: Steps, on_device: Flags) -> pa.Table:
 
 
 def _on_device(events: _Events, steps: Steps, rows: Integers) -> tuple[Integers, Integers]:
-    """Return (start, end) of the iterations on the device."""
+    """Return (start, end) of the iterations on the device: each lasts until the next one begins,
+    the last one until its device and its host are done.
+    """
     number = events.iteration[rows]
     rows, number = rows[number >= 0], number[number >= 0]
     if not len(rows):
@@ -186,7 +191,7 @@ def _on_device(events: _Events, steps: Steps, rows: Integers) -> tuple[Integers,
     first = int(events.start[rows].min())
     begin = np.maximum(steps.start, np.r_[first, until[:-1]])
     begin[0] = first
-    return begin, np.r_[begin[1:], max(int(until[-1]), int(begin[-1]))]
+    return begin, np.r_[begin[1:], max(int(until[-1]), int(begin[-1]), int(steps.end[-1]))]
 
 
 def _compute(events: _Events, rows: Integers) -> pa.Table:

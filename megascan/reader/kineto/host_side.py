@@ -17,12 +17,21 @@ import numpy as np
 import pyarrow.compute as pc
 
 from megascan.arrays import Flags, Integers, united
+from megascan.header import Trainer
 from megascan.reader.kineto.document import ANNOTATION, LAUNCH, ON_DEVICE, OPERATOR, Profile
 from megascan.reader.kineto.steps import OPTIMIZER_STEP
 from megascan.schema import NOT_APPLICABLE, Phase
 
 _ENGINE = r"^autograd::engine::evaluate_function"
 _LOADER = r"^enumerate\(DataLoader\)#"
+_MEGATRON = (
+    r"^(LinearWithGradAccumulationAndAsyncCommunication|LinearWithFrozenWeight|MakeViewlessTensor"
+    r"|_VocabParallelCrossEntropy"
+    r"|_(Copy|Reduce|Scatter|Gather|ReduceScatter)(To|From)(Model|Sequence|Tensor)Parallel\w+)$"
+)
+"""Functions of megatron.core's that autograd records by their names."""
+_TORCH = r"^(DistributedDataParallel\.forward|FullyShardedDataParallel\.forward|FSDP::.*)$"
+"""What torch's own wrappers of a model say of their passes."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,15 @@ class Host:
     def in_optimizer(self) -> Flags:
         """Mark the events that were launched by an optimizer's step."""
         return self._launched_in(self._named(f"^{OPTIMIZER_STEP}", ANNOTATION))
+
+    def trainer(self) -> Trainer:
+        """Tell whose loop trains by what its libraries left among the host's events: Megatron-Core
+        may shard its parameters by torch, a loop on plain PyTorch does not call Megatron-Core.
+        """
+        if self._named(_MEGATRON, OPERATOR).any():
+            return Trainer.MEGATRON
+        wrapped = self._named(_TORCH, ANNOTATION) | self._named(_TORCH, OPERATOR)
+        return Trainer.TORCH if wrapped.any() else Trainer.UNKNOWN
 
     def phases(self) -> tuple[Integers, list[str]]:
         """Return each event's pass as a code, and the codes' texts; "" for an unknown pass."""

@@ -250,4 +250,5 @@ def _run_header(profile: Profile, profiled: Profiled, layout: Layout) -> RankHea
         groups=profiled.groups,
         host=profile.host,
         backend=profile.backend,
+        trainer=profiled.trainer,
     )
