@@ -3,7 +3,7 @@
 Four generators of traced jobs, written from physics by people who have not read the detector:
 `kernels` (roofline costs), `original` (the original MegaScan's files), `cluster` (hosts, NICs and
 loaders as shared resources) and `profiles` (what torch.profiler exports, in the dialects of torch
-1.8 to 2.7). Thirteen more are judged where they are asked for: `fleet` (launching threads and
+1.8 to 2.7). Fourteen more are judged where they are asked for: `fleet` (launching threads and
 device queues, wandering clocks, a fluid network), `yard` (chips between heat and power cap,
 products in waves of tiles, NICs in rails), `plain` (trainers on plain PyTorch), `formats` (the same
 jobs as rank files, as the original's files and as profiles), `rack` (what goes wrong in a machine
@@ -13,11 +13,13 @@ on shared machines, from two GPUs to 64), `archive` (old jobs of which only the 
 files are left), `harbour` (launching threads, blocking and travelling messages, rings and their
 slowest link, batches fetched ahead), `foundry` (Megatron's schedules operation by operation, cards
 shared by flows, bursts in the middle of kernels), `depot` (whole stages at a time, threads a queue
-ahead of their GPUs, faults of all kinds in all places) and `quarry` (each job drawn anew: layout,
-model, data, noise, fault, what is traced). Development cases are judged by default; `--unseen`
-judges the third that is kept back until the detector is finished. `--draw SEED` judges the same
-catalogues drawn anew with other seeds: learn on one such draw, and believe what holds on another
-one that was never looked at. Tables on stdout, one row a family.
+ahead of their GPUs, faults of all kinds in all places), `quarry` (each job drawn anew: layout,
+model, data, noise, fault, what is traced) and `mill` (operation by operation: threads with bounded
+queues, messages that block or travel, ZeRO and experts; half of the jobs only look faulty).
+Development cases are judged by default; `--unseen` judges the third that is kept back until the
+detector is finished. `--draw SEED` judges the same catalogues drawn anew with other seeds: learn on
+one such draw, and believe what holds on another one that was never looked at. Tables on stdout, one
+row a family.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ from megascan.errors import UsageError, report_errors
 GROUNDS = ("kernels", "original", "cluster", "profiles")
 OTHERS = (
     "fleet", "yard", "plain", "formats", "rack", "incidents", "pod", "campus", "archive", "harbour",
-    "foundry", "depot", "quarry",
+    "foundry", "depot", "quarry", "mill",
 )  # fmt: skip
 """Judged when asked for."""
 
