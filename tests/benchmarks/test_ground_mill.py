@@ -82,7 +82,7 @@ def test_cases_are_read_and_cost_what_they_may(family, tmp_path):
     planted = write(case, tmp_path)
     trace = read_trace(tmp_path, allow_missing_ranks=True)
     assert_nested(build_timeline(trace).spans.to_pandas())
-    assert all(one.cost_ratio > 0.99 for one in planted)
+    assert all(one.cost_ratio > 0.98 for one in planted)
     assert [one.kind for one in planted] == [one.kind for one in case.planted]
 
 

@@ -227,6 +227,12 @@ def draw(
     """Return the first job drawn that is cheap enough, is as `wants` says, and what is altered."""
     for _ in range(8000):
         plain = _sized(rng, _drawn(rng, seed))
+        nominal_s = plain.nominal_s()
+        plain = replace(
+            plain,
+            collection_s=min(plain.collection_s, 0.1 * nominal_s),
+            log_s=min(plain.log_s, 0.03 * nominal_s),
+        )
         if not wants(plain):
             continue
         job = altered(plain, rng)
@@ -321,7 +327,7 @@ def _drawn(rng: Generator, seed: int) -> Job:
         stalls_s=log_uniform(rng, 2e-4, 6e-3),
         stall_share=log_uniform(rng, 1e-5, 3e-3),
         link_noise=log_uniform(rng, 0.01, 0.2),
-        tenants=float(rng.choice((0.0, 0.0, 0.01, 0.05))),
+        tenants=float(rng.choice((0.0, 0.0, 0.002, 0.02))),
         batch_share=log_uniform(rng, 0.02, 0.7),
         storage_hiccups=float(rng.choice((0.0, 0.0, 0.0005, 0.003))),
         loads_everywhere=bool(rng.random() < 0.15),
