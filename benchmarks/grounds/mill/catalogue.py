@@ -326,7 +326,7 @@ FAMILIES = {
     "look_alike: batch growth": Family(
         count=4, altered=_growth, wants=lambda job: job.num_windows > 2 and job.is_megatron),
     "look_alike: unlike chips": Family(count=5, altered=lambda job, rng: replace(
-        job, chip_spread=rng.uniform(0.03, 0.05), clock_tells=bool(rng.random() < 0.3))),
+        job, chip_spread=rng.uniform(0.03, 0.05))),
     "look_alike: jittering hosts": Family(count=4, altered=_jitter),
 }
 # fmt: on

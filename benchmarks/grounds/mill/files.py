@@ -52,6 +52,12 @@ class Writer:
         self.period_s = rng.uniform(8, 90, (2, job.num_hosts))[:, hosts]
         self.tie_s = rng.normal(0, 6e-6, (job.num_ranks, job.num_windows))
         self.rng = rng
+        self.group_ids = {
+            (axis, rank): group_id(axis, ranks)
+            for axis, parts in engine.groups.items()
+            for ranks in parts
+            for rank in ranks
+        }
 
     def write(self, folder: Path, spared: Sequence[int] = ()) -> None:
         """Write all files; what is lost is lost of a rank that is not among `spared`."""
@@ -192,8 +198,7 @@ class Writer:
         """Return the arguments that differ between the ranks of a stage."""
         if not span.axis:
             return {}
-        ranks = next(it for it in self.engine.groups[span.axis] if rank in it)
-        found: dict[str, int | str] = {"group": group_id(span.axis, ranks)}
+        found: dict[str, int | str] = {"group": self.group_ids[span.axis, rank]}
         if span.peer >= 0:
             local = self.engine.stages[self.job.layout.coordinates(rank).pp].place_of[rank]
             found["peer"] = int(self.engine.stages[span.peer].ranks[local])
@@ -257,7 +262,6 @@ class Writer:
                 if own > 1:
                     reasons |= _POWER_BRAKE if fault.host >= 0 else _THERMAL
                     heat = 12.0
-        slow *= float(engine.chips[0, rank]) if job.clock_tells else 1.0
         busy = 0.6 + 0.3 * self.rng.random()
         return {
             "sm_clock_mhz": float(15 * round(_CLOCK_MHZ / slow / 15)),

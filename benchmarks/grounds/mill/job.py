@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from numpy.random import Generator
 
 from megascan.topology import Layout
 
-MOST_TURNS = 10_000
+MOST_TURNS = 11_000
 """Operations of one rank of each stage, over all traced iterations: what a simulation costs."""
 MOST_SPANS = 50_000
 """Spans of all ranks: what writing costs."""
@@ -65,8 +66,7 @@ class Job:
     stage_extra: tuple[float, ...] = ()  # how many times longer layers of each stage take
     # noise
     kernel_noise: float
-    chip_spread: float
-    clock_tells: bool  # chips differ by their clocks, and readings show it
+    chip_spread: float  # by which chips differ at most, at the same clock
     host_noise: float
     stalls_s: float  # mean length of what preempts a launching thread
     stall_share: float  # of operations at which that happens
@@ -252,6 +252,10 @@ def log_uniform(rng: Generator, low: float, high: float) -> float:
     return float(math.exp(rng.uniform(math.log(low), math.log(high))))
 
 
+def _is_so(rng: Generator, share: float) -> bool:
+    return bool(rng.random() < share)
+
+
 def _layout(rng: Generator, style: str, num_ranks: int, gpus: int) -> Layout:
     if style != "megatron":
         return Layout(dp=num_ranks)
@@ -280,7 +284,6 @@ def _drawn(rng: Generator, seed: int) -> Job:
     layout = _layout(rng, style, num_ranks, gpus)
     hidden = 512 * int(log_uniform(rng, 2, 17))
     sequence = int(rng.choice((1024, 2048, 4096, 8192, 16384))) * layout.cp
-    has_queue = rng.random() < 0.5
     letter = "e" if layout.ep > 1 or (style == "megatron" and rng.random() < 0.05) else "d"
     num_layers = int(log_uniform(rng, 1, 7))
     chunks = [(letter,) * num_layers] * (layout.pp * layout.vpp)
@@ -291,70 +294,42 @@ def _drawn(rng: Generator, seed: int) -> Job:
         microbatches = max(microbatches, layout.pp * int(rng.choice((1, 2, 4))))
     if layout.vpp > 1:
         microbatches = layout.pp * max(1, microbatches // layout.pp)
-    fast = rng.random() < 0.5
+    fast, slow_storage = rng.random() < 0.5, float(rng.choice((0.0, 0.0, 0.0005, 0.003)))
+    ratio, is_so = partial(log_uniform, rng), partial(_is_so, rng)
+    # fmt: off
     return Job(
-        layout=layout,
-        style=style,
-        seed=seed,
-        gpus_per_host=gpus,
-        num_nics=max(1, gpus // int(rng.choice((1, 1, 2, 4, 8)))),
-        product_flops=log_uniform(rng, 1.2e14, 6e14),
-        memory_bytes_s=log_uniform(rng, 1.2e12, 3.6e12),
-        nvlink_bytes_s=log_uniform(rng, 1.0e11, 3.6e11) if fast else log_uniform(rng, 1.2e10, 4e10),
-        nic_bytes_s=log_uniform(rng, 2.0e10, 4.8e10) if fast else log_uniform(rng, 5e9, 2.4e10),
-        launch_s=log_uniform(rng, 2e-6, 1.2e-5),
-        queue=int(log_uniform(rng, 25, 120)) if has_queue else 60,
-        chunks=tuple(chunks),
-        hidden=hidden,
-        sequence=sequence,
-        tokens=sequence * int(rng.choice((1, 1, 2, 4))),
-        vocabulary=int(min(log_uniform(rng, 32_000, 256_000), _most_words(rng, chunks, hidden))),
-        experts_per_token=int(rng.choice((1, 2, 4))),
-        num_microbatches=microbatches,
-        sequence_parallel=layout.tp > 1 and rng.random() < 0.6,
-        ulysses=bool(rng.random() < 0.5),
-        distributed_optimizer=bool(rng.random() < 0.6),
-        overlap_grads=bool(rng.random() < 0.4),
-        recompute=bool(rng.random() < 0.2),
-        tied=layout.pp > 1 and rng.random() < 0.4,
+        layout=layout, style=style, seed=seed, chunks=tuple(chunks), hidden=hidden,
+        gpus_per_host=gpus, num_nics=max(1, gpus // int(rng.choice((1, 1, 2, 4, 8)))),
+        product_flops=ratio(1.2e14, 6e14), memory_bytes_s=ratio(1.2e12, 3.6e12),
+        nvlink_bytes_s=ratio(1e11, 3.6e11) if fast else ratio(1.2e10, 4e10),
+        nic_bytes_s=ratio(2e10, 4.8e10) if fast else ratio(5e9, 2.4e10),
+        launch_s=ratio(2e-6, 1.2e-5), queue=int(ratio(25, 120)),
+        sequence=sequence, tokens=sequence * int(rng.choice((1, 1, 2, 4))),
+        vocabulary=int(min(ratio(32_000, 256_000), _most_words(rng, chunks, hidden))),
+        experts_per_token=int(rng.choice((1, 2, 4))), num_microbatches=microbatches,
+        sequence_parallel=layout.tp > 1 and is_so(0.6), ulysses=is_so(0.5),
+        distributed_optimizer=is_so(0.6), overlap_grads=is_so(0.4), recompute=is_so(0.2),
+        tied=layout.pp > 1 and is_so(0.4),
         lengths=str(rng.choice(("even", "even", "even", "packed"))),
-        length_spread=log_uniform(rng, 0.01, 0.08),
-        expert_spread=log_uniform(rng, 0.02, 0.15),
-        kernel_noise=log_uniform(rng, 0.003, 0.03),
+        length_spread=ratio(0.01, 0.08), expert_spread=ratio(0.02, 0.15),
+        kernel_noise=ratio(0.003, 0.03),
         chip_spread=float(rng.choice((0.0, 0.003, 0.01, 0.02, 0.05))) * rng.uniform(0.6, 1.0),
-        clock_tells=bool(rng.random() < 0.3),
-        host_noise=log_uniform(rng, 0.03, 0.3),
-        stalls_s=log_uniform(rng, 2e-4, 6e-3),
-        stall_share=log_uniform(rng, 1e-5, 3e-3),
-        link_noise=log_uniform(rng, 0.01, 0.2),
-        tenants=float(rng.choice((0.0, 0.0, 0.002, 0.02))),
-        batch_share=log_uniform(rng, 0.02, 0.7),
-        storage_hiccups=float(rng.choice((0.0, 0.0, 0.0005, 0.003))),
-        loads_everywhere=bool(rng.random() < 0.15),
+        host_noise=ratio(0.03, 0.3), stalls_s=ratio(2e-4, 6e-3), stall_share=ratio(1e-5, 3e-3),
+        link_noise=ratio(0.01, 0.2), tenants=float(rng.choice((0.0, 0.0, 0.002, 0.02))),
+        batch_share=ratio(0.02, 0.7), storage_hiccups=slow_storage, loads_everywhere=is_so(0.15),
         collects_every=float(rng.choice((0.0, 0.0, 300.0, 2000.0))) * rng.uniform(0.7, 1.5),
-        collection_s=log_uniform(rng, 0.003, 0.08),
-        logger=int(rng.choice((-1, -1, 0, num_ranks - 1))),
-        log_s=log_uniform(rng, 2e-4, 5e-3),
-        saves_every=int(rng.choice((0, 0, 0, 5, 10, 20))),
-        save_s=log_uniform(rng, 0.1, 3.0),
+        collection_s=ratio(0.003, 0.08), warm_up=ratio(1.0, 4.0),
+        logger=int(rng.choice((-1, -1, 0, num_ranks - 1))), log_s=ratio(2e-4, 5e-3),
+        saves_every=int(rng.choice((0, 0, 0, 5, 10, 20))), save_s=ratio(0.1, 3.0),
         evaluates_every=int(rng.choice((0, 0, 0, 10, 25))),
-        warm_up=log_uniform(rng, 1.0, 4.0),
-        offset_s=log_uniform(rng, 1e-6, 2e-2),
-        drift_ppm=log_uniform(rng, 0.05, 30.0),
-        wander_s=log_uniform(rng, 2e-7, 2e-5),
-        granularity=str(rng.choice(("base", "full", "full"))),
+        offset_s=ratio(1e-6, 2e-2), drift_ppm=ratio(0.05, 30.0), wander_s=ratio(2e-7, 2e-5),
+        granularity=str(rng.choice(("base", "full", "full"))), window=2, interval=2, num_windows=1,
         first_iteration=int(rng.choice((1, 1, 1, 101, 1001, 20_001))),
-        window=2,
-        interval=2,
-        num_windows=1,
-        layer_stride=int(rng.choice((1, 1, 2, 4))),
-        has_counters=bool(rng.random() < 0.55),
-        has_tokens=bool(rng.random() < 0.6),
-        has_kinds=bool(rng.random() < 0.6),
-        has_sizes=bool(rng.random() < 0.85),
-        lost=str(rng.choice(("", "", "", "", "", "", "", "missing", "truncated"))),
-        compress=bool(rng.random() < 0.15),
+        layer_stride=int(rng.choice((1, 1, 2, 4))), has_counters=is_so(0.55),
+        has_tokens=is_so(0.6), has_kinds=is_so(0.6), has_sizes=is_so(0.85), compress=is_so(0.15),
+        lost=str(rng.choice(("",) * 7 + ("missing", "truncated"))),
     )
+    # fmt: on
 
 
 def _sized(rng: Generator, job: Job) -> Job:
