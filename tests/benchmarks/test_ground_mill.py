@@ -167,3 +167,11 @@ def test_slowness_and_variations_are_told(tmp_path):
     assert (slow[0] / even[0]).mean() > 1.2
     assert slow[1:] == pytest.approx(even[1:])
     assert read_trace(tmp_path, allow_missing_ranks=True).headers
+
+
+def test_shards_travel_beside_the_passes_while_the_network_is_fast_enough():
+    job = replace(LAYOUTS["shards"], sequence=16384, tokens=16384)
+    assert any(span.name == "reduce_scatter" for span in Program(job, 0, 2).spans)
+    fast, slow = (Engine(replace(job, nic_bytes_s=rate), [World()]).run() for rate in (4e10, 4e9))
+    assert fast.iteration_s.mean() < 1.25 * fast.own_s.mean()
+    assert slow.iteration_s.mean() > 2 * slow.own_s.mean()

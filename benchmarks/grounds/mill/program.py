@@ -124,7 +124,8 @@ class Program:
         self.sizes = {axis: len(groups[0]) for axis, groups in groups_of(job).items()}
         self._microbatch, self._chunk, self._layer, self._phase = -1, 0, 0, ""
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._open: list[int] = []  # asynchronous collectives that nobody has awaited
+        self._open: list[int] = []  # reductions beside passes that nobody has awaited
+        self._gathered = 0  # where parameters were asked for last
         self.tokens = job.tokens / job.layout.cp
         self.dp = "dp_cp" if job.is_megatron else "dp"
         extra = job.stage_extra[stage] if job.stage_extra else 1.0
@@ -250,7 +251,7 @@ class Program:
             layers = self._layers(chunk)
             self._gather(layers, 0)
             for at, (layer, letter) in enumerate(layers):
-                self._await(job.style == "fsdp")
+                self._await_parameters()
                 self._gather(layers, at + 1)
                 self._one_layer(layer, letter, "", 1)
             if self._is_last:
@@ -270,7 +271,7 @@ class Program:
             layers = self._layers(chunk)[::-1]
             self._gather(layers, 0)
             for at, (layer, letter) in enumerate(layers):
-                self._await(job.style == "fsdp")
+                self._await_parameters()
                 self._gather(layers, at + 1)
                 if job.recompute:
                     self._phase = "recompute"
@@ -364,13 +365,14 @@ class Program:
         """Ask for the parameters of a layer where they lie in pieces on all ranks."""
         if self.job.style == "fsdp" and at < len(layers):
             dense, _ = self._params(layers[at][1])
-            self._collective(self.dp, "all_gather", 2 * dense / self.sizes[self.dp], is_async=True)
+            own_bytes = 2 * dense / self.sizes[self.dp]
+            self._collective(self.dp, "all_gather", own_bytes, is_async=True)
+            self._gathered = self._open.pop()
 
-    def _await(self, is_wanted: bool) -> None:
-        gathers = [it for it in self._open if self.operations[it].axis == self.dp]
-        if is_wanted and gathers:
-            self._add(Code.AWAIT, 0.0, others=(gathers[-1],), in_pass=False)
-            self._open.clear()
+    def _await_parameters(self) -> None:
+        """Wait for the parameters asked for last; gradients may still be on their way."""
+        if self.job.style == "fsdp":
+            self._add(Code.AWAIT, 0.0, others=(self._gathered,), in_pass=False)
 
     def _reduce(self, letter: str, *, is_async: bool) -> None:
         is_sharded = self.job.style == "fsdp" or self.job.distributed_optimizer
