@@ -229,7 +229,8 @@ def _is_launched_in_no_time(seen: Observations, row: int, active: Flags) -> bool
     """
     if seen.launching_ns is None:
         return False
-    share = float(robust.median((seen.launching_ns[row] / seen.busy_ns[row])[active]))
+    busy_ns = np.maximum(seen.busy_ns[row], 1.0)  # 0 where a file ends before the others
+    share = float(robust.median((seen.launching_ns[row] / busy_ns)[active]))
     return share <= STARVATION.at_work_share
 
 

@@ -11,8 +11,8 @@ as much more slowly, whatever its passes show; unless they show that it does not
 * A device that has no work, or is at its power limit because it has more to do than the others,
   has a lower clock, too. At its limit its clock counts only where it draws less than each of them,
   or where they run below their highest clocks as well (`device.work_lowers_clock`).
-* Several devices count where they are of one host, and a reason that no other device has holds
-  all of them down (heat, a brake).
+* Several devices, and one beside one or two others, count where they are of one host, and a reason
+  that no other device has holds all of them down (heat, a brake).
 * Of as many devices as were read the lowest one is judged: so low a clock must be improbable on any
   of them, if no brake holds it down and it lies less than a tenth below them.
 * Where fewer than seven others were read, or its passes do not show that they are slower, it must
@@ -70,8 +70,8 @@ from detect.thresholds.observing import READINGS
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 WHY = (
-    "its clock is {clock:.0f} MHz, those of {others} of its model {lowest:.0f} to {highest:.0f} "
-    "MHz: neither data nor layers hold a clock down"
+    "its clock is {clock:.0f} MHz, beside {others} of its model at {sound} MHz: neither data nor "
+    "layers hold a clock down"
 )
 LEFT_OPEN = "by its passes alone this was left open: {statement}"
 
@@ -86,6 +86,11 @@ class _Low:
     """(device,): clocks of the sound ones."""
     p_value: float
     """How probable so low a clock is on a sound device."""
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """Return the lowest and the highest clock of the sound devices."""
+        return float(self.others.min()), float(self.others.max())
 
     @property
     def ratio_log(self) -> float:
@@ -146,7 +151,7 @@ def _models(seen: Observations) -> Iterator[list[int]]:
             if seen.counters.get(rank, {}).get(CLOCK_NAME, 0.0) > 0
             and not is_at_rest(int(seen.counters[rank].get(REASONS_NAME, 0)))
         ]
-        if len(ranks) > ORDINARY.min_peers:
+        if len(ranks) > 1:
             yield ranks
 
 
@@ -156,7 +161,7 @@ def _held_down(seen: Observations, ranks: list[int]) -> list[_Low]:
     clocks = np.array([seen.counters[rank][CLOCK_NAME] for rank in ranks])
     for number in range(len(ranks) // 2, 0, -1):
         own, others = ranks[:number], ranks[number:]
-        if len(others) >= ORDINARY.min_peers and _are_apart(seen, own, others):
+        if _are_apart(seen, own, others):
             sound = clocks[number:]
             logs = np.log(sound)
             return [
@@ -184,7 +189,7 @@ def _are_apart(seen: Observations, own: list[int], others: list[int]) -> bool:
         return False
     theirs = [int(one.get(REASONS_NAME, 0)) for one in readings]
     reasons = [int(seen.counters[rank].get(REASONS_NAME, 0)) for rank in own]
-    if len(own) > 1:
+    if len(own) > 1 or len(others) < ORDINARY.min_peers:
         is_one_host = len(seen.members.hosts_of(own)) == 1
         return is_one_host and all(peculiar_reasons(one, theirs) for one in reasons)
     return not work_lowers_clock(seen.counters[own[0]], readings)
@@ -231,8 +236,7 @@ def _finding(seen: Observations, row: int, low: _Low, slower_log: float) -> Find
                 WHY.format(
                     clock=low.clock,
                     others=others,
-                    lowest=low.others.min(),
-                    highest=low.others.max(),
+                    sound=" to ".join(dict.fromkeys(f"{one:.0f}" for one in low.reach)),
                 ),
             ),
             advice=GPU_ADVICE,

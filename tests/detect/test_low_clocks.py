@@ -111,3 +111,19 @@ def test_beside_few_others_a_clock_must_be_a_tenth_lower(job, clock, is_named):
     ).report()  # fmt: skip
     of_node = [one.ranks for one in report.findings if one.owner == Owner.NODE]
     assert of_node == ([(3,)] if is_named else [])
+
+
+@pytest.mark.parametrize(
+    ("clock", "reason", "is_named"),
+    [(1600.0, HEAT, True), (1600.0, 0, False), (1600.0, POWER_CAP, False), (1850.0, HEAT, False)],
+    ids=["hot", "no reason", "at its power limit", "hardly lower"],
+)
+def test_one_of_two_is_named_by_a_reason_that_only_it_has(job, clock, reason, is_named):
+    """Passes hold waiting for the slower one, so that both look alike."""
+    readings = _readings([1], 2, sm_clock_mhz=clock, clock_event_reasons=reason)
+    made = job(layout=Layout(dp=2), iterations=14, counters=readings)
+    seen = replace(observe(made.timeline()), hides_waiting=True)
+    found = judge(seen, DetectorSettings()).findings
+    assert [one.ranks for one in found if one.owner is Owner.NODE] == ([(1,)] if is_named else [])
+    words = "its clock is 1600 MHz, beside 1 device of its model at 1965 MHz"
+    assert any(words in one.evidence[0] for one in found) == is_named
