@@ -201,7 +201,7 @@ def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
                 f"in {found.num_hits} of {num_iterations} iterations each of them waits longer "
                 "than this one",
                 *_computing_beside_peers(seen, row),
-                *([stops] if stops else []),
+                *([stops] if stops else _ending_late(seen, row)),
             ),
             advice=host_advice(Owner.NODE) if stops else ADVICE_ON_AWAITED,
             is_replayed=False,
@@ -220,6 +220,20 @@ def _computing_beside_peers(seen: Observations, row: int) -> tuple[str, ...]:
         f"it computes {milliseconds(float(computing[row]))} an iteration and its peers {peers}, "
         f"in iterations of {milliseconds(float(np.median(seen.iteration_ns)))}",
     )
+
+
+def _ending_late(seen: Observations, row: int) -> list[str]:
+    """Say for how long the rank does something at the end of iterations that the others do not."""
+    if seen.ending_ns is None:
+        return []
+    over_ns = robust.beyond_most(seen.ending_ns)[row]
+    if _share_of_all_time(seen, over_ns) < CHANGES.lost_share:
+        return []
+    return [
+        f"of that {milliseconds(float(np.median(over_ns)))} are at the end of an iteration, with "
+        "nothing left to do on its device: a slow disk, a collection of garbage, or logging and "
+        "saving of the loop's own"
+    ]
 
 
 def _search_awaited(inquiry: Inquiry) -> Answer:

@@ -73,8 +73,11 @@ def centre(values: Floats) -> Floats:
 
 
 def beyond_most(values: Floats) -> Floats:
-    """Return by how much values, (row, …), exceed the median of all rows; 0 where they do not."""
-    return np.asarray(np.maximum(values - np.median(values, axis=0), 0.0))
+    """Return by how much values, (row, …), exceed what half of the rows do not exceed; 0 where they
+    do not. Of two rows that is all that one has more than the other.
+    """
+    usual = np.quantile(values, 0.5, axis=0, method="lower")
+    return np.asarray(np.maximum(values - usual, 0.0))
 
 
 def spread(values: Floats, axis: int | None = None) -> Floats:

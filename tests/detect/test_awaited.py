@@ -103,6 +103,21 @@ def test_a_host_that_stops_between_launches_is_why_all_wait(tmp_path, busiest, s
     )
 
 
+@pytest.mark.parametrize(("ending_ms", "is_said"), [(30.0, True), (1.0, False)])
+def test_what_the_awaited_rank_does_at_the_end_is_said(tmp_path, ending_ms, is_said):
+    """Nobody knows whether that is a slow disk or the loop's own doing: it stays undecided."""
+    for rank in range(RANKS):
+        rank_file(rank, {0: 50.0, 1: 53.0, 2: 100.0, 3: 60.0}, tmp_path, pp=2)
+    settings = DetectorSettings()
+    seen = steady(observe(build_timeline(read_trace(tmp_path))), settings)
+    ending_ns = np.zeros((RANKS, ITERATIONS))
+    ending_ns[2] = ending_ms * 1e6
+    (finding,) = judge(replace(seen, ending_ns=ending_ns), settings).findings
+    assert (finding.ranks, finding.owner) == ((2,), Owner.UNDECIDED)
+    words = f"of that {ending_ms:.0f} ms are at the end of an iteration"
+    assert any(words in one for one in finding.evidence) == is_said
+
+
 @pytest.mark.parametrize("busy_ms", [{rank: 95.0 + rank for rank in range(4)},
                                      {0: 60.0, 1: 60.0, 2: 98.0, 3: 100.0}])  # fmt: skip
 def test_nobody_is_suspected_where_two_are_as_busy(tmp_path, busy_ms):

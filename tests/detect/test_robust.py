@@ -129,3 +129,10 @@ def test_lasting_spread_is_weighed_against_what_is_usual():
     assert few.between_degrees < 15
     pair = estimate_noise(np.array([[0.2], [-0.2]]) + wide[:2] * 0, np.zeros(2, dtype=bool), usual)
     assert pair.between == pytest.approx(0.005)
+
+
+def test_beyond_what_half_of_the_rows_do_not_exceed():
+    """Of two rows one has all that the other has not; of three the middle one is usual."""
+    assert robust.beyond_most(np.array([[1.0], [9.0]])).tolist() == [[0.0], [8.0]]
+    assert robust.beyond_most(np.array([[1.0], [3.0], [9.0]])).tolist() == [[0.0], [0.0], [6.0]]
+    assert robust.beyond_most(np.array([[1.0], [1.0], [5.0], [9.0]])).max() == 8.0
