@@ -535,9 +535,12 @@ def _pauses(inquiry: Inquiry) -> list[Burst]:
     for rows in places:
         elsewhere = ~mask_of(rows.tolist(), len(known))
         found += bursts(loading, named | elsewhere, rate)
+    collecting = lost_share(seen, (Cause.GC,))
+    if named.any():  # a rank collects for itself, whatever its host may be
+        told = inquiry.blamed | inquiry.slow | mask_of([one.row for one in found], len(known))
+        found += bursts(collecting, told | waits, rate)
     if found or named.any():
         return found
-    collecting = lost_share(seen, (Cause.GC,))
     lost = loading + collecting  # garbage is collected where it is made, whatever the place
     over_collecting = _over_place(collecting, [np.arange(len(known))])
     lone = lone_pause(_over_place(loading, places) + over_collecting, _margin(lost), rate)

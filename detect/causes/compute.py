@@ -176,12 +176,16 @@ def _perhaps_not_slow(slow: SlowRow) -> str:
     )
 
 
-def _worth_saying(slow: SlowRow) -> bool:
+def _worth_saying(case: Case) -> bool:
+    slow = case.slow
     if slow.across_stages and slow.suspect.course.effect < LIMITS.lone_floor_log:
         return False
-    # one pass alone is no known fault of a device: only beyond all doubt, and lasting
+    # one pass alone is no known fault of a device: only beyond all doubt, and lasting; but a host
+    # that is late lengthens most the pass whose kernels are short
     lasting = bool(slow.suspect.course.active.all()) and slow.suspect.q_value < LIMITS.surely_q
-    return lasting or not _one_sided(slow)
+    if lasting or not _one_sided(slow):
+        return True
+    return starvation(case.seen, case.row, case.active, case.effect) is not None
 
 
 def _one_sided(slow: SlowRow) -> bool:
@@ -630,7 +634,7 @@ def _search(inquiry: Inquiry) -> Answer:
         reach,
         findings=tuple(_finding(one) for one in _reported(inquiry, found)),
         least_because=_why_no_less(inquiry, found, least),
-        slow=found.slow_rows & ~_unsaid(found),
+        slow=found.slow_rows & ~_unsaid(inquiry, found),
         notes=(
             *reach.notes,
             *(slowest(seen, found.residuals, floor) if is_blind and not found.slow else ()),
@@ -643,12 +647,13 @@ def _reported(inquiry: Inquiry, found: ComputeSearch) -> list[Case]:
     """Return the slow rows that a finding is made of."""
     cases = [Case.of(inquiry, found, one) for one in found.slow]
     victims = _victims(cases)
-    return [one for one in cases if one.row not in victims and _worth_saying(one.slow)]
+    return [one for one in cases if one.row not in victims and _worth_saying(one)]
 
 
-def _unsaid(found: ComputeSearch) -> Flags:
+def _unsaid(inquiry: Inquiry, found: ComputeSearch) -> Flags:
     """Flag the rows that are slow by too little, or in one pass only: they may have bursts."""
-    unsaid = [one.suspect.row for one in found.slow if not _worth_saying(one)]
+    cases = [Case.of(inquiry, found, one) for one in found.slow]
+    unsaid = [one.row for one in cases if not _worth_saying(one)]
     return mask_of(unsaid, len(found.slow_rows))
 
 

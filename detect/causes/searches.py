@@ -46,7 +46,7 @@ from detect.thresholds.devices import COMPUTE as LIMITS
 from detect.thresholds.devices import PAIRS
 from detect.thresholds.hosts import HOSTS
 from detect.thresholds.observing import WINDOW
-from detect.thresholds.statistics import POWER, SEARCH
+from detect.thresholds.statistics import PERSISTENCE, POWER, SEARCH
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 
@@ -594,6 +594,22 @@ def _is_slow_everywhere(own_ns: float, others_ns: Floats, step_ns: float) -> boo
     return bool(usual >= least and long >= apart * short)
 
 
+def _became_slow_alone(own_ns: Floats, others_ns: Floats, active: Flags) -> bool:
+    """Return whether a row, (iteration,), loads for longer than the others, (row, iteration), ever
+    do in nearly all `active` iterations, and like them in the rest, in which they load as long as
+    ever: storage that becomes slow does so for all that read from it.
+
+    Example: 64 ms in four iterations and then 311, on three others 41 ms before and after.
+    """
+    if int((~active).sum()) < PERSISTENCE.min_normal or not is_beyond_all(
+        own_ns[active], others_ns
+    ):
+        return False
+    before, then = (float(robust.median(others_ns[:, one])) for one in (~active, active))
+    was_alike = float(robust.median(own_ns[~active])) <= LOSSES.loader_ratio * before
+    return was_alike and then <= LOSSES.varies_ratio * before
+
+
 def tells_no_storage(own_ns: Floats, others_ns: Floats) -> bool:
     """Return whether long loads of others say nothing of what all load from: nearly all `own_ns`,
     (load,), are longer than any of theirs, (row, iteration), or theirs are all equally long. Hosts
@@ -653,7 +669,8 @@ def others_load_as_long(seen: Observations, row: int, others: Integers, active: 
         return False
     others = on_other_hosts(seen.members, row, others)
     own, theirs = float(robust.median(seen.loading_ns[row][active])), seen.loading_ns[others]
-    if _is_slow_everywhere(own, theirs, float(np.median(seen.iteration_ns))):
+    is_slow = _is_slow_everywhere(own, theirs, float(np.median(seen.iteration_ns)))
+    if is_slow and not _became_slow_alone(seen.loading_ns[row], theirs, active):
         return True
     if tells_no_storage(seen.loading_ns[row][active], theirs):
         return False

@@ -97,12 +97,14 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
     )
     if index.is_cpu:
         return profile
+    free_pace, held_pace = _paces(index, compute)
     return replace(
         profile,
         unmatched=_unmatched(index),
         boundness=_boundness(index, alike, compute, optimizer),
         starved_share=known_or_none(starved_share(index, both)),
-        held_pace=_held_pace(index, compute),
+        launch_pace=free_pace,
+        held_pace=held_pace,
         stopped_ns=_stopped(index, both),
         launching_ns=_launching(index, both),
     )
@@ -195,22 +197,28 @@ def _boundness(
     return Boundness(memory=memory, matrix=matrix, memory_ns=memory_ns)
 
 
-def _held_pace(index: SpanIndex, kernels: Flags) -> Floats | None:
+def _paces(index: SpanIndex, kernels: Flags) -> tuple[Floats | None, Floats | None]:
     """Return log times from the launch of a kernel to that of the next one over those of all ranks,
-    (row, iteration); None where launches were not recorded.
+    (row, iteration) each: of hosts that are less ahead of their devices than a full queue lasts,
+    and of all. None where launches were not recorded.
     """
     rows, at = _launches(index, kernels)
     if not len(rows):
-        return None
+        return None, None
     num_passes = 2
     backward = equals(index.table, "phase", Phase.BACKWARD)[rows]
     cell = num_passes * index.cell[rows] + backward
     order = np.lexsort((at, cell))
     step_ns = np.maximum(np.diff(at[order]), 1)
     same = np.flatnonzero(np.diff(cell[order]) == 0)
-    log_ns = np.full((*index.shape, num_passes), np.nan)
-    put_quick_steps(log_ns.reshape(-1), cell[order][same], step_ns[same].astype(float))
-    return launch_pace(log_ns)
+    lead_ns = (index.axis[0][rows] - at)[order][1:]
+    free = same[lead_ns[same] < PACE.most_lead_ns]
+    paces = []
+    for steps in (free, same):
+        log_ns = np.full((*index.shape, num_passes), np.nan)
+        put_quick_steps(log_ns.reshape(-1), cell[order][steps], step_ns[steps].astype(float))
+        paces.append(launch_pace(log_ns))
+    return paces[0], paces[1]
 
 
 def _launches(index: SpanIndex, kernels: Flags) -> tuple[Integers, Integers]:
