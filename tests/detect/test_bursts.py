@@ -15,6 +15,7 @@ from detect.causes.bursts import (
     _is_usual_there,
     _mirror_each_other,
     _others_pause,
+    _pauses,
     _undecided,
 )
 from detect.causes.hits import FEW, Burst, bursts
@@ -118,6 +119,21 @@ def test_collections_of_one_rank_are_the_jobs(job):
 
     findings = job(layout=Layout(dp=16), iterations=10, gc_ms=collects).report().findings
     assert {(one.cause, one.owner, one.ranks) for one in findings} == {(Cause.GC, Owner.JOB, (5,))}
+
+
+@pytest.mark.parametrize("is_host_open", [False, True])
+def test_a_rank_collects_for_itself_whatever_its_host_may_be(job, is_host_open):
+    """Of its host too little is known for a name: its ranks may pause in turn."""
+    seen = observe(job(layout=Layout(dp=16), iterations=13).timeline())
+    collecting = np.zeros_like(seen.busy_ns)
+    collecting[7, [3, 4, 8, 9, 12]] = 60e6
+    seen = replace(seen, lost_ns={**seen.lost_ns, Cause.GC: collecting})
+    nobody, open_rows = np.zeros(16, dtype=bool), (np.arange(16) < 8) & is_host_open
+    inquiry = SimpleNamespace(
+        seen=seen, settings=DetectorSettings(), slow=nobody, blamed=nobody, named=open_rows
+    )
+    (burst,) = _pauses(inquiry)
+    assert burst.row == 7 and burst.is_sure
 
 
 def test_few_throttled_passes_are_one_finding(job):

@@ -11,9 +11,11 @@ import pytest
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.bursts import _may_warm_up
 from detect.causes.host_data import stall_by_their_data
+from detect.causes.hosts import _launches_late_in_steps
 from detect.causes.paused_hosts import EARLY, _doubts, _pausing_host
 from detect.detector import judge
 from detect.observe.extract import observe
+from detect.stats.host_tests import HostTest
 from megascan.topology import Layout
 
 
@@ -99,3 +101,82 @@ def test_a_host_whose_stages_no_other_has_is_told_by_what_stages_share(
     found = judge(told, DetectorSettings()).findings
     (finding,) = [one for one in found if one.cause is Cause.HOST]
     assert (finding.ranks, finding.owner) == (tuple(own), owner)
+
+
+@pytest.mark.parametrize(("num_late", "named"), [(3, True), (0, False)])
+def test_a_host_that_launches_slowly_in_the_last_iterations_is_told_by_what_it_costs(
+    job, num_late, named
+):
+    """Three of eight iterations, in which its launches take 4.2 times as long, and passes as well;
+    what hosts take for all their launches is read as what they take for free ones.
+    """
+    own, late = np.arange(16)[:, None] < 8, np.arange(8) >= 8 - num_late
+    seen = observe(job(layout=Layout(dp=16), hosts=8, iterations=8).timeline())
+    pace = 0.02 * np.random.default_rng(3).standard_normal((16, 8))
+    pace += np.where(own & late, np.log(4.2), 0.0)
+    waiting = np.where(own, 0.0, np.where(late, 1.4, 0.01)) * seen.iteration_ns
+    told = replace(
+        seen, launch_pace=pace, held_pace=pace, waiting_ns=waiting, split_wait_ns=None, costs=None,
+        starved_share=np.where(own & late, 1.0, 0.6 * np.ones(8)),
+    )  # fmt: skip
+    found = judge(told, DetectorSettings()).findings
+    assert [one.ranks for one in found if one.owner is Owner.NODE] == [tuple(range(8))] * named
+
+
+@pytest.mark.parametrize(("pace", "named"), [(1.37, True), (1.12, False)])
+def test_of_two_hosts_of_two_ranks_launching_tells_which_is_slow(job, pace, named):
+    seen = observe(job(layout=Layout(dp=4), hosts=2).timeline())
+    own = np.arange(4)[:, None] < 2
+    paces = 0.02 * np.random.default_rng(3).standard_normal(seen.busy_ns.shape)
+    paces += np.where(own, np.log(pace), 0.0)
+    lost = {**seen.lost_ns, Cause.HOST: np.where(own, 0.14, 0.07) * seen.iteration_ns}
+    told = replace(seen, launch_pace=paces, held_pace=paces, lost_ns=lost, costs=None)
+    found = judge(told, DetectorSettings()).findings
+    assert [one.ranks for one in found if one.owner is Owner.NODE] == [(0, 1)] * named
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "pace", "named"), [(1.3, 2.0, True), (1.0, 2.0, False), (1.3, 1.1, False)]
+)
+def test_a_host_with_experts_is_told_by_late_launches_and_steps(optimizer, pace, named):
+    """A router lengthens passes, and what hosts wait for in them, but no optimizer step."""
+    own, noise = np.arange(8) < 4, np.random.default_rng(3)
+    level = np.where(own, np.log(pace), 0.0) + 0.01 * noise.standard_normal(8)
+    compute, test = (HostTest(effect=effect, error=0.01, p_value=1e-6) for effect in (0.5, 0.3))
+    sides = SimpleNamespace(
+        own=own, control=~own, lacks_peers=lambda rows: False,
+        over={"pace": SimpleNamespace(level=level, value=np.repeat(level[:, None], 8, axis=1))},
+    )  # fmt: skip
+    sure = {"compute": compute, "pace": test}
+    sure |= {"optimizer": replace(test, effect=float(np.log(optimizer)))} if optimizer > 1 else {}
+    assert _launches_late_in_steps(sides, compute, sure) is named
+
+
+@pytest.mark.parametrize(("lost", "is_sure"), [(0.045, True), (0.008, False)])
+def test_small_pauses_of_a_hosts_ranks_count_one_by_one_if_no_other_host_has_any(lost, is_sure):
+    """Of eight ranks each pauses in two of five iterations; others lose less than a hundredth."""
+    over, noise = np.zeros((16, 5)), np.random.default_rng(3)
+    over[:] = 0.001 * noise.random((16, 5))
+    for rank in range(8):
+        over[rank, [rank % 4, (rank + 2) % 4]] = 0.045
+    over[8:] += 0.045 - lost
+    over[8:, 4] = 0.0
+    paused = _pausing_host(over, ["a", "b"], np.arange(16) // 8, rate=0.01)
+    assert (paused is not None and paused.burst.is_sure) == is_sure
+
+
+@pytest.mark.parametrize(
+    ("factors", "owner"),
+    [((1.77,) * 4, Owner.NODE), ((1.77, 1.2, 1.5, 1.3), Owner.UNDECIDED)],
+    ids=["alike", "by more here and by less there"],
+)
+def test_data_do_not_choose_all_replicas_of_a_host_and_make_them_slow_alike(job, factors, owner):
+    """Of 32 replicas on eight hosts those of one are slow; none has even data."""
+
+    def work(slot):
+        is_slow = slot.rank in range(16, 20) and slot.name != "optimizer"
+        return factors[slot.rank - 16] if is_slow else 1.0
+
+    report = job(layout=Layout(dp=32), hosts=4, iterations=4, work=work).report()
+    finding = next(one for one in report.findings if one.ranks == (16, 17, 18, 19))
+    assert finding.owner is owner

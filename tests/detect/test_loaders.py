@@ -216,6 +216,22 @@ def test_where_loading_takes_all_long_somebody_waits_longest(job, spread, is_sha
 
 
 @pytest.mark.parametrize(
+    ("before_ms", "others_then_ms", "is_shared"),
+    [(64.0, 1.0, False), (64.0, 2.0, True), (311.0, 1.0, True)],
+    ids=["alone", "as others do", "it always took longer"],
+)
+def test_storage_that_becomes_slow_does_so_for_all(job, before_ms, others_then_ms, is_shared):
+    """On the other host loading takes 29 to 58 ms, from iteration 10 on once or twice as long."""
+    seen = observe(job(layout=Layout(dp=4), hosts=2).timeline())
+    active = seen.iterations >= 10
+    share = np.random.default_rng(4).uniform(-1.0, 1.0, seen.busy_ns.shape)
+    loading = 41e6 * np.exp(0.35 * share) * np.where(active, others_then_ms, 1.0)
+    loading[1] = np.where(active, 311e6, before_ms * 1e6)
+    told = replace(seen, loading_ns=loading)
+    assert others_load_as_long(told, 1, np.array([0, 2, 3]), active) == is_shared
+
+
+@pytest.mark.parametrize(
     ("hosts", "often", "owner"),
     [
         (4, 3, Owner.UNDECIDED),  # in every third iteration, on another host

@@ -237,6 +237,22 @@ def test_a_starved_rank_whose_host_is_hardly_slower_is_undecided(job):
     assert starvation(replace(seen, held_pace=None), 3, active, effect)[0] is Owner.NODE
 
 
+@pytest.mark.parametrize(("starved", "named"), [(0.57, True), (0.0, False)])
+def test_a_host_that_is_late_in_forward_passes_alone_is_named(job, starved, named):
+    """Their kernels are shorter than those of backward passes; it began after three iterations."""
+
+    def work(slot):
+        is_late = slot.rank == 2 and slot.iteration > 5
+        return {"forward": 2.4, "backward": 1.05}.get(slot.phase, 1.0) if is_late else 1.0
+
+    seen = observe(job(layout=Layout(tp=2, dp=4), iterations=8, work=work).timeline())
+    own = (np.arange(8) == 2)[:, None] & (seen.iterations > 5)
+    told = replace(seen, starved_share=np.where(own, starved, 0.0))
+    found = judge(told, DetectorSettings()).findings
+    hosts = [one for one in found if one.owner is Owner.NODE and one.cause is Cause.HOST]
+    assert [one.ranks for one in hosts] == [(2,)] * named
+
+
 @pytest.mark.parametrize(("pace", "owner"), [(1.06, Owner.UNDECIDED), (1.5, Owner.NODE)])
 def test_where_all_of_a_stage_wait_for_launches_one_host_is_the_last(job, pace, owner):
     """88 % of rank 7's operations come just in time, of its stage's others 78 %, of others none."""

@@ -102,3 +102,19 @@ class TestProfiles:
         assert seen.launching_ns.shape == seen.busy_ns.shape
         share = seen.launching_ns / seen.iteration_ns
         assert (share > 0.2).all() and (share < 1.0).all()
+
+    @pytest.mark.parametrize(
+        ("name", "ranks"),
+        [("host-cpu-ddp8x2-s22806008", (0, 1, 2, 3)), ("host-bound-ddp4-s22812004", ())],
+    )
+    def test_launches_of_kernels_tell_how_quick_hosts_are(self, name, ranks):
+        """A host that is 1.7 times slower, and hosts that all can hardly keep up."""
+        ground = ground_named("profiles")
+        case = next(one for one in ground.cases(DRAW) if one.name == name)
+        with TemporaryDirectory() as folder:
+            ground.write(case, Path(folder))
+            seen = observe(build_timeline(read_trace(Path(folder))))
+        pace = np.median(seen.launch_pace, axis=1)
+        slow = np.isin(np.arange(len(pace)), ranks)
+        assert np.ptp(pace[~slow]) < np.log(1.15)
+        assert not ranks or np.log(1.4) < pace[slow].min() - pace[~slow].max() < np.log(1.9)
