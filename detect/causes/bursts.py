@@ -538,14 +538,19 @@ def _pauses(inquiry: Inquiry) -> list[Burst]:
     collecting = lost_share(seen, (Cause.GC,))
     if named.any():  # a rank collects for itself, whatever its host may be
         told = inquiry.blamed | inquiry.slow | mask_of([one.row for one in found], len(known))
+        collectors = [one for one in inquiry.found if one.cause is Cause.GC]
+        told |= rows_of_findings(seen.members, collectors)
         found += bursts(collecting, told | waits, rate)
-    if found or named.any():
+    if found:
         return found
     lost = loading + collecting  # garbage is collected where it is made, whatever the place
     over_collecting = _over_place(collecting, [np.arange(len(known))])
-    lone = lone_pause(_over_place(loading, places) + over_collecting, _margin(lost), rate)
     # a collection was recorded as such, so that a single one is no noise
-    lone = lone or lone_pause(over_collecting, _margin(lost), rate, BURSTS.lone_share)
+    collects = lone_pause(over_collecting, _margin(lost), rate, BURSTS.lone_share)
+    if named.any():
+        return [collects] if collects and not told[collects.row] else []
+    lone = lone_pause(_over_place(loading, places) + over_collecting, _margin(lost), rate)
+    lone = lone or collects
     return [lone] if lone else []
 
 

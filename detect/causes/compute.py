@@ -634,7 +634,7 @@ def _search(inquiry: Inquiry) -> Answer:
         reach,
         findings=tuple(_finding(one) for one in _reported(inquiry, found)),
         least_because=_why_no_less(inquiry, found, least),
-        slow=found.slow_rows & ~_unsaid(inquiry, found),
+        slow=found.slow_rows & ~_unsaid(_cases(inquiry, found), len(found.slow_rows)),
         notes=(
             *reach.notes,
             *(slowest(seen, found.residuals, floor) if is_blind and not found.slow else ()),
@@ -643,18 +643,20 @@ def _search(inquiry: Inquiry) -> Answer:
     )
 
 
+def _cases(inquiry: Inquiry, found: ComputeSearch) -> list[Case]:
+    return [Case.of(inquiry, found, one) for one in found.slow]
+
+
 def _reported(inquiry: Inquiry, found: ComputeSearch) -> list[Case]:
     """Return the slow rows that a finding is made of."""
-    cases = [Case.of(inquiry, found, one) for one in found.slow]
+    cases = _cases(inquiry, found)
     victims = _victims(cases)
     return [one for one in cases if one.row not in victims and _worth_saying(one)]
 
 
-def _unsaid(inquiry: Inquiry, found: ComputeSearch) -> Flags:
+def _unsaid(cases: Sequence[Case], num_rows: int) -> Flags:
     """Flag the rows that are slow by too little, or in one pass only: they may have bursts."""
-    cases = [Case.of(inquiry, found, one) for one in found.slow]
-    unsaid = [one.row for one in cases if not _worth_saying(one)]
-    return mask_of(unsaid, len(found.slow_rows))
+    return mask_of([one.row for one in cases if not _worth_saying(one)], num_rows)
 
 
 def _reach(inquiry: Inquiry, found: ComputeSearch) -> Answer:

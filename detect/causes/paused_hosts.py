@@ -352,8 +352,7 @@ def _beyond(least: float, pauses: _Pauses, rate: float) -> PausedHost | None:
     apart = pauses.apart
     events = hits[own] if apart is None or not apart[own].any() else apart[own]
     in_one_go = float(events[:, events.any(axis=0)].mean()) > BURSTS.one_go_share
-    is_heavy = excess.mean() >= BURSTS.sure_host_share or _is_far_beyond(pauses, number)
-    if is_heavy and not in_one_go:
+    if excess.mean() >= BURSTS.sure_host_share and not in_one_go:
         by_chance = min(by_chance, _chance_of_ranks(hits, own))
     q_value = min(1.0, by_chance * len(names))
     rest = _without_heaviest(own, lost)
@@ -376,16 +375,6 @@ def _beyond(least: float, pauses: _Pauses, rate: float) -> PausedHost | None:
         lost=lost[own],
         is_of_one=rest_by_chance * len(names) > BURSTS.without_one_q,
     )
-
-
-def _is_far_beyond(pauses: _Pauses, number: int) -> bool:
-    """Return whether the rank of a host that loses most loses far more on the mean than that of any
-    other host, short times that are no pauses included, as no noise of hosts does.
-    """
-    mean = pauses.over.clip(0.0).mean(axis=1)
-    by_host = np.array([mean[pauses.host == one].max() for one in range(len(pauses.names))])
-    others = np.delete(by_host, number)
-    return bool(by_host[number] >= BURSTS.beyond_noise_ratio * others.max())
 
 
 def _most_pause(lost: Floats) -> bool:

@@ -244,7 +244,8 @@ class Sides:
         most = HOSTS.sound_before_share * float(own.mean() - others.mean())
         num_own, num_all = len(np.unique(replica[self.own])), len(np.unique(replica))
         chance = len(np.unique(self.host)) / float(special.comb(num_all, num_own))
-        return max(np.ptp(own), np.ptp(others)) <= most and chance <= HOSTS.correlation_p
+        are_alike = max(float(np.ptp(own)), float(np.ptp(others))) <= most
+        return are_alike and chance <= HOSTS.correlation_p
 
 
 def channel_tests(sides: Sides) -> Iterator[tuple[str, HostTest]]:

@@ -130,7 +130,12 @@ def test_a_rank_collects_for_itself_whatever_its_host_may_be(job, is_host_open):
     seen = replace(seen, lost_ns={**seen.lost_ns, Cause.GC: collecting})
     nobody, open_rows = np.zeros(16, dtype=bool), (np.arange(16) < 8) & is_host_open
     inquiry = SimpleNamespace(
-        seen=seen, settings=DetectorSettings(), slow=nobody, blamed=nobody, named=open_rows
+        seen=seen,
+        settings=DetectorSettings(),
+        slow=nobody,
+        blamed=nobody,
+        named=open_rows,
+        found=(),
     )
     (burst,) = _pauses(inquiry)
     assert burst.row == 7 and burst.is_sure

@@ -394,5 +394,4 @@ def test_a_stage_that_is_too_little_slow_for_a_word_may_have_bursts(slowdown, un
     course = Course.of(np.ones(8, dtype=bool), float(np.log(slowdown)), 0.001)
     suspect = SimpleNamespace(row=1, course=course, q_value=1e-12)
     slow = SimpleNamespace(across_stages=True, suspect=suspect)
-    found = SimpleNamespace(slow=(slow,), slow_rows=np.array([False, True]))
-    assert _unsaid(found).tolist() == [False, unsaid]
+    assert _unsaid([SimpleNamespace(slow=slow, row=1)], 2).tolist() == [False, unsaid]

@@ -152,19 +152,6 @@ def test_a_host_with_experts_is_told_by_late_launches_and_steps(optimizer, pace,
     assert _launches_late_in_steps(sides, compute, sure) is named
 
 
-@pytest.mark.parametrize(("lost", "is_sure"), [(0.045, True), (0.008, False)])
-def test_small_pauses_of_a_hosts_ranks_count_one_by_one_if_no_other_host_has_any(lost, is_sure):
-    """Of eight ranks each pauses in two of five iterations; others lose less than a hundredth."""
-    over, noise = np.zeros((16, 5)), np.random.default_rng(3)
-    over[:] = 0.001 * noise.random((16, 5))
-    for rank in range(8):
-        over[rank, [rank % 4, (rank + 2) % 4]] = 0.045
-    over[8:] += 0.045 - lost
-    over[8:, 4] = 0.0
-    paused = _pausing_host(over, ["a", "b"], np.arange(16) // 8, rate=0.01)
-    assert (paused is not None and paused.burst.is_sure) == is_sure
-
-
 @pytest.mark.parametrize(
     ("factors", "owner"),
     [((1.77,) * 4, Owner.NODE), ((1.77, 1.2, 1.5, 1.3), Owner.UNDECIDED)],
