@@ -66,6 +66,7 @@ from detect.stats.host_tests import (
     Channels,
     HostTest,
     Sides,
+    are_all_starved,
     as_recorded,
     beside_others,
     channel_tests,
@@ -571,23 +572,30 @@ def _cause_of_passes(
         # where all devices wait for their hosts, a pass takes as long as its launches
         if not (may_be_its_data(sides, compute) or is_host_bound(sides.seen)):
             return Cause.COMPUTE, compute
-    is_late = is_starved(sides) or _launches_late_in_steps(sides, compute, sure)
+    is_late = is_starved(sides) or _launches_late(sides, compute, sure)
     return (Cause.HOST, compute) if is_late else None
 
 
-def _launches_late_in_steps(sides: Sides, compute: HostTest, sure: Mapping[str, HostTest]) -> bool:
+def _launches_late(sides: Sides, compute: HostTest, sure: Mapping[str, HostTest]) -> bool:
     """Return whether each of the host's ranks takes far longer from launch to launch than all
-    others, throughout, and their optimizer steps are slower, too, which no router lengthens.
+    others, throughout, and something else than longer data or busy experts shows it: optimizer
+    steps are slower, too, or nearly all that its devices do is launched just in time, and less of
+    what others do. Where hosts ask a router's counts of their devices, the steps alone tell.
 
-    Example: experts get their tokens from all ranks of the host, passes take 1.68 times as long,
-    half of them launched just in time, steps 1.34 times, and launches 2.00 times.
+    Examples: experts get their tokens from all ranks of the host, passes take 1.68 times as long,
+    steps 1.34 times, and launches 2.00 times. Or launches take 3.2 times as long, and all of them
+    come just in time, on other hosts 60 %.
     """
-    if PACE not in sure or not _shows_in_steps(compute, sure.get(OPTIMIZER)):
+    if PACE not in sure or sides.lacks_peers(sides.own) or not keeps_its_pace(sides):
         return False
     level = sides.over[PACE].level
     lead = float(np.nan_to_num(level[sides.own]).min()) - float(np.nanmax(level[sides.control]))
-    is_by_stage = sides.lacks_peers(sides.own)
-    return not is_by_stage and lead >= SLOW_PACE.slow_host_log and keeps_its_pace(sides)
+    if lead < SLOW_PACE.slow_host_log:
+        return False
+    if _shows_in_steps(compute, sure.get(OPTIMIZER)):
+        return True
+    is_routed = sides.seen.members.layout.ep > 1
+    return lead >= SLOW_PACE.slow_log and not is_routed and are_all_starved(sides)
 
 
 def _shows_in_devices(sides: Sides, compute: HostTest, optimizer: HostTest | None) -> bool:
@@ -668,6 +676,8 @@ def _excess_ns(sides: Sides, test: HostTest, *, by_compute: bool) -> Floats:
         return _late_ns(sides)
     busy = np.nan_to_num(sides.seen.busy_ns)
     better = np.where(sides.own[:, None], busy * np.exp(-test.effect), busy)
+    if sides.seen.waits_between_layers:  # passes of all others are as long: they wait inside them
+        busy, better = busy[sides.own], better[sides.own]
     excess = busy.max(axis=0) - better.max(axis=0)
     return np.asarray(np.clip(excess, 0.0, sides.seen.iteration_ns))
 

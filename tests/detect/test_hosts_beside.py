@@ -11,7 +11,7 @@ import pytest
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.bursts import _may_warm_up
 from detect.causes.host_data import stall_by_their_data
-from detect.causes.hosts import _launches_late_in_steps
+from detect.causes.hosts import _launches_late
 from detect.causes.paused_hosts import EARLY, _doubts, _pausing_host
 from detect.detector import judge
 from detect.observe.extract import observe
@@ -149,7 +149,7 @@ def test_a_host_with_experts_is_told_by_late_launches_and_steps(optimizer, pace,
     )  # fmt: skip
     sure = {"compute": compute, "pace": test}
     sure |= {"optimizer": replace(test, effect=float(np.log(optimizer)))} if optimizer > 1 else {}
-    assert _launches_late_in_steps(sides, compute, sure) is named
+    assert _launches_late(sides, compute, sure) is named
 
 
 @pytest.mark.parametrize(
