@@ -15,7 +15,7 @@ from detect.causes.hosts import _launches_late
 from detect.causes.paused_hosts import EARLY, _doubts, _pausing_host
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.stats.host_tests import HostTest
+from detect.stats.host_tests import HostTest, keeps_its_pace
 from megascan.topology import Layout
 
 
@@ -136,20 +136,63 @@ def test_of_two_hosts_of_two_ranks_launching_tells_which_is_slow(job, pace, name
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "pace", "named"), [(1.3, 2.0, True), (1.0, 2.0, False), (1.3, 1.1, False)]
+    ("optimizer", "pace", "starved", "ep", "named"),
+    [
+        (1.3, 2.0, 0.6, 4, True),
+        (1.0, 2.0, 0.6, 4, False),
+        (1.3, 1.1, 0.6, 4, False),
+        (1.0, 2.0, 1.0, 1, True),
+        (1.0, 2.0, 1.0, 4, False),
+        (1.0, 1.25, 1.0, 1, False),
+    ],
+    ids=[
+        "late steps",
+        "a router's doing",
+        "as hosts differ",
+        "all just in time",
+        "hosts ask a router's counts",
+        "somebody is the last",
+    ],
 )
-def test_a_host_with_experts_is_told_by_late_launches_and_steps(optimizer, pace, named):
-    """A router lengthens passes, and what hosts wait for in them, but no optimizer step."""
+def test_what_shows_beside_late_launches_that_no_longer_data_make_passes_slow(
+    optimizer, pace, starved, ep, named
+):
+    """A router, or data, lengthen passes, but no optimizer step, and let a host get ahead."""
     own, noise = np.arange(8) < 4, np.random.default_rng(3)
     level = np.where(own, np.log(pace), 0.0) + 0.01 * noise.standard_normal(8)
     compute, test = (HostTest(effect=effect, error=0.01, p_value=1e-6) for effect in (0.5, 0.3))
+    seen = SimpleNamespace(
+        members=SimpleNamespace(layout=Layout(dp=8, ep=ep)),
+        starved_share=np.where(own, starved, 0.6)[:, None] * np.ones(8),
+    )
     sides = SimpleNamespace(
-        own=own, control=~own, lacks_peers=lambda rows: False,
+        seen=seen, own=own, control=~own, lacks_peers=lambda rows: False,
         over={"pace": SimpleNamespace(level=level, value=np.repeat(level[:, None], 8, axis=1))},
     )  # fmt: skip
     sure = {"compute": compute, "pace": test}
     sure |= {"optimizer": replace(test, effect=float(np.log(optimizer)))} if optimizer > 1 else {}
     assert _launches_late(sides, compute, sure) is named
+
+
+@pytest.mark.parametrize(
+    ("lead", "elsewhere", "keeps"),
+    [
+        ((0.0, 0.05, 2.2, 0.0, 2.2), 0.1, True),
+        ((0.0, 0.05, 2.2, 0.0, 0.0), 0.1, False),
+        ((0.05, 0.47, 0.26, 0.59, 0.83, 0.92), 0.1, False),
+        ((0.0, 0.05, 2.2, 0.0, 2.2), 1.5, False),
+    ],
+    ids=["nine times in two", "once", "comes and goes", "other hosts have such a time"],
+)
+def test_a_host_that_launches_far_more_slowly_at_times_is_no_load_of_any_host(
+    lead, elsewhere, keeps
+):
+    own = np.arange(12) < 4
+    value = 0.02 * np.random.default_rng(3).standard_normal((12, len(lead)))
+    value[:4] += lead
+    value[7, 1] = elsewhere
+    over = {"pace": SimpleNamespace(value=value)}
+    assert keeps_its_pace(SimpleNamespace(own=own, control=~own, over=over)) is keeps
 
 
 @pytest.mark.parametrize(
