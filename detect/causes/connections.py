@@ -59,10 +59,14 @@ class Units:
     @cached_property
     def _row_rates(self) -> Floats:
         """Return the bytes per ns that each row's links carry, (row,); NaN of unknown sizes."""
+        return self._rates_in(slice(None))
+
+    def _rates_in(self, active: Flags | slice) -> Floats:
+        """Return the bytes per ns that each row's links carry in these iterations, (row,)."""
         transfers = self.transfers
         factors = bus_factors(transfers.kinds, transfers.kind, transfers.members)
         sizes = np.where(transfers.size_bytes > 0, transfers.size_bytes, np.nan)
-        typical_ns = robust.median(transfers.transfer_ns, axis=1)
+        typical_ns = robust.median(transfers.transfer_ns[:, active], axis=1)
         known_ns = np.where(typical_ns > 0, typical_ns, np.nan)  # clock errors may leave nothing
         return np.asarray(factors * sizes / known_ns, dtype=np.float64)
 
@@ -110,14 +114,15 @@ class Units:
                 beside[unit] -= robust.median(over[alike])
         return beside
 
-    def least_of_witness(self, slow: int) -> float:
+    def least_of_witness(self, slow: Suspect) -> float:
         """Return how many bytes per ns a unit must carry to show that its ends are not what makes
-        the `slow` one slow; NaN where the slow one's size is not known.
+        the `slow` one slow, more than that carries while it is; NaN where its size is not known.
 
         Example: a NIC that carries 6.6 bytes per ns instead of 21 holds its messages, which others
         send at 9, at 6.9: they are hardly slower, and acquit it of nothing.
         """
-        return LINKS.witness_rate_ratio * float(self.rates[slow])
+        rates = self._rates_in(slow.course.active)[self.unit == slow.row]
+        return LINKS.witness_rate_ratio * float(np.fmax.reduce(rates))
 
     @cached_property
     def carry_little(self) -> Flags:
@@ -215,10 +220,10 @@ def guilty_end(
     beside = units.beside_siblings(over, ranks)
     least = LINKS.fine_share * worst.course.effect
     tells = np.isfinite(over) & ~units.carry_little
-    carries_no_more = units.rates < units.least_of_witness(worst.row)
+    carries_no_more = units.rates < units.least_of_witness(worst)
     # a collective has no equal at times, and its members may share it among as many ports
     ports = np.array([max(1, len(ranks) // 2) for ranks in units.members])
-    carries_far_more = np.isnan(over) & (units.rates >= ports * units.least_of_witness(worst.row))
+    carries_far_more = np.isnan(over) & (units.rates >= ports * units.least_of_witness(worst))
     acquits = (tells & (over < least) & ~carries_no_more) | carries_far_more
     others = [
         [unit for unit in units.of_rank(rank, worst.row)
@@ -304,14 +309,14 @@ def where_groups_meet(units: Units, fine: Flags, slow: list[Suspect]) -> tuple[i
 
     Example: of a TP group and a ring across hosts, both slow, rank 1 alone is in both.
     """
-    worst = slow[0].row
+    worst = slow[0]
     groups = [set(units.members[one.row]) for one in slow]
-    counts = {rank: sum(rank in group for group in groups) for rank in units.members[worst]}
+    counts = {rank: sum(rank in group for group in groups) for rank in units.members[worst.row]}
     most = max(counts.values())
     met = [rank for rank, count in counts.items() if count == most]
     if most < 2 or len(met) > 1:
         return ()
     others = {rank for group in groups if met[0] in group for rank in group}
     clear = fine & (units.rates >= units.least_of_witness(worst))
-    is_cleared = len(others) < 3 or clear[units.of_rank(met[0], worst)].any()
+    is_cleared = len(others) < 3 or clear[units.of_rank(met[0], worst.row)].any()
     return () if is_cleared else (met[0],)

@@ -67,6 +67,9 @@ IN_DOUBT_BETWEEN = (
     "other pairs between the same two hosts are slow as well: what they share is, the network of "
     "either host or what lies between"
 )
+IN_DOUBT_END = (
+    "either of its ends may be at fault, and one of them is sound: no host is drained for so little"
+)
 IN_DOUBT_PLACE = (
     "pairs at the same place of all other replicas are slow as well: what that place does beside "
     "its messages (loading, logging), or how late they are launched, is likelier than as many links"
@@ -122,7 +125,9 @@ class _SlowLink:
     """Whether other connections, which are fine, leave these ranks alone to blame."""
     is_deduced: bool = False
     """Whether no other connection of these ranks leaves them alone to blame: they are where slow
-    groups meet, or are a pair inside a host."""
+    groups meet."""
+    is_inside: bool = False
+    """Whether they are a pair inside a host of which nothing tells the end."""
     rings_ns: float = 0.0
     """What collectives that have no transfer time lose besides in an iteration."""
     mates: tuple[int, ...] = ()
@@ -198,14 +203,15 @@ def _links_at_fault(
     waiting = [(one, other) for one in left for other in left if _waits_for(units, one, other)]
     left = [one for one in left if not any(one is waits for waits, _ in waiting)]
     slow = mask_of([one.row for one in suspects], len(units.members))
-    over = np.nan_to_num(robust.median(units.values(slow), axis=1))
+    values = units.values(slow)
     unsettled = [pair for pair in waiting if not _is_settled(units, suspects, waiting, *pair)]
-    tell_nothing = mask_of([one.row for pair in unsettled for one in pair], len(over))
-    over[tell_nothing] = np.nan
-    known = np.where(compared, over, np.nan)
+    tell_nothing = mask_of([one.row for pair in unsettled for one in pair], len(slow))
     found = []
     while left:
         worst = left[0]
+        over = np.nan_to_num(robust.median(values[:, worst.course.active], axis=1))
+        over[tell_nothing] = np.nan
+        known = np.where(compared, over, np.nan)
         fine = compared & ~slow & (over < LINKS.fine_share * worst.course.effect)
         whole_host = _whole_host(seen, units, compared, left)
         blamed = _Blamed(whole_host or units.members[worst.row])
@@ -218,10 +224,10 @@ def _links_at_fault(
             if set(units.members[one.row]).issuperset(blamed.ranks)
             or set(units.members[one.row]).issubset(whole_host)
         ]
-        is_isolated = _is_isolated(seen, units, fine, blamed.ranks, worst.row)
+        is_isolated = _is_isolated(seen, units, fine, blamed.ranks, worst)
         is_inside = not is_isolated and _is_inside(seen, units, fine, blamed.ranks, worst)
         link = _link(units, blamed, explained, compared, is_isolated=is_isolated or is_inside)
-        found.append(replace(link, is_deduced=blamed.is_met or is_inside))
+        found.append(replace(link, is_deduced=blamed.is_met, is_inside=is_inside))
         left = [one for one in left if one not in explained]
     return found
 
@@ -287,24 +293,29 @@ def _whole_host(
 
 
 def _is_isolated(
-    seen: Observations, units: Units, fine: Flags, ranks: tuple[int, ...], worst: int
+    seen: Observations, units: Units, fine: Flags, ranks: tuple[int, ...], worst: Suspect
 ) -> bool:
     """Return whether the connection of these ranks alone is to blame; `fine` units are not slow.
 
     A single rank's connection is. A pair's is if each end has another connection of the same way as
-    the `worst` unit that is fine and carries more, or if the pair joins the same device of two
-    hosts. A larger group's never is, inside a host as on a rail: nobody can tell which member is
-    slow.
+    the `worst` unit that is fine and carries more, or if the ports of two hosts serve nothing else
+    that would tell. A larger group's never is, inside a host as on a rail: nobody can tell which
+    member is slow.
     """
     if len(ranks) == 1:
         return True
     if len(ranks) > 2 or not set(seen.members.recorded).issuperset(ranks):
         return False
-    hosts, devices = zip(*(seen.members.device_of(rank) for rank in ranks), strict=True)
-    if all(hosts) and hosts[0] != hosts[1] and devices[0] == devices[1] >= 0:
-        return True
     clear = fine & (units.rates >= units.least_of_witness(worst))
-    return all(clear[units.witnesses(rank, worst)].any() for rank in ranks)
+    if all(clear[units.witnesses(rank, worst.row)].any() for rank in ranks):
+        return True
+    others = {
+        unit
+        for rank in ranks
+        for unit in units.of_rank(rank, worst.row)
+        if units.members[unit] != ranks and not units.carry_little[unit]
+    }
+    return bool(units.crosses[worst.row]) and not others
 
 
 def _is_inside(
@@ -688,6 +699,9 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
     is_doubted = is_cheap and finding.owner is Owner.NODE
     if is_doubted and (link.is_deduced or _is_launched_late(seen, link, STARVATION.fed_share)):
         finding = undecided(finding, NO_GAIN)
+    is_node = finding.owner is Owner.NODE
+    if link.is_inside and is_node and finding.step_time_cost_ratio < LINKS.drained_ratio:
+        finding = undecided(finding, IN_DOUBT_END)
     if 0 <= link.size_bytes < NETWORKS.min_bytes:
         is_short = link.actual_ns - link.normal_ns < LINKS.late_launch_ns
         doubted = undecided if is_short else undecided_if_free

@@ -65,6 +65,8 @@ class _Labels:
     """(member set,): whether the members are on several hosts."""
     between: Integers
     """(member set,): a number for the hosts that its members are on."""
+    size: Integers
+    """(operation,): bytes of an operation, or those for which all of its kind are reckoned."""
 
 
 def transfers_of(index: SpanIndex, timeline: Timeline) -> Transfers | None:
@@ -82,9 +84,9 @@ def transfers_of(index: SpanIndex, timeline: Timeline) -> Transfers | None:
     stages = {rank: header.coordinates.pp for rank, header in timeline.headers.items()}
     stage = np.array([min((stages.get(one, -1) for one in ranks), default=-1) for ranks in members])
     alike = combine(width, num_hosts)
-    kind, kinds = _kinds(index, found, alike[unit], stage[unit])
+    kind, kinds, size = _kinds(index, found, unit, alike[unit], stage[unit])
     between = np.array([number[place] for place in places], dtype=np.int64)
-    table = _table(index, found, _Labels(unit, members, kind, kinds, num_hosts > 1, between))
+    table = _table(index, found, _Labels(unit, members, kind, kinds, num_hosts > 1, between, size))
     return replace(table, untimed=_untimed(index, timeline, hosts))
 
 
@@ -168,12 +170,13 @@ def _codes_by_name(index: SpanIndex, name: str) -> tuple[Integers, list[str]]:
 
 
 def _kinds(
-    index: SpanIndex, found: _Operations, alike: Integers, stage: Integers
-) -> tuple[Integers, tuple[str, ...]]:
-    """Return what makes operations comparable: axis, operation, bytes, members, hosts crossed.
+    index: SpanIndex, found: _Operations, unit: Integers, alike: Integers, stage: Integers
+) -> tuple[Integers, tuple[str, ...], Integers]:
+    """Return what makes operations comparable: axis, operation, bytes, members, hosts crossed; with
+    the names of the kinds, and the bytes for which each operation is reckoned, (operation,).
 
     Groups of as many members on as many hosts are `alike`, (operation,), and so are those of a
-    `stage`, (operation,).
+    `stage`, (operation,). Every operation is one of a `unit`, (operation,).
     """
     group, texts = _codes_by_name(index, "group")
     axis_of = [axis_of_group(text) for text in texts]
@@ -185,13 +188,41 @@ def _kinds(
     op_code = np.where(is_p2p, -1, op[found.first])
     size = numbers(index.table, "size_bytes")[found.first]
     unsized = np.where(size < 0, stage, -1)
+    size = _reckoned(combine(axis, op_code, alike, unsized), unit, index.slot[found.first], size)
     together = combine(axis, op_code, size, alike, unsized)
     _, first, kind = np.unique(together, return_index=True, return_inverse=True)
     what = [
         f"{axes[axis[one]]} {'message' if is_p2p[one] else op_texts[op_code[one]]}"
         for one in first.tolist()
     ]
-    return kind.reshape(-1).astype(np.int64), _named(what, size[first])
+    return kind.reshape(-1).astype(np.int64), _named(what, size[first]), size
+
+
+def _reckoned(alike: Integers, unit: Integers, slot: Integers, size: Integers) -> Integers:
+    """Return the bytes for which each operation is reckoned, (operation,): its own, or the median
+    of all that are `alike` where most sizes of a unit are those of few iterations (`slot`), and all
+    are so large that time is in proportion to them.
+
+    Example: documents are packed to unlike lengths, and messages of 25.7 to 40.2 MB hardly ever
+    have the same size twice.
+    """
+    of_unit = combine(alike, unit)
+    of_size = combine(of_unit, size)
+    is_rare = _num_slots(of_size, slot) < NETWORKS.least_of_size_share * _num_slots(of_unit, slot)
+    found = size.copy()
+    for one in np.unique(alike[is_rare]).tolist():
+        mine = alike == one
+        is_large = int(size[mine].min()) >= NETWORKS.min_scaled_bytes
+        if is_large and 2 * int(is_rare[mine].sum()) > int(mine.sum()):
+            found[mine] = int(np.median(size[mine]))
+    return found
+
+
+def _num_slots(key: Integers, slot: Integers) -> Integers:
+    """Return for each key in how many iterations it occurs."""
+    names = np.unique(combine(key, slot), return_index=True)[1]
+    keys, num = np.unique(key[names], return_counts=True)
+    return np.asarray(num[np.searchsorted(keys, key)])
 
 
 def bytes_text(size_bytes: float) -> str:
@@ -257,16 +288,19 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
     is_late = late_ns > 0
     late_rows, late_ns = found.rows[is_late], late_ns[is_late]
     num_kinds, num_iterations = len(labels.kinds), index.shape[1]
+    own_size = numbers(index.table, "size_bytes")[found.first]
+    scale = np.where(own_size == labels.size, 1.0, labels.size / np.maximum(own_size, 1))
     names, row = np.unique(labels.unit * num_kinds + labels.kind, return_inverse=True)
     cell = row * num_iterations + index.slot[found.first]
     sum_ns = np.zeros((len(names), num_iterations))
     np.add.at(sum_ns.reshape(-1), cell, found.quickest_ns)
     size = np.zeros(len(names), dtype=np.int64)
-    size[row] = numbers(index.table, "size_bytes")[found.first]
-    medians = _medians(cell, found.quickest_ns, len(names) * num_iterations)
+    size[row] = labels.size
+    medians = _medians(cell, scale * found.quickest_ns, len(names) * num_iterations)
     transfer_ns = medians.reshape(len(names), num_iterations)
-    kind, kinds = _by_wire(names, size, _medians(row, found.shortest_ns, len(names)), labels)
-    shortest_ns = _medians(cell, found.shortest_ns, len(names) * num_iterations)
+    shortest_ns = scale * found.shortest_ns
+    kind, kinds = _by_wire(names, size, _medians(row, shortest_ns, len(names)), labels)
+    shortest_ns = _medians(cell, shortest_ns, len(names) * num_iterations)
     moved = np.bincount(row, minlength=len(names)) * np.maximum(size, 0)
     keep = _worth_comparing(kind, kinds, sum_ns.sum(axis=1))
     keep |= _worth_comparing(kind, kinds, moved.astype(np.float64))

@@ -33,6 +33,11 @@ class _Links:
         "the same of a connection inside a host that has one equal only, which may be the quick "
         "one: a lane or a port that fell to half its speed",
     )  # fmt: skip
+    drained_ratio: float = limit(
+        1.05, "ratio", Origin.CONVENTION,
+        "of a step to the step without it, from which on a host is drained for a pair inside it of "
+        "which nobody can tell the end: of 13 such pairs the eight costly ones were right",
+    )  # fmt: skip
     devices_of_a_nic: int = limit(
         2, "devices", Origin.PHYSICS, "that share a NIC where a host has fewer NICs than GPUs"
     )
@@ -138,6 +143,11 @@ class _Networks:
     max_size_ratio: float = limit(
         4.0, "ratio", Origin.PHYSICS,
         "between neighbouring sizes that are compared by the byte: an embedding's part of a stage",
+    )  # fmt: skip
+    least_of_size_share: float = limit(
+        0.5, "share of a connection's iterations", Origin.CONVENTION,
+        "in which a size of its operations occurs, or else sizes vary: then they are compared by "
+        "the byte",
     )  # fmt: skip
     min_scaled_slowdown: float = limit(
         1.5, "ratio", Origin.PHYSICS,

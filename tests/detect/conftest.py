@@ -78,7 +78,8 @@ class Job:
     """Nothing recorded ahead of a pass."""
     transfer: Callable[[int, int, int], float] | None = None
     """(rank, rank, iteration) to a factor on the 1 ms of a p2p message between the two."""
-    message_bytes: int = 4096
+    message_bytes: int | Callable[[int], int] = 4096
+    """Of all messages, or of each by its number."""
     launch_lead_ns: Callable[[int], int] | None = None
     counters: dict[int, dict[str, float]] = field(default_factory=dict)
     hosts: int = 8
@@ -356,12 +357,14 @@ class _Builder:
         self, rank: int, peer: int, iteration: int, microbatch: int, factor: float
     ) -> None:
         self.match += 1
+        size = self.job.message_bytes
+        size = size(self.match) if callable(size) else size
         length = int(MS * factor * np.exp(0.05 * next(self.draws)[0]))
         start = (iteration - self.job.first_iteration) * 1000 * MS + 900 * MS + microbatch * 9 * MS
         for one, other, op in ((rank, peer, "send"), (peer, rank, "recv")):
             self.messages.append((
                 one, "p2p", f"{op}_forward", 2, start, length, iteration, microbatch, 0, op, other,
-                "forward", self.job.message_bytes, self.match, 0, length,
+                "forward", size, self.match, 0, length,
             ))  # fmt: skip
 
 

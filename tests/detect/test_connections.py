@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
+from detect.causes import connections
 from detect.causes.connections import (
     Units,
     guilty_end,
@@ -15,8 +16,10 @@ from detect.causes.connections import (
     met_by_mates,
     where_groups_meet,
 )
+from detect.causes.links import _links_at_fault
 from detect.detector import judge
-from detect.observe.observations import Transfers, UntimedIn
+from detect.observe.extract import observe
+from detect.observe.observations import Transfers, UntimedIn, steady
 from detect.stats.search import Course, Suspect
 from megascan.topology import Layout
 
@@ -135,14 +138,21 @@ def test_a_ring_that_is_slow_beside_those_on_the_same_hosts_tells_the_end(slow_m
 
 
 @pytest.mark.parametrize(
-    ("num_pairs", "slow_ms", "owner"),
-    [(8, 4.0, Owner.NODE), (2, 4.0, Owner.NODE), (2, 1.6, Owner.UNDECIDED)],
+    ("num_pairs", "usual_ms", "slow_ms", "owner"),
+    [
+        (8, 30.0, 120.0, Owner.NODE),
+        (2, 30.0, 120.0, Owner.NODE),
+        (2, 30.0, 48.0, Owner.UNDECIDED),
+        (8, 1.0, 4.0, Owner.UNDECIDED),
+    ],
 )
-def test_a_pair_inside_a_host_names_that_host(job, exchanging, num_pairs, slow_ms, owner):
-    """Beside several equal pairs, or far slower than the only one."""
+def test_a_pair_inside_a_host_names_that_host(job, exchanging, num_pairs, usual_ms, slow_ms, owner):
+    """Beside several equal pairs, or far slower than the only one; one of its ends is sound, so not
+    where it costs little.
+    """
     timeline = job(layout=Layout(dp=2 * num_pairs), hosts=8).timeline()
     pairs = [
-        ((rank, rank + 1), 10**8, slow_ms if rank == 2 else 1.0)
+        ((rank, rank + 1), 10**8, slow_ms if rank == 2 else usual_ms)
         for rank in range(0, 2 * num_pairs, 2)
     ]
     found = judge(exchanging(timeline, pairs), DetectorSettings()).findings
@@ -206,3 +216,41 @@ def test_a_pair_in_a_slow_group_is_the_port_of_one_of_them(job, exchanging, grou
     found = judge(exchanging(timeline, [*pairs, *groups]), DetectorSettings()).findings
     (link,) = [one for one in found if one.cause is Cause.LINK]
     assert (link.ranks, link.owner) == ((4, 5), owner)
+
+
+@pytest.mark.parametrize(
+    ("first", "ends"), [(0.7, (8,)), (2.6, (4, 8))], ids=["0.7 ms", "as slow in these iterations"]
+)
+def test_an_end_is_acquitted_by_what_is_fine_while_its_pair_is_slow(job, first, ends):
+    """Of eight iterations messages 4-8 take ten times as long in three; mostly both are quick."""
+    members = ((0, 4), (4, 8), (1, 5), (5, 9))
+    timeline = job(layout=Layout(dp=4, pp=3), hosts=4).timeline()
+    seen = steady(observe(timeline), DetectorSettings())
+    slow = np.arange(len(seen.iterations)) % 3 == 0
+    times = np.full((4, len(slow)), 0.7e6)
+    times[:2, slow] = np.array([[first], [7.0]]) * 1e6
+    transfers = Transfers(
+        members=members, kinds=("p2p message of 13 MB",), kind=np.zeros(4, dtype=np.int64),
+        size_bytes=np.full(4, 12_600_000), transfer_ns=times, sum_ns=times,
+        late_ns=np.zeros((12, len(slow))), quick_ns=np.zeros((12, len(slow))),
+    )  # fmt: skip
+    units = connections.units_of(transfers, seen.members)
+    course = Course.of(slow, float(np.log(10.0)), 0.01)
+    worst = Suspect(row=units.members.index((4, 8)), course=course, q_value=1e-6)
+    (link,) = _links_at_fault(seen, units, np.ones(4, bool), (worst,))
+    assert link.ranks == ends
+
+
+@pytest.mark.parametrize(
+    ("others", "owner"),
+    [((), Owner.NODE), ((((0, 1, 2, 3, 4, 5, 6, 7), 10**9, 20.0),), Owner.UNDECIDED)],
+    ids=["alone", "beside a ring"],
+)
+def test_a_pair_between_hosts_is_named_where_its_ports_serve_nothing_else(
+    job, exchanging, others, owner
+):
+    """What else runs through either port and has no equal may be slow as well, or not."""
+    timeline = job(layout=Layout(dp=8), hosts=4).timeline()
+    sent = [((rank, rank + 4), 10**8, 80.0 if rank == 2 else 20.0) for rank in range(4)]
+    found = judge(exchanging(timeline, [*sent, *others]), DetectorSettings()).findings
+    assert [(one.ranks, one.owner) for one in found if one.cause is Cause.LINK] == [((2, 6), owner)]

@@ -340,12 +340,17 @@ def _three_units(members, rates, crosses=False):
     )  # fmt: skip
 
 
+FIRST_SLOW = Suspect(
+    row=0, course=Course(np.ones(4, bool), float(np.log(4.0)), 0.01, 1.0, ((0, 3),)), q_value=1e-6
+)
+
+
 def test_which_member_of_a_group_is_slow_one_group_does_not_tell(job):
     seen = observe(job(layout=Layout(tp=2, dp=4), hosts=2, transfer=lambda *_: 1.0).timeline())
     units = _three_units(((1, 3, 5, 7), (1, 3), (5, 7)), (10.0, 40.0, 40.0))
     fine = np.array([False, True, True])
-    assert not _is_isolated(seen, units, fine, (1, 3, 5, 7), 0)
-    assert _is_isolated(seen, units, fine, (1,), 0)
+    assert not _is_isolated(seen, units, fine, (1, 3, 5, 7), FIRST_SLOW)
+    assert _is_isolated(seen, units, fine, (1,), FIRST_SLOW)
 
 
 def test_without_host_names_only_the_same_axis_is_a_witness(job):
@@ -355,8 +360,9 @@ def test_without_host_names_only_the_same_axis_is_a_witness(job):
     units = _three_units(((1, 5), (1, 2), (5, 6)), (10.0, 40.0, 40.0))
     fine = np.array([False, True, True])
     unknown = replace(seen, members=members)
-    assert not _is_isolated(unknown, replace(units, way=np.array([0, 1, 1])), fine, (1, 5), 0)
-    assert _is_isolated(unknown, units, fine, (1, 5), 0)
+    other_axis = replace(units, way=np.array([0, 1, 1]))
+    assert not _is_isolated(unknown, other_axis, fine, (1, 5), FIRST_SLOW)
+    assert _is_isolated(unknown, units, fine, (1, 5), FIRST_SLOW)
 
 
 @pytest.mark.parametrize(("rate", "is_shown"), [(9.0, False), (40.0, True), (np.inf, False)])
@@ -370,7 +376,7 @@ def test_what_carries_less_than_a_slow_link_clears_nobody(job, rate, is_shown):
         sizes = np.array([9_000_000, 9_000_000, -1])
         units = replace(units, transfers=replace(units.transfers, size_bytes=sizes))
     fine = np.array([False, True, True])
-    assert _is_isolated(seen, units, fine, (1, 5), 0) == is_shown
+    assert _is_isolated(seen, units, fine, (1, 5), FIRST_SLOW) == is_shown
 
 
 @pytest.mark.parametrize("is_fine", [False, True])

@@ -14,7 +14,7 @@ from detect.causes.networks import OF_TWO_HOSTS, _is_in_most
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, one_row_a_worker, steady
-from detect.observe.transfers import _by_wire, _Labels, bus_factor
+from detect.observe.transfers import _by_wire, _Labels, _reckoned, bus_factor
 from megascan.topology import Layout
 
 MEGABYTE = 1 << 20
@@ -182,6 +182,7 @@ def test_large_transfers_by_one_clock_show_a_wire(size, last_ns, moved):
     labels = _Labels(
         unit=np.arange(3), members=[(0, 8), (1, 9), (2, 10)], kind=np.zeros(3, dtype=np.int64),
         kinds=("p2p message of some bytes",), crosses=np.ones(3, bool), between=np.zeros(3, int),
+        size=np.full(3, size),
     )  # fmt: skip
     shortest_ns = np.array([1.2e6, 1.2e6, last_ns])
     kind, kinds = _by_wire(np.arange(3), np.full(3, size), shortest_ns, labels)
@@ -571,3 +572,37 @@ def test_a_group_on_several_hosts_is_on_none_and_its_ranks_are_where_they_are(jo
     alone = observe(job(layout=Layout(tp=2, dp=4), hosts=2).timeline())
     together = one_row_a_worker(replace(alone, splits_tensor_groups=False)).members
     assert together.hosts == ("n00", "n01", "n02", "n03")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reckoned"),
+    [
+        ((30, 20, 24, 36, 28, 40), 29),
+        ((30, 30, 30, 30, 30, 30), 30),
+        ((30, 60, 30, 60, 30, 60), None),  # the same two in each iteration
+        ((3, 2, 2.4, 3.6, 2.8, 4), None),  # latency is part of them
+    ],
+    ids=["vary", "one", "two", "small"],
+)
+def test_messages_of_sizes_that_vary_are_compared_by_the_byte(sizes, reckoned):
+    """Two messages in each of three iterations."""
+    size = (np.array(sizes) * 1e6).astype(np.int64)
+    num = len(size)
+    slot = np.arange(num) // 2
+    found = _reckoned(np.zeros(num, np.int64), np.zeros(num, np.int64), slot, size)
+    assert found.tolist() == ([reckoned * 10**6] * num if reckoned else size.tolist())
+
+
+def test_a_slow_rank_is_found_by_messages_of_sizes_that_vary(job):
+    """Of three stages; documents are packed to unlike lengths, and rank 5's NIC is slow."""
+
+    def message_bytes(number):
+        return 25_000_000 + 7_919 * (number * 37 % 1_000)
+
+    def transfer(one, other, iteration):
+        return 4.0 if 5 in (one, other) else 1.0
+
+    report = job(
+        layout=Layout(pp=3, dp=4), hosts=4, message_bytes=message_bytes, transfer=transfer
+    ).report()
+    assert (5,) in [one.ranks for one in report.findings]
