@@ -18,6 +18,8 @@ Example: PP2 x DP2 x TP4 on hosts A, B (first stage), C and D (second). In itera
 A-C take 23 ms instead of 1.6, reductions C-D 310 instead of 19; B-D and A-B are as ever. A is in
 none of the slow reductions and D in none of the slow messages: C.
 
+Where no connection between hosts stays quick nobody is named: all of the network may be busy then.
+
 Limits: of one ring, or of pairs between the same two hosts, nobody tells which member it is. What
 is slow in all iterations has no quick ones to be compared with, and is other searches'.
 """
@@ -82,7 +84,7 @@ def search_flaps(inquiry: Inquiry) -> Answer:
     if not _are_enough(slow, members):
         return Answer()
     ranks = _common_rank(slow) or _common_host(slow)
-    if not ranks or _is_known(inquiry, ranks):
+    if not ranks or _is_known(inquiry, ranks) or not _are_others_quick(slow):
         return Answer()
     lost_ns = _lost_by(seen, slow, ranks)
     if float(lost_ns.mean()) < FLAPS.least_share * float(np.mean(seen.iteration_ns)):
@@ -166,14 +168,28 @@ def _common_rank(slow: _Slow) -> tuple[int, ...]:
 
 def _common_host(slow: _Slow) -> tuple[int, ...]:
     """Return the ranks, with slow connections, of the only host that is in all that is slow; ()
-    where none or several are. A NIC may be that of some of a host's GPUs.
+    where none or several are. A NIC may be that of some of a host's GPUs: whose connections of the
+    kinds that are slow include a quick one are asked last.
+
+    Example: rings of all four ranks of a host are slow, but of its messages those of 2 and 3 only.
     """
     place = slow.crossings.device_of
     of_host: dict[str, list[int]] = defaultdict(list)
     for rank in _ranks_in(slow):
         if rank in place and place[rank][0]:
             of_host[place[rank][0]].append(rank)
-    return _only(slow, [tuple(ranks) for _, ranks in sorted(of_host.items())])
+    hosts = [tuple(ranks) for _, ranks in sorted(of_host.items())]
+    spared = _spared(slow)
+    without = [tuple(rank for rank in ranks if rank not in spared) for ranks in hosts]
+    return _only(slow, [ranks for ranks in without if ranks]) or _only(slow, hosts)
+
+
+def _spared(slow: _Slow) -> set[int]:
+    """Return the ranks with a connection that is quick throughout, of a kind that is slow."""
+    transfers = slow.crossings.transfers
+    quick = np.isin(transfers.kind, transfers.kind[slow.units]) & ~slow.units
+    quick &= slow.crossings.crosses
+    return {rank for unit in np.flatnonzero(quick) for rank in transfers.members[unit]}
 
 
 def _only(slow: _Slow, candidates: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -197,6 +213,15 @@ def _are_shown(slow: _Slow, ranks: tuple[int, ...]) -> bool:
     alike = np.isin(kind, kind[slow.units]) & slow.crossings.crosses
     alike &= slow.crossings.touches_ranks(ranks)
     return bool(np.mean(slow.units[alike]) >= LINKS.all_of_a_rank_share)
+
+
+def _are_others_quick(slow: _Slow) -> bool:
+    """Return whether a large connection between hosts stays quick: where none does, all of the
+    network may be busy, and whoever is in all connections that there are is in the slow ones.
+    """
+    crossings = slow.crossings
+    use = crossings.crosses & (crossings.transfers.size_bytes >= NETWORKS.min_bytes)
+    return bool((use & ~slow.units).any())
 
 
 def _ranks_in(slow: _Slow) -> list[int]:

@@ -243,7 +243,8 @@ def _slowest(
     """
     seen, transfers = inquiry.seen, crossings.transfers
     rate = inquiry.settings.false_discovery_rate
-    clearest = ((port, _clearest(kinds, port.touches)) for port in ports)
+    is_inside = way is Way.INSIDE
+    clearest = ((port, _clearest(kinds, port.touches, spares_none=is_inside)) for port in ports)
     sure = [
         (port, split) for port, split in clearest if split and split.p_value * len(ports) <= rate
     ]
@@ -429,9 +430,12 @@ def _is_quick_by_one_clock(transfers: Transfers, split: _Split) -> bool:
     return slow < quick * max(NETWORKS.alike_ratio, float(np.exp(split.effect / 2)))
 
 
-def _clearest(kinds: list[Equals], touches: Flags) -> _Split | None:
+def _clearest(kinds: list[Equals], touches: Flags, *, spares_none: bool = False) -> _Split | None:
     """Return the clearest kind in which what touches the host is slow; None if in any kind it is
-    as quick as the rest.
+    as quick as the rest, or one of its connections is, where a slow port `spares_none`.
+
+    Example: inside a host (4, 5), (4, 6) and (5, 7) take three times as long as inside another, and
+    (6, 7) no longer: that is not what all its GPUs share.
     """
     found: list[_Split] = []
     for kind in kinds:
@@ -440,6 +444,9 @@ def _clearest(kinds: list[Equals], touches: Flags) -> _Split | None:
             continue
         split = _split(kind, mine, others)
         if split.effect < NETWORKS.unharmed_share * kind.floor:
+            return None
+        quickest = float((kind.level[mine] - np.median(kind.level[others])).min())
+        if spares_none and quickest < NETWORKS.unharmed_share * kind.floor:
             return None
         if split.effect >= kind.floor and _is_clear(kind.level, split):
             found.append(split)

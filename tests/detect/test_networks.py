@@ -137,6 +137,19 @@ def test_two_hosts_that_both_carry_more_than_pcie_can_are_built_alike(
     assert [(one.ranks, one.owner) for one in found] == [((4, 5, 6, 7), owner)]
 
 
+def test_a_host_with_a_quick_connection_inside_is_not_slow_inside(job, exchanging):
+    """(4, 5), (4, 6) and (5, 7) take three times as long as inside the other host, (6, 7) not."""
+    timeline = job(layout=Layout(dp=8), hosts=4).timeline()
+    pairs = ((0, 1), (2, 3), (4, 5), (6, 7), (0, 2), (1, 3), (4, 6), (5, 7))
+    slow = {(4, 5), (4, 6), (5, 7)}
+    sent = [
+        (pair, 10**8 if pair[1] - pair[0] == 1 else 2 * 10**8, 60.0 if pair in slow else 20.0)
+        for pair in pairs
+    ]
+    found = judge(exchanging(timeline, sent), DetectorSettings()).findings
+    assert sorted(one.ranks for one in found if one.cause is Cause.LINK) == [(4,), (5,)]
+
+
 def test_a_rank_whose_connections_inside_its_host_are_slow_is_not_the_host(job):
     """Ranks 9 and 13 of host 1: the other three messages inside it are quick."""
     report = job(
