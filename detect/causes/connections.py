@@ -320,3 +320,21 @@ def where_groups_meet(units: Units, fine: Flags, slow: list[Suspect]) -> tuple[i
     clear = fine & (units.rates >= units.least_of_witness(worst))
     is_cleared = len(others) < 3 or clear[units.of_rank(met[0], worst.row)].any()
     return () if is_cleared else (met[0],)
+
+
+def told_by_elimination(units: Units, fine: Flags, slow: list[Suspect]) -> tuple[int, ...]:
+    """Return the ranks that are each the only one left of a slow unit, once all are acquitted that
+    have a connection of the same way that is `fine` and carries more than the slowest; () unless
+    each of the `slow` units, the worst first, of that way has one of them.
+
+    Example: the messages (0, 8) and (1, 9) and the ring of 0 to 7 take four times as long as
+    others; the ring of 8 to 15 and messages of 2 to 7 do not: 0 and 1, which share a NIC.
+    """
+    worst = slow[0].row
+    alike = [one for one in slow if units.way[one.row] == units.way[worst]]
+    least = np.nanmin([np.inf, *(units.least_of_witness(one) for one in alike)])
+    clear = fine & (units.way == units.way[worst]) & (units.rates >= least) & ~units.carry_little
+    acquitted = {rank for unit in np.flatnonzero(clear).tolist() for rank in units.members[unit]}
+    left = [set(units.members[one.row]) - acquitted for one in alike]
+    told = set().union(*(ranks for ranks in left if len(ranks) == 1))
+    return tuple(sorted(told)) if told and all(ranks & told for ranks in left) else ()

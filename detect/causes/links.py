@@ -19,6 +19,7 @@ from detect.causes.connections import (
     lost_in_rings,
     met_by_mates,
     row_of,
+    told_by_elimination,
     typical_times,
     units_of,
     waiting_mates,
@@ -132,6 +133,13 @@ class _SlowLink:
     """What collectives that have no transfer time lose besides in an iteration."""
     mates: tuple[int, ...] = ()
     """The group of the only rank named, where longer passes of that group told which it is."""
+    are_told: bool = False
+    """Whether there are several ranks, of one host, each of which is told by itself."""
+
+    @property
+    def is_pair(self) -> bool:
+        """Return whether it is the connection of two ranks."""
+        return len(self.ranks) == 2 and not self.are_told
 
 
 def _search_connections(inquiry: Inquiry) -> Answer:
@@ -217,14 +225,11 @@ def _links_at_fault(
         blamed = _Blamed(whole_host or units.members[worst.row])
         if not whole_host and not tell_nothing[worst.row]:
             telling = [one for one in left if not tell_nothing[one.row]]
-            blamed = _blamed(seen, units, fine, known, slow=telling, beside=beside, mates=mates)
-        explained = [
-            one
-            for one in left
-            if set(units.members[one.row]).issuperset(blamed.ranks)
-            or set(units.members[one.row]).issubset(whole_host)
-        ]
-        is_isolated = _is_isolated(seen, units, fine, blamed.ranks, worst)
+            blamed = _several_of_a_host(seen, units, fine, telling) or _blamed(
+                seen, units, fine, known, slow=telling, beside=beside, mates=mates
+            )
+        explained = [one for one in left if blamed.explains(units.members[one.row], whole_host)]
+        is_isolated = blamed.are_told or _is_isolated(seen, units, fine, blamed.ranks, worst)
         is_inside = not is_isolated and _is_inside(seen, units, fine, blamed.ranks, worst)
         link = _link(units, blamed, explained, compared, is_isolated=is_isolated or is_inside)
         found.append(replace(link, is_deduced=blamed.is_met, is_inside=is_inside))
@@ -243,6 +248,15 @@ class _Blamed:
     """As `_SlowLink.rings_ns`."""
     mates: tuple[int, ...] = ()
     """As `_SlowLink.mates`."""
+    are_told: bool = False
+    """As `_SlowLink.are_told`."""
+
+    def explains(self, members: tuple[int, ...], whole_host: tuple[int, ...]) -> bool:
+        """Return whether a slow unit with these members is slow because of them, or lies inside a
+        host that is slow as a whole.
+        """
+        own, unit = set(self.ranks), set(members)
+        return own <= unit or unit <= set(whole_host) or (self.are_told and bool(own & unit))
 
 
 def _blamed(
@@ -268,6 +282,19 @@ def _blamed(
     ends = guilty_end(units, over, ranks, slow[0])
     rings_ns = lost_in_rings(units, ends[0], ranks, slow[0]) if len(ends) == 1 else 0.0
     return _Blamed(ends, rings_ns=rings_ns)
+
+
+def _several_of_a_host(
+    seen: Observations, units: Units, fine: Flags, slow: list[Suspect]
+) -> _Blamed | None:
+    """Return several ranks of one host whose connections with others are slow, each told by
+    elimination: neighbours share a NIC. One by one, mending them gains nothing.
+    """
+    ranks = told_by_elimination(units, fine, slow) if units.crosses[slow[0].row] else ()
+    are_known = set(seen.members.recorded).issuperset(ranks)
+    if len(ranks) < 2 or not are_known or not seen.members.are_inside_a_host(ranks):
+        return None
+    return _Blamed(ranks, are_told=True)
 
 
 def _whole_host(
@@ -423,7 +450,7 @@ def _doubt(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> str:
     slow at all; empty where it is not doubtful.
     """
     is_nested = any(set(unit) > set(link.ranks) for unit in link.units)
-    is_inside = len(link.ranks) == 2 and seen.members.are_inside_a_host(link.ranks)
+    is_inside = link.is_pair and seen.members.are_inside_a_host(link.ranks)
     reasons = {
         IN_DOUBT_BETWEEN: _are_parallel(seen, link, links),
         IN_DOUBT_HOST: _are_of_one_host(seen, link, links),
@@ -450,7 +477,7 @@ def _is_told_twice(link: _SlowLink) -> bool:
     and in a ring without transfer times, or in passes in which its TP pair exchanges unseen.
     """
     is_twice = len(link.units) > 1 or link.rings_ns > 0 or bool(link.mates)
-    return len(link.ranks) == 1 and is_twice
+    return (len(link.ranks) == 1 or link.are_told) and is_twice
 
 
 def _is_launched_late(
@@ -662,6 +689,7 @@ def _link(
         is_isolated=is_isolated,
         rings_ns=blamed.rings_ns,
         mates=blamed.mates,
+        are_told=blamed.are_told,
     )
 
 
@@ -687,8 +715,9 @@ def _finding(seen: Observations, link: _SlowLink, doubt: str) -> Finding:
             subject=_subject(seen, link, rows),
             predicate=f"transfers {times(slowdown)} slower than equal connections",
             evidence=(*_evidence(seen, link), *((doubt,) if doubt else ())),
-            advice=connection_advice(seen, link.ranks),
-            is_pair=len(link.ranks) == 2,
+            advice=connection_advice(seen, link.ranks[:1] if link.are_told else link.ranks),
+            is_pair=link.is_pair,
+            is_border=link.are_told,
         ),
     )
     num_iterations = len(link.course.active)
@@ -738,14 +767,16 @@ def _undecided_beside_heavier(
 
 
 def _subject(seen: Observations, link: _SlowLink, rows: tuple[int, ...]) -> str:
+    host, _ = seen.members.device_of(link.ranks[0])
     if len(link.ranks) == 1:
         where = place(seen.members, rows[0]) if rows else ""
         return f"everything that rank {link.ranks[0]} ({where}) sends and receives"
-    if len(link.ranks) == 2:
+    if link.are_told:
+        return f"everything that ranks {listed(link.ranks)} (host {host}) send and receive"
+    if link.is_pair:
         places = " and ".join(place(seen.members, row) for row in rows)
         return f"the link between ranks {link.ranks[0]} and {link.ranks[1]} ({places})"
     group = f"the group of ranks {listed(link.ranks)}"
-    host, _ = seen.members.device_of(link.ranks[0])
     is_inside = host and seen.members.are_inside_a_host(link.ranks)
     return f"{group} (host {host})" if is_inside else group
 
@@ -770,7 +801,7 @@ def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
         )
     elif len(link.ranks) > 2:
         sentences.append("which link inside the group is slow, one group alone cannot tell")
-    if len(link.ranks) == 2:
+    if link.is_pair:
         is_inside = seen.members.are_inside_a_host(link.ranks)
         either = INSIDE_A_HOST if is_inside else EITHER_END
         sentences.append(either if link.is_isolated else IN_DOUBT_ENDS)

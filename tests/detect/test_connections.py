@@ -14,6 +14,7 @@ from detect.causes.connections import (
     guilty_end,
     lost_in_rings,
     met_by_mates,
+    told_by_elimination,
     where_groups_meet,
 )
 from detect.causes.links import _links_at_fault
@@ -254,3 +255,44 @@ def test_a_pair_between_hosts_is_named_where_its_ports_serve_nothing_else(
     sent = [((rank, rank + 4), 10**8, 80.0 if rank == 2 else 20.0) for rank in range(4)]
     found = judge(exchanging(timeline, [*sent, *others]), DetectorSettings()).findings
     assert [(one.ranks, one.owner) for one in found if one.cause is Cause.LINK] == [((2, 6), owner)]
+
+
+TWO_RINGS = (tuple(range(8)), tuple(range(8, 16)))
+EIGHT_MESSAGES = tuple((rank, rank + 8) for rank in range(8))
+
+
+@pytest.mark.parametrize(
+    ("slow", "told"),
+    [
+        ((0, 2, 3), (0, 1)),  # the first ring, and messages of 0 and 1
+        ((0,), ()),  # all are acquitted by their messages
+        ((2, 3), ()),  # and by their rings
+        ((0, 1, 2, 3), ()),  # both rings: either end
+    ],
+    ids=["ring and messages", "ring", "messages", "both rings"],
+)
+def test_who_is_left_when_all_with_a_fine_connection_are_acquitted(slow, told):
+    members = (*TWO_RINGS, *EIGHT_MESSAGES)
+    times = np.array([16e6] * 2 + [1.8e6] * 8)
+    times[list(slow)] *= 4.0
+    units = units_of(members, times.tolist(), [172_000_000] * 2 + [33_600_000] * 8)
+    fine = np.ones(10, bool)
+    fine[list(slow)] = False
+    found = told_by_elimination(units, fine, [suspect(one, 4.0) for one in slow])
+    assert found == told
+
+
+@pytest.mark.parametrize(
+    ("slow", "names"),
+    [((0, 1), [((0, 1), "everything that ranks 0 and 1 (host n00) send")]), ((), [])],
+)
+def test_two_ranks_of_a_host_that_are_each_told_are_one_finding(job, exchanging, slow, names):
+    """Their messages and the ring of their stage; mending one gains nothing beside the other."""
+    timeline = job(layout=Layout(dp=8, pp=2), hosts=4, iterations=12).timeline()
+    rings = [(one, 10**9, 80.0 if {*slow} & {*one} else 20.0) for one in TWO_RINGS]
+    messages = [(one, 10**8, 8.0 if {*slow} & {*one} else 2.0) for one in EIGHT_MESSAGES]
+    found = judge(exchanging(timeline, [*rings, *messages]), DetectorSettings()).findings
+    links = [one for one in found if one.cause is Cause.LINK]
+    assert [one.ranks for one in links] == [ranks for ranks, _ in names]
+    assert all(one.owner is Owner.NODE and not one.is_pair for one in links)
+    assert all(words in one.headline for one, (_, words) in zip(links, names, strict=True))

