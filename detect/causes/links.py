@@ -387,18 +387,19 @@ def _exceeds_clock_errors(seen: Observations, units: Units, suspect: Suspect) ->
 
 def _are_others_quicker(units: Units, suspect: Suspect) -> bool:
     """Return whether a suspect takes as long while it is slow as before or after, or by one clock
-    as long as others if it always is: then the times of those are too short, as clocks drift.
+    as long as others: then the times of those are too short, as clocks drift.
 
     Example: all-reduces of a pair take 65 us in each iteration, those of three others 65, and 27 to
     35 in some iterations in a row; the span of whoever comes last is 65 us everywhere.
     """
     row, active = row_of(units, suspect), suspect.course.active
     actual, normal = typical_times(units, suspect)
-    if active.all():
-        longer = _longer_by_one_clock(units, suspect)
-        return np.isfinite(longer) and longer < LINKS.fine_share * (actual - normal)
+    longer, least = _longer_by_one_clock(units, suspect), LINKS.fine_share * (actual - normal)
+    is_as_quick = np.isfinite(longer) and longer < least
+    if is_as_quick or active.all():
+        return bool(is_as_quick)
     before = float(robust.median(units.transfers.transfer_ns[row][~active]))
-    return actual - before < LINKS.fine_share * (actual - normal)
+    return actual - before < least
 
 
 def _clock_error_ns(clocks: ClockAgreement, seen: Observations, ranks: tuple[int, ...]) -> float:
