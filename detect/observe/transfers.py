@@ -188,7 +188,8 @@ def _kinds(
     op_code = np.where(is_p2p, -1, op[found.first])
     size = numbers(index.table, "size_bytes")[found.first]
     unsized = np.where(size < 0, stage, -1)
-    size = _reckoned(combine(axis, op_code, alike, unsized), unit, index.slot[found.first], size)
+    size, slot = size.copy(), index.slot[found.first]
+    size[is_p2p] = _reckoned(alike[is_p2p], unit[is_p2p], slot[is_p2p], size[is_p2p])
     together = combine(axis, op_code, size, alike, unsized)
     _, first, kind = np.unique(together, return_index=True, return_inverse=True)
     what = [
@@ -199,12 +200,12 @@ def _kinds(
 
 
 def _reckoned(alike: Integers, unit: Integers, slot: Integers, size: Integers) -> Integers:
-    """Return the bytes for which each operation is reckoned, (operation,): its own, or the median
-    of all that are `alike` where most sizes of a unit are those of few iterations (`slot`), and all
+    """Return the bytes for which each message is reckoned, (message,): its own, or the median of
+    all that are `alike` where most sizes of a unit are those of few iterations (`slot`), and all
     are so large that time is in proportion to them.
 
-    Example: documents are packed to unlike lengths, and messages of 25.7 to 40.2 MB hardly ever
-    have the same size twice.
+    Collectives are left out: of unlike sizes the largest member's decides. Example: documents are
+    packed to unlike lengths, and messages of 25.7 to 40.2 MB hardly ever have one size twice.
     """
     of_unit = combine(alike, unit)
     of_size = combine(of_unit, size)
