@@ -84,7 +84,7 @@ from detect.stats.host_tests import (
 from detect.stats.search import Course, active_in
 from detect.text import counted, milliseconds, times
 from detect.thresholds.bursts import LOSSES
-from detect.thresholds.devices import PAIRS
+from detect.thresholds.devices import DEVICE, PAIRS
 from detect.thresholds.hosts import HOSTS
 from detect.thresholds.observing import PACE as SLOW_PACE
 from detect.thresholds.statistics import SEARCH
@@ -607,7 +607,7 @@ def _shows_in_devices(sides: Sides, compute: HostTest, optimizer: HostTest | Non
 
 def _shows_in_steps(compute: HostTest, optimizer: HostTest | None) -> bool:
     """Return whether the optimizer is as slow as the passes."""
-    return optimizer is not None and optimizer.effect >= HOSTS.device_share * compute.effect
+    return optimizer is not None and optimizer.effect >= DEVICE.optimizer_share * compute.effect
 
 
 def _heaviest_loss(

@@ -205,10 +205,9 @@ def _levels(seen: Observations, excluded: Flags) -> tuple[Floats, Floats]:
     known = np.maximum(np.isfinite(value).sum(axis=1), 1)
     error = robust.spread(value, axis=1) / np.sqrt(known)
     level = robust.median(value, axis=1)
-    holds_waits = bool(seen.hidden_axes or seen.entangled_phases)
-    holds_waits |= seen.waits_between_layers or seen.hides_waiting
     are_groups = np.array([len(ranks) > 1 for ranks in seen.members.workers])
-    is_known = np.isfinite(level) & (are_groups | (not holds_waits))
+    holds_waiting = seen.holds_waiting or seen.waits_between_layers
+    is_known = np.isfinite(level) & (are_groups | (not holds_waiting))
     return np.where(is_known, level, 0.0), np.where(is_known, np.nan_to_num(error), np.inf)
 
 

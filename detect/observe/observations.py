@@ -631,6 +631,14 @@ class Observations:
         """
         return hidden_axes(self.members.layout, self.transfers)
 
+    @property
+    def holds_waiting(self) -> bool:
+        """Return whether times of passes hold waiting for ranks of the same group, or what is left
+        of it. For parameters that are sharded over the replicas all of these wait alike.
+        """
+        is_hidden = bool(self.hidden_axes or self.entangled_phases) or self.hides_waiting
+        return is_hidden or self.holds_tensor_waits or not self.splits_tensor_groups
+
     def lost(self, cause: Cause) -> Floats:
         """Return the time lost to a cause, (row, iteration); NaN where it was not recorded."""
         found = self.lost_ns.get(cause)

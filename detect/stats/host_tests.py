@@ -42,11 +42,12 @@ from detect.stats.residuals import stage_groups
 from detect.stats.search import Course
 from detect.thresholds.adjustable import DetectorSettings
 from detect.thresholds.bursts import BURSTS, LOSSES
-from detect.thresholds.devices import PAIRS
+from detect.thresholds.devices import DEVICE, ORDINARY, PAIRS
 from detect.thresholds.hosts import HOSTS
 from detect.thresholds.observing import PACE as SLOW_PACE
 from detect.thresholds.observing import STARVATION
 from detect.thresholds.statistics import PERSISTENCE, SEARCH
+from detect.whatif.traced import joined_groups
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 COMPUTE, OPTIMIZER, PACE = "compute", "optimizer", "pace"
@@ -201,11 +202,16 @@ class Sides:
         return any(not self.control[stage == one].any() for one in np.unique(stage[rows]))
 
     def is_one_group(self) -> bool:
-        """Return whether the host's ranks are of one TP group, or hold the shards of one model and
-        gather them beside their passes: all wait for one rank inside these.
+        """Return whether the host's ranks are of one TP group, or of one that exchanges tokens for
+        experts, whose waiting passes hold, or hold the shards of one model and gather them beside
+        their passes: all wait for one rank inside these.
         """
-        groups = np.unique(self.seen.members.tensor_group[self.own])
-        if len(groups) == 1 and int(self.own.sum()) > 1:
+        members, hidden = self.seen.members, self.seen.hidden_axes
+        group = members.tensor_group
+        if "ep" in hidden:
+            group = joined_groups(members.layout, members.ranks, hidden)
+        is_one = len(np.unique(group[self.own])) == 1 and int(self.own.sum()) > 1
+        if is_one and self.seen.holds_waiting:
             return True
         if not self.seen.hides_waiting or self.seen.transfers is None:
             return False
@@ -293,8 +299,21 @@ def _test(sides: Sides, name: str, over: Over) -> HostTest | None:
     counts = (is_shared or is_apart) and is_lasting
     if name == OPTIMIZER:
         counts &= effect >= SEARCH.interval_sigmas * robust.standard_error(mine)
+        counts &= effect >= DEVICE.sure_sigmas * _spread_of_hosts(sides, level)
     p_value = float(special.stdtr(degrees, -effect / error)) if counts else 1.0
     return HostTest(effect, error, p_value)
+
+
+def _spread_of_hosts(sides: Sides, level: Floats) -> float:
+    """Return sigma of the medians of the other hosts' ranks, of `level` (row,); 0 of few hosts.
+
+    Hosts launch the many short kernels of a step at speeds of their own. Example: steps take 0.90
+    to 1.10 times as long on hosts whose passes are all as quick as each other.
+    """
+    known = sides.control & np.isfinite(level)
+    medians = [float(np.median(level[known & (sides.host == one)]))
+               for one in np.unique(sides.host[known])]  # fmt: skip
+    return float(robust.spread(np.array(medians))) if len(medians) >= ORDINARY.min_peers else 0.0
 
 
 def _holds_in_each_of_few(sides: Sides, value: Floats, effect: float) -> bool:

@@ -67,10 +67,6 @@ class _Hosts:
         0.02, "share of their mean", Origin.BENCHMARK,
         "by which loads of a host differ in an iteration where what all read from limits them",
     )  # fmt: skip
-    device_share: float = limit(
-        0.1, "share of the effect", Origin.BENCHMARK,
-        "that the optimizer shows where data, or the partition, may make all passes longer",
-    )  # fmt: skip
     least_unconfirmed_log: float = limit(
         math.log(1.08), "log", Origin.BENCHMARK,
         "by which a host's ranks compute slower where neither optimizer nor clocks confirm it",

@@ -861,3 +861,42 @@ def test_ranks_that_hold_shards_of_one_model_wait_for_one_of_them(job, exchangin
             channels=Channels(seen, np.ones(8, dtype=bool)),
         )  # fmt: skip
         assert sides.is_one_group() == hides
+
+
+@pytest.mark.parametrize(("elsewhere", "owner"), [(0.0, Owner.NODE), (0.08, None)])
+def test_steps_of_a_host_stand_out_from_what_those_of_other_hosts_differ_by(job, elsewhere, owner):
+    """All four ranks of a TP group wait for one of them, and their steps take 1.12 times as long as
+    those of others; hosts whose passes are quick differ by as much, or not at all.
+    """
+    of_hosts = np.random.default_rng(3).normal(0.0, elsewhere, 8)
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return 1.12 if 4 <= slot.rank < 8 else float(np.exp(of_hosts[slot.rank // 4]))
+        return 1.13 if 4 <= slot.rank < 8 else 1.0
+
+    report = job(layout=Layout(tp=4, dp=8), hosts=4, work=work).report()
+    found = [one.owner for one in report.findings if one.ranks == (4, 5, 6, 7)]
+    assert (Owner.NODE in found) is (owner is Owner.NODE)
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_host_that_is_one_tp_group_is_slow_itself_where_nobody_waits_unseen(
+    job, exchanging, is_recorded
+):
+    """Each pass got as many tokens; steps tell nothing. Where what the ranks of a group send each
+    other was not recorded, all may wait for one.
+    """
+    made = job(
+        layout=Layout(tp=4, dp=8),
+        hosts=4,
+        tokens=lambda rank: (2048, 2048),
+        work=lambda slot: 1.1 if 4 <= slot.rank < 8 and slot.name != "optimizer" else 1.0,
+    )
+    groups = [(tuple(range(rank, rank + 4)), 10**8, 12.0) for rank in range(0, 32, 4)]
+    seen = exchanging(made.timeline(), groups)
+    kinds = (f"{'tp' if is_recorded else 'dp'} all_reduce of 1e8 bytes",)
+    seen = replace(seen, transfers=replace(seen.transfers, kinds=kinds))
+    report = judge(seen, DetectorSettings())
+    nodes = {rank for one in report.findings if one.owner is Owner.NODE for rank in one.ranks}
+    assert nodes == ({4, 5, 6, 7} if is_recorded else set())
