@@ -681,14 +681,15 @@ def _with_modules(found: list[Burst], of_modules: list[Burst]) -> list[Burst]:
 
 
 def _undecided(seen: Observations, found: Sequence[Finding]) -> Flags:
-    """Flag the rows that searches found slow and could not name, (row,).
+    """Flag the rows that searches found slow and could not name, (row,), or the transfers of their
+    groups, which say nothing of their passes.
 
     Being slow now and then raises a level a little, too little for one that lasts; and whoever is a
     little slower for good, as chips are, shows all the same when others are slow now and then.
 
     Example: 1.22 times as long in eight stretches of three passes, 1.03 times on the mean.
     """
-    causes = (Cause.COMPUTE, Cause.UNKNOWN)
+    causes = (Cause.COMPUTE, Cause.UNKNOWN, Cause.LINK)
     left = [one for one in found if one.owner is Owner.UNDECIDED and one.cause in causes]
     told = [one for one in found if one not in left]
     rows_left, rows_told = (rows_of_findings(seen.members, some) for some in (left, told))

@@ -236,6 +236,11 @@ class _Bursts:
         0.01, "probability", Origin.CONVENTION,
         "of slow passes of one kind only, below which that is no accident",
     )  # fmt: skip
+    one_slot_p: float = limit(
+        0.01, "probability", Origin.CONVENTION,
+        "of so many slow passes in one slot of the schedule at the rate of its others, below which "
+        "it is the slot",
+    )  # fmt: skip
     prior_hits: float = limit(
         0.5,
         "hits",

@@ -171,3 +171,19 @@ def test_where_data_vary_whole_passes_of_one_speed_may_be_longer_data(job, sprea
         one.ranks for one in judge(seen, DetectorSettings()).findings if one.owner is Owner.NODE
     }
     assert ((1,) in named) == (owner is Owner.NODE)
+
+
+@pytest.mark.parametrize(
+    ("of_stage", "owner"), [(1.0, Owner.NODE), (1.3, Owner.UNDECIDED)], ids=["alone", "both stages"]
+)
+def test_steps_that_end_with_that_of_another_stage_wait_for_it(job, of_stage, owner):
+    """Norms are summed over all stages: a sound rank ends its step with the slow one."""
+    passes = longer((2, 6))
+
+    def work(slot):
+        if slot.name == "optimizer" and slot.iteration in LONGER:
+            return {2: 1.3, 6: of_stage}.get(slot.rank, 1.0)
+        return passes(slot)
+
+    made = job(layout=Layout(dp=4, pp=2), iterations=14, noise=0.004, work=work)
+    assert owner_of(made.report(), (2,)) is owner

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from detect import Cause, Owner, detect
+from detect.causes.bursts import _undecided
 from detect.causes.hits import as_large, slow_passes
 from detect.observe.extract import observe
 from megascan.topology import Layout
@@ -362,3 +364,20 @@ def test_silence_about_collections_means_nothing_where_they_were_not_traced(job)
     told, untold = made.report(), detect(made.original_timeline())
     assert "gc" in told.minimum_detectable and "gc" not in untold.minimum_detectable
     assert any("garbage collection was not traced" in note for note in untold.notes)
+
+
+def test_what_groups_transfer_says_nothing_of_single_passes(job):
+    """A slow connection that nobody can be named for does not keep its ranks from being searched
+    for slow passes; one that is named does.
+    """
+    made = job(layout=Layout(dp=4))
+    left, told = (
+        SimpleNamespace(ranks=ranks, owner=owner, cause=Cause.LINK)
+        for ranks, owner in (((1, 3), Owner.UNDECIDED), ((2, 3), Owner.NODE))
+    )
+    assert _undecided(observe(made.timeline()), (left, told)).tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, Owner
+from detect.causes.hits import _of_one_slot
 from megascan.topology import Layout
 
 QUIET = 0.003
@@ -76,3 +77,14 @@ def test_who_waits_unseen_for_a_slow_rank_that_shares_its_experts_is_not_named(j
     work = together(slow(2, 1.5), but_optimizer(cut))
     named = [one.ranks for one in made.but(work=work).report().findings if one.owner is Owner.NODE]
     assert (2,) in named and (3,) not in named
+
+
+@pytest.mark.parametrize(
+    ("slots", "kept"),
+    [([0] * 8, 0), ([0, 1, 2, 3, 4, 5, 0, 3], 8), ([0] * 9 + [3], 1)],
+    ids=["one slot", "any", "mostly one"],
+)
+def test_a_device_that_comes_and_goes_chooses_no_slot_of_the_schedule(slots, kept):
+    hits = np.zeros((1, 12, 6), dtype=bool)
+    hits[0, np.arange(len(slots)), slots] = True
+    assert (hits & ~_of_one_slot(hits)).sum() == kept
