@@ -68,3 +68,18 @@ def test_a_short_loss_that_is_launched_late_is_no_waiting(job, lead_ms, named):
     """Forward passes take 0.6 ms; a host launches some kernels of a loss in 0.1 ms."""
     seen = of_pair(job, 1.2, usual=0.03)
     assert nodes(with_ends(seen, loss=(0.01 + lead_ms, 0.01))) == named
+
+
+@pytest.mark.parametrize(("elsewhere", "named"), [(1.0, [((5,), Cause.COMPUTE)]), (1.06, [])])
+def test_backward_passes_of_other_stages_show_by_how_much_mates_differ(job, elsewhere, named):
+    """Rank 5 ends its backward passes 3 % of them later than its mate, and begins late."""
+
+    def work(slot):
+        if slot.rank in (0, 2):  # a first stage, whose ranks differ by themselves
+            return elsewhere if slot.phase == "backward" else 1.0
+        by_phase = {5: {"backward": 1.13, "forward": 1.02}, 4: {"backward": 1.1, "forward": 1.1}}
+        return by_phase.get(slot.rank, {}).get(slot.phase, 1.0)
+
+    seen = observe(job(layout=Layout(tp=2, dp=2, pp=2), work=work).timeline())
+    found = nodes(replace(seen, splits_tensor_groups=True))
+    assert [one for one in found if one[0] == (5,)] == named
