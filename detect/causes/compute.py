@@ -226,13 +226,9 @@ def _finding(case: Case) -> Finding:
     share = 1.0 - 1.0 / in_all  # of its compute time, beyond that of its peers
     excess = np.where(case.active, np.nan_to_num(seen.busy_ns[row]) * share, 0.0)
     is_bound = seen.mixes_communication or not seen.splits_tensor_groups
-    members, at = seen.members, row
-    is_one_of_group = owner == Owner.NODE and len(members.workers[row]) > 1
-    slowest = _slow_of_group(case) if is_one_of_group else ()
-    if slowest and seen.workers is not None:
-        members = seen.workers.members
-        at = members.row(slowest[0])
-    ranks = slowest or members.workers[at]
+    members, at, ranks = _at_fault(case, owner)
+    is_part = len(ranks) > 1 and members is not seen.members
+    host = ", ".join(sorted(members.hosts_of(ranks))) if is_part else members.hosts[at]
     finding = build_finding(
         seen,
         Claim(
@@ -246,8 +242,7 @@ def _finding(case: Case) -> Finding:
             q_value=slow.suspect.q_value,
             num_peers=slow.num_peers,
             saved_ns=saved_by_compute(seen, row, excess),
-            subject=f"{ranks_text(ranks)} "
-            f"({place(members, at) if len(slowest) < 2 else f'host {members.hosts[at]}'})",
+            subject=f"{ranks_text(ranks)} ({f'host {host}' if is_part else place(members, at)})",
             predicate=_predicate(slow, cause, owner, is_bound, is_one=len(ranks) == 1),
             evidence=(
                 *_evidence(seen, slow),
@@ -265,10 +260,22 @@ def _finding(case: Case) -> Finding:
     finding = replace(
         finding,
         coordinates=members.coordinates(at),
-        host=members.hosts[at],
+        host=host,
         device=devices_of(members, members.rows_with(ranks)),
     )
     return of_far_later_host(finding) if len(ranks) == 1 else finding
+
+
+def _at_fault(case: Case, owner: Owner) -> tuple[Members, int, tuple[int, ...]]:
+    """Return the ranks that a finding is about, and the row of the first of them among its members:
+    those of the case, or of the group that its row stands for the ones at fault.
+    """
+    members, every = case.seen.members, case.seen.workers
+    is_group = owner is Owner.NODE and len(members.workers[case.row]) > 1
+    slowest = _slow_of_group(case) if is_group else ()
+    if slowest and every is not None:
+        return every.members, every.members.row(slowest[0]), slowest
+    return members, case.row, slowest or members.workers[case.row]
 
 
 def _slow_of_group(case: Case) -> tuple[int, ...]:
@@ -276,7 +283,7 @@ def _slow_of_group(case: Case) -> tuple[int, ...]:
     if case.clock is not None:
         return (case.clock[0],)
     if case.longer_step is not None:
-        return (case.longer_step.rank,)
+        return tuple(sorted(one.rank for one in case.longer_step.every))
     return () if case.longer_host is None else case.longer_host[0]
 
 
@@ -447,11 +454,15 @@ def _one_of_group(case: Case) -> Decision:
         )
     if longer is None:
         return Decision(False, ONE_OF_GROUP)
+    have = "alone has a slower optimizer step"
+    if longer.further is not None:
+        have = "have slower optimizer steps"
+    by = listed(times(float(np.exp(one.slower_log))) for one in longer.every)
     return Decision(
         True,
-        f"of its TP group, whose ranks wait for each other inside their passes, rank {longer.rank} "
-        f"alone has a slower optimizer step ({times(float(np.exp(longer.slower_log)))}), beside "
-        "those of its mates and of the ranks at its place in other groups",
+        "of its TP group, whose ranks wait for each other inside their passes, "
+        f"{ranks_text(tuple(one.rank for one in longer.every))} {have} ({by}), beside those of its "
+        "mates and of the ranks at its place in other groups",
     )
 
 
@@ -469,19 +480,31 @@ def _warms_up(case: Case) -> bool:
 
 
 def _changed_on_even_data(case: Case) -> bool:
-    """Return whether a rank that shares its data with nobody became slow inside the trace, while
-    all microbatches of the job take about as long as each other: then no document is longer.
+    """Return whether a rank that shares its data with nobody, or waits for nobody in its passes,
+    became slow inside the trace, while all microbatches of the job, its own among them, take about
+    as long as each other: then no document is longer.
+
+    Example: four passes of either kind that take 1.40, 1.04, 1.11 and 1.04 times the peers' time,
+    forward as backward, have documents of their own each; a device makes all of them 1.24 times.
     """
     members, row = case.seen.members, case.row
-    alone = int((members.replica == members.replica[row]).sum()) == 1
+    shares = members.replica == members.replica[row]
+    is_own = int(shares.sum()) == 1 or not case.seen.holds_waiting
     others_vary = any(
-        not one.suspect.course.active.all() for one in case.found.slow if one.suspect.row != row
+        not one.suspect.course.active.all()
+        for one in case.found.slow
+        if not shares[one.suspect.row]
     )
-    if not alone or members.layout.ep > 1 or not _has_changed(case) or others_vary:
+    has_changed = int((~case.active).sum()) >= PAIRS.min_normal_iterations
+    if not is_own or members.layout.ep > 1 or not has_changed or others_vary:
         return False
+    if stages_alike(members, case.passes.effects, row):
+        return False  # hardware chooses no replica
     deviation = deviations(case.seen.work, stage_groups(members), case.excluded)
-    spread = float(robust.spread(deviation[~case.excluded]))
-    return spread < IMBALANCE.min_sequence_spread_log
+    own, others = deviation[row][case.active], deviation[~case.excluded]
+    are_even = float(robust.spread(others)) < IMBALANCE.min_sequence_spread_log
+    most = min(IMBALANCE.min_sequence_spread_log, PAIRS.elsewhere_share * case.effect)
+    return are_even and float(robust.spread(own)) < most
 
 
 def _has_changed(case: Case) -> bool:

@@ -18,7 +18,7 @@ lower clock hardly touches). So:
   ranks wait for each other where their communication is taken out, as in the forward passes of
   traces without that of backward ones: who is as slow as the slowest mate there is slow himself;
 * passes slower, optimizer not, but all passes got as many tokens (`Observations.rules_data_out`)
-  and nobody shares the rank's data: the device;
+  and nobody shares the rank's data, or passes hold no waiting for who does: the device;
 * passes slower, optimizer not, but parts whose time grows with the tokens differ: products of
   matrices are slow, and what moves memory for each token is not. More tokens slow both, longer
   documents and more tokens for the experts neither, a lower clock the first: the device;
@@ -35,6 +35,7 @@ Undecided.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,7 @@ from detect.stats.residuals import Usual, deviations, estimate_noise, stage_grou
 from detect.text import milliseconds, times
 from detect.thresholds.devices import COMPUTE, DEVICE, ORDINARY, PAIRS
 from detect.thresholds.observing import KERNELS
+from detect.whatif.traced import joined_groups
 from megascan.arrays import Flags, Floats, Integers
 from megascan.timeline import rows_alike
 
@@ -130,12 +132,16 @@ def not_shown(
     has_experts = seen.members.layout.ep > 1 and not no_experts
     # tokens routed to its experts may explain the passes, and an ordinary difference of chips a
     # small share in the optimizer: so a larger share must show
-    share = DEVICE.optimizer_share_of_experts if has_experts else DEVICE.optimizer_share
-    share = PAIRS.agrees_share if more_tokens else share
+    share = PAIRS.agrees_share if more_tokens else DEVICE.optimizer_share
+    if has_experts and not more_tokens:
+        share = min(
+            DEVICE.optimizer_share_of_experts,
+            max(share, DEVICE.most_step_of_chips_log / max(float(passes.effects[row]), 1e-9)),
+        )
     shows = optimizer_shows(optimizer, passes, row, share)
     shows &= not _waits(seen, optimizer, passes, row)
     shows &= not _is_replicas(seen, optimizer, passes, row)
-    if shows or is_isolated(seen.members, passes, row):
+    if shows or is_isolated(seen.members, passes, row, beside=np.median):
         return None
     level = float(robust.centre(optimizer[row]))
     alike = np.array([row]) if has_experts else _slow_on_the_same_data(seen, passes, row)
@@ -252,9 +258,9 @@ def _waits(seen: Observations, optimizer: Floats, passes: Slowness, row: int) ->
     That rank is slow alike, and its optimizer is slower, relative to its passes, by more than twice
     as much as that of `row`. Ranks of an EP group exchange tokens inside passes (and do not count
     where attention is as slow as the passes); ranks of a TP group exchange whatever was not
-    recorded, and a rank that waits for a mate is as slow as the mate. Where two mates and more are
-    as slow, one of them at most is the reason: then `row` may wait for any whose optimizer is
-    slower by half as much as its own, or more.
+    recorded, if anything, and a rank that waits for a mate is as slow as the mate. Where two mates
+    and more are as slow, one of them at most is the reason: then `row` may wait for any whose
+    optimizer is slower by half as much as its own, or more.
     """
     members, effects = seen.members, passes.effects
     rivals = np.zeros(len(members), dtype=bool)
@@ -262,10 +268,10 @@ def _waits(seen: Observations, optimizer: Floats, passes: Slowness, row: int) ->
         group = members.layout.group(int(members.ranks[row]), "ep")
         rivals = np.isin(members.ranks, group)
         rivals &= effects >= PAIRS.agrees_share * effects[row]
-    mates = mates_of(members, row)
     alike = np.zeros(len(members), dtype=bool)
-    alike[mates] = np.abs(effects[mates] - effects[row]) <= DEVICE.alike_log_share * effects[row]
-    alike &= passes.slow
+    if seen.holds_waiting:
+        alike = _wait_together(seen, passes, row) & passes.slow
+        alike &= np.abs(effects - effects[row]) <= DEVICE.alike_log_share * effects[row]
     rivals = (rivals & passes.slow) | alike
     rivals[row] = False
     share = robust.centre(optimizer) / np.maximum(effects, DEVICE.least_isolated_log)
@@ -275,6 +281,19 @@ def _waits(seen: Observations, optimizer: Floats, passes: Slowness, row: int) ->
     return bool(share[row] < PAIRS.agrees_share * most or is_one_of_them)
 
 
+def _wait_together(seen: Observations, passes: Slowness, row: int) -> Flags:
+    """Flag the other ranks for which a row may wait unseen in its passes, (row,): its TP mates, and
+    all that exchange tokens for experts with these where nobody recorded that.
+    """
+    members = seen.members
+    group = members.tensor_group
+    if "ep" in seen.hidden_axes and not passes.is_beyond_experts(row):
+        group = joined_groups(members.layout, members.ranks, seen.hidden_axes)
+    together = group == group[row]
+    together[row] = False
+    return np.asarray(together)
+
+
 def optimizer_residuals(seen: Observations, groups: list[Integers], excluded: Flags) -> Floats:
     """Return log optimizer time less that of the others of each row's group, (row, iteration)."""
     return over_others(seen.optimizer_ns, groups, excluded)
@@ -282,9 +301,11 @@ def optimizer_residuals(seen: Observations, groups: list[Integers], excluded: Fl
 
 def attention_residuals(seen: Observations, excluded: Flags) -> Floats | None:
     """Return log attention time less that of the others of each row's stage, (row, iteration);
-    None where attention was not traced, or where there is no expert parallelism.
+    None where attention was not traced, or where there is no expert parallelism, and where TP or CP
+    ranks wait for each other in it unseen: for one whose experts are busy, too.
     """
-    if seen.attention_ns is None or seen.members.layout.ep < 2:
+    is_known = seen.attention_ns is not None and not {"tp", "cp"} & {*seen.hidden_axes}
+    if seen.attention_ns is None or not is_known or seen.members.layout.ep < 2:
         return None
     return over_others(seen.attention_ns, stage_groups(seen.members), excluded)
 
@@ -410,16 +431,22 @@ def _tells_backward(kinds: Boundness) -> bool:
     return bool(np.isfinite(kinds.memory.log_ns[:, :, kinds.memory.phase == BACKWARD]).any())
 
 
-def is_isolated(members: Members, passes: Slowness, row: int) -> bool:
+def is_isolated(
+    members: Members, passes: Slowness, row: int, beside: Callable[..., Floats] = np.max
+) -> bool:
     """Return whether the row stands out among the ranks that share every microbatch with it (TP,
-    CP).
+    CP): `beside` the slowest of them, for which it does not wait then, or the typical one, whose
+    passes the same data would lengthen: several mates may be slow by themselves.
+
+    Example: forward passes of four mates take 1.00, 1.00, 1.19 and 1.15 times as long as others',
+    backward passes, in which they wait for each other unseen, 1.16 times all.
     """
     mates = mates_of(members, row)
     effects = np.nan_to_num(passes.by_phase)
     own = effects[:, row]
     if members.layout.ep > 1 or not len(mates) or not own.min() > PAIRS.agrees_share * own.max():
         return False
-    over = own - effects[:, mates].max(axis=1)
+    over = own - beside(effects[:, mates], axis=1)
     least = max(DEVICE.isolated_share * float(own.max()), DEVICE.least_isolated_log)
     return bool(over.max() >= least and over.min() >= -DEVICE.least_isolated_log)
 
@@ -457,7 +484,8 @@ def _level_error(residual: Floats, slow: Flags, row: int) -> float:
 
     Take the spread of the other rows' levels, or the noise of the iterations with what is usual,
     whichever is less: three levels may lie far apart by chance, and a starved row's own noise is
-    large. But slow rows whose optimizer is quicker show how far a level may be off.
+    large; and of many levels no less than what they vary by. But slow rows whose optimizer is
+    quicker show how far a level may be off.
     """
     usual = Usual(floor=DEVICE.optimizer_error_log, spread=COMPUTE.gpu_spread_log)
     noise = estimate_noise(residual, slow, usual)
@@ -466,6 +494,8 @@ def _level_error(residual: Floats, slow: Flags, row: int) -> float:
     others = others[np.isfinite(others)]
     if len(others) > 1:
         error = min(error, float(np.sqrt(np.mean(others**2))))
+    if len(others) >= ORDINARY.min_ranks:
+        error = max(error, float(robust.spread(others)))
     quicker = robust.centre(residual)[slow]
     quicker = quicker[quicker < 0]
     if len(quicker):

@@ -209,7 +209,7 @@ def even_data(case: Case) -> str:
     alone = int((members.replica == members.replica[row]).sum()) == 1
     tokens = seen.tokens_of(row)
     gets_no_more = tokens is not None and tokens[0] <= tokens[1]
-    if (seen.rules_data_out or gets_no_more) and alone:
+    if (seen.rules_data_out or gets_no_more) and (alone or not seen.holds_waiting):
         return EVEN
     for same_data in (mates_of(members, row), np.flatnonzero(members.other_stages(row))):
         if len(same_data) and case.excluded[same_data].all():
@@ -342,7 +342,7 @@ def _as_sound_devices(case: Case, small: float) -> str:
     level = case.effect
     if _compares_with_pool(case):
         level = min(level, float(_levels(case)[case.row]))
-    reach = reach_of_sound(places, num_beside)
+    reach = reach_of_sound(places, num_beside, of_slowest=True)
     if level >= reach or _is_held_down(case) or _became_slow(case):
         return ""
     slower, others = times(float(np.exp(reach))), counted(sum(map(len, places)), "rank")
@@ -389,7 +389,7 @@ def _is_held_down(case: Case) -> bool:
 
 def _clock_stands_out(case: Case, rank: int) -> bool:
     """Return whether a rank's clock is lower than one more sound device's may be beside those of
-    seven others and more.
+    seven others and more, or of three, where it must be as low as no sound one of few was seen.
 
     Ranks that wait for others inside their passes blur how much devices differ; clocks do not.
     Example: 1575 MHz beside seven of 1725 to 1755, in a job whose experts wait for each other.
@@ -398,12 +398,14 @@ def _clock_stands_out(case: Case, rank: int) -> bool:
     clocks = {one: case.seen.counters.get(one, {}).get(CLOCK_NAME, 0.0) for one in ranks}
     own = clocks.pop(rank)
     below = np.log(np.array([one for one in clocks.values() if one > 0]) / own)
-    if len(below) < ORDINARY.min_ranks - 1:
+    if len(below) < ORDINARY.min_peers:
         return False
-    return bool(np.median(below) >= reach_of_sound([below], len(below)))
+    is_few = len(below) < ORDINARY.min_ranks - 1
+    least = float(np.log(ORDINARY.steps_alike_ratio)) if is_few else 0.0
+    return bool(np.median(below) >= max(least, reach_of_sound([below], len(below))))
 
 
-def reach_of_sound(places: Sequence[Floats], num_beside: int) -> float:
+def reach_of_sound(places: Sequence[Floats], num_beside: int, *, of_slowest: bool = False) -> float:
     """Return by how much one more sound device may be slower than `num_beside` others, log, where
     ranks of each of some places are known to lie so far off their peers.
 
@@ -411,14 +413,18 @@ def reach_of_sound(places: Sequence[Floats], num_beside: int) -> float:
     its own do: before anything was measured sigma is 0.56 % with the weight of one rank; each rank
     beside another says more, and Student's t with as many degrees how far one more may stray. Of
     two ranks that nobody else is compared with, nothing is known but what sound devices are known
-    to differ by.
+    to differ by. `of_slowest` asks how far the slowest of so many may stray, where seven and more
+    others show it: one in two hundred sound ones reaches further, and one of sixteen in thirteen.
 
         one of two                     8.5 %        one of eight, seven of which are alike   0.8 %
         one of three, two alike        4.9 %        of sixteen                               0.4 %
         one of four, three alike       2.2 %        of four, the others of a sigma of 3 %     18 %
     """
     degrees, sigma = _law_of_sound(places, num_beside)
-    reach = float(special.stdtrit(degrees, ORDINARY.reach_share) * sigma)
+    share = ORDINARY.reach_share
+    if of_slowest and num_beside >= ORDINARY.min_ranks - 1:
+        share = 1.0 - (1.0 - share) / (num_beside + 1)
+    reach = float(special.stdtrit(degrees, share) * sigma)
     is_known = degrees > ORDINARY.usual_weight
     return min(reach, ORDINARY.most_log) if is_known else ORDINARY.most_of_two_log
 
@@ -765,7 +771,8 @@ def _by_other_stages(case: Case) -> str:
 def _by_optimizer(case: Case) -> str:
     slow, effect = case.slow, case.effect
     low, high = PAIRS.agrees_share * effect, PAIRS.max_phase_ratio * effect
-    agree = all(low <= phase <= high for phase in slow.by_phase)
+    known = [phase for phase in slow.by_phase if np.isfinite(phase)]
+    agree = all(low <= phase <= high for phase in known)
     if not agree or effect < PAIRS.min_effect_log or case.seen.members.layout.ep > 1:
         return ""
     if not slow.optimizer >= max(DEVICE.optimizer_share * effect, PAIRS.min_optimizer_log):

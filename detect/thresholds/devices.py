@@ -362,6 +362,15 @@ class _Device:
         0.25, "share of the effect", Origin.PHYSICS,
         "that it shows at least where experts may be hot: chips that differ by 2 % show as much",
     )  # fmt: skip
+    least_beside_further: int = limit(
+        2, "ranks", Origin.CONVENTION,
+        "of a TP group that would wait in their steps as a second slow one may, and do not",
+    )  # fmt: skip
+    most_step_of_chips_log: float = limit(
+        0.04, "log", Origin.PHYSICS,
+        "by which steps of sound chips of one model differ at most: a quarter of what clocks do, "
+        "by 15 %; a step that is slower shows its device, however busy its experts are",
+    )  # fmt: skip
     most_optimizer_log: float = limit(
         math.log(3.0), "log", Origin.PHYSICS,
         "that it may be slower than the passes: more of a device's memory would slow those as well",

@@ -109,12 +109,22 @@ def test_heat_that_holds_down_half_of_the_devices_is_no_slower_chips(job, reason
     [
         ((1980, 1965, 1980, 1995, 1980, 1965, 1980), True),
         ((1980, 1830, 2040, 1905, 2100, 1860, 1995), False),
-        ((1980, 1965, 1980), False),
+        ((1980, 1965, 1980), True),
+        ((1930, 1915, 1930), False),
+        ((1980, 1920, 1995), False),
+        ((1980, 1980), False),
     ],
-    ids=["seven alike", "as different as chips are", "three alike"],
+    ids=[
+        "seven alike",
+        "as different as chips are",
+        "three alike",
+        "7 %",
+        "three that differ",
+        "two",
+    ],
 )
-def test_a_clock_that_stands_out_from_seven_others_is_no_slower_chips(clocks, stands_out):
-    """1800 MHz: 9 % below the others' median."""
+def test_a_clock_that_stands_out_from_others_is_no_slower_chips(clocks, stands_out):
+    """1800 MHz: 9 % below the others' median. Beside fewer than seven it must be 8 %."""
     counters = {rank: {"sm_clock_mhz": float(one)} for rank, one in enumerate((1800, *clocks))}
     workers = tuple((rank,) for rank in counters)
     case = SimpleNamespace(

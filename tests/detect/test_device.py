@@ -140,13 +140,22 @@ def test_who_waits_for_a_hidden_exchange_of_tokens_is_not_named(job):
 
 
 @pytest.mark.parametrize(
-    ("slow", "owner"),
-    [({2}, Owner.NODE), (set(), Owner.UNDECIDED), ({2, 3}, Owner.UNDECIDED)],
-    ids=["the device", "its experts", "longer data"],
+    ("slow", "axis", "owner"),
+    [
+        ({2}, "tp", Owner.NODE),
+        (set(), "tp", Owner.UNDECIDED),
+        ({2, 3}, "tp", Owner.UNDECIDED),
+        ({2}, "dp", Owner.UNDECIDED),
+    ],
+    ids=["the device", "its experts", "longer data", "mates wait in it unseen"],
 )
-def test_attention_tells_a_slow_device_from_a_busy_expert(job, slow, owner):
+def test_attention_tells_a_slow_device_from_a_busy_expert(job, exchanging, slow, axis, owner):
     """The optimizer tells nothing; ranks 2 and 3 of a TP group work on the same data."""
-    seen = observe(job(layout=Layout(tp=2, dp=4, ep=2), work=passes_of({2}, 1.3)).timeline())
+    made = job(layout=Layout(tp=2, dp=4, ep=2), work=passes_of({2}, 1.3))
+    groups = [((rank, rank + 1), 10**8, 12.0) for rank in range(0, 8, 2)]
+    seen = exchanging(made.timeline(), groups)
+    kinds = (f"{axis} all_reduce of 1e8 bytes",)
+    seen = replace(seen, transfers=replace(seen.transfers, kinds=kinds))
     attention = np.full(seen.busy_ns.shape, 1e7)
     attention[list(slow)] *= 1.25
     found = owners(judge(replace(seen, attention_ns=attention), DetectorSettings()))
@@ -405,3 +414,107 @@ def test_a_slow_stage_beside_one_whose_step_is_quick_shares_its_data(job):
     assert Owner.NODE not in {owner for _, owner in owners(made.report()).values()}
     sibling = 1.0
     assert owners(made.report())[(7,)] == (Cause.COMPUTE, Owner.NODE)
+
+
+def test_two_slow_ranks_of_an_unsplit_group_are_told_apart(job):
+    """Slow memory lengthens the step of rank 9 by far; rank 10 stands out from those that are left.
+    Of a group of two nobody would be.
+    """
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return {9: 2.6, 10: 1.08}.get(slot.rank, 1.0)
+        return 1.5 if 8 <= slot.rank < 16 else 1.0
+
+    seen = observe(job(layout=Layout(tp=8, dp=4), work=work, hosts=8).timeline())
+    report = judge(replace(seen, splits_tensor_groups=False), DetectorSettings())
+    (words,) = [" ".join(one.evidence) for one in report.findings if one.ranks == (9, 10)]
+    assert "ranks 9 and 10 have slower optimizer steps (2.6" in words
+    assert {rank for one in report.findings for rank in one.ranks} == {9, 10}
+
+
+def test_who_may_wait_for_a_slow_mate_in_its_step_is_not_named_beside_it(job):
+    """Of TP 2 and CP 2 the TP mate's step is longer, too: no other rank stands so to rank 5."""
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return {5: 2.6, 4: 1.2}.get(slot.rank, 1.0)
+        return 1.5 if 4 <= slot.rank < 8 else 1.0
+
+    seen = observe(job(layout=Layout(tp=2, cp=2, dp=4), work=work).timeline())
+    report = judge(replace(seen, splits_tensor_groups=False), DetectorSettings())
+    nodes = {rank for one in report.findings if one.owner is Owner.NODE for rank in one.ranks}
+    assert nodes == {5}
+
+
+@pytest.mark.parametrize(
+    ("steps", "named"),
+    [({4: 1.0, 5: 0.3}, False), ({4: 1.7, 5: 1.0}, True), ({4: 0.97, 5: 0.9}, True)],
+    ids=["its mate waits less", "its own is longer", "both wait less, it by little"],
+)
+def test_a_step_is_longer_than_others_at_its_place_and_not_only_than_its_mates(job, steps, named):
+    """Both passes take 1.05 times as long: a step that is longer by far more must be its own."""
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return steps.get(slot.rank, 1.0)
+        return 1.1 if slot.rank in steps else 1.0
+
+    seen = observe(job(layout=Layout(tp=2, dp=4), work=work).timeline())
+    report = judge(replace(seen, splits_tensor_groups=False), DetectorSettings())
+    of_compute = [one for one in report.findings if one.cause is Cause.COMPUTE]
+    assert ((4,) in [one.ranks for one in of_compute if one.owner is Owner.NODE]) is named
+
+
+@pytest.mark.parametrize(
+    ("forward", "named"),
+    [((1.0, 1.0, 1.2, 1.15), {(6,), (7,)}), ((1.14, 1.15, 1.2, 1.15), {(6,)})],
+    ids=["two by themselves", "longer data, and one"],
+)
+def test_two_of_several_mates_may_be_slow_by_themselves(job, forward, named):
+    """Backward passes of all four are as long: they wait for each other there, unseen."""
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return 1.05 if slot.rank == 6 else 1.0
+        if slot.name == "backward":
+            return 1.2 if 4 <= slot.rank < 8 else 1.0
+        return dict(zip(range(4, 8), forward, strict=True)).get(slot.rank, 1.0)
+
+    found = owners(job(layout=Layout(tp=4, dp=3), work=work).report())
+    assert {ranks for ranks, (_, owner) in found.items() if owner is Owner.NODE} == named
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_mates_wait_for_nobody_where_all_they_exchange_was_recorded(job, exchanging, is_recorded):
+    """All four of a TP group are slow, and their steps by a tenth of that, each by a bit more or
+    less.
+    """
+    steps = {4: 1.05, 5: 1.03, 6: 1.04, 7: 1.03}
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return steps.get(slot.rank, 1.0)
+        return 1.3 if slot.rank in steps else 1.0
+
+    groups = [(tuple(range(rank, rank + 4)), 10**8, 12.0) for rank in range(0, 16, 4)]
+    seen = exchanging(job(layout=Layout(tp=4, dp=4), work=work).timeline(), groups)
+    axis = "tp" if is_recorded else "dp"
+    kinds = (f"{axis} all_reduce of 1e8 bytes",)
+    seen = replace(seen, transfers=replace(seen.transfers, kinds=kinds))
+    found = owners(judge(seen, DetectorSettings()))
+    nodes = {ranks for ranks, (_, owner) in found.items() if owner is Owner.NODE}
+    assert nodes == ({(rank,) for rank in steps} if is_recorded else set())
+
+
+@pytest.mark.parametrize(("step", "named"), [(1.06, {(1,)}), (1.02, set())])
+def test_no_sound_chip_is_as_slow_in_its_step_however_busy_its_experts_are(job, step, named):
+    """Ranks of an EP group take 1.35 times as long; a quarter of that need not show in the step."""
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return step if slot.rank == 1 else 1.0
+        return 1.35 if slot.rank < 4 else 1.0
+
+    found = owners(job(layout=Layout(dp=8, ep=4), work=work).report())
+    assert {ranks for ranks, (_, owner) in found.items() if owner is Owner.NODE} == named

@@ -411,3 +411,22 @@ def test_all_ranks_of_a_place_in_their_groups_need_not_be_slow_by_as_much(job, s
 
     report = job(layout=Layout(tp=4, dp=4, pp=2), work=work).report()
     assert {one.ranks[0] for one in report.findings if one.owner is Owner.NODE} == named
+
+
+@pytest.mark.parametrize(
+    ("num", "percent"),
+    [(3, 2.2), (7, 1.18), (15, 0.65)],
+    ids=["too few to tell", "eight", "sixteen"],
+)
+def test_how_slow_the_slowest_of_many_sound_devices_may_be(num, percent):
+    reach = reach_of_sound([np.zeros(num)], num, of_slowest=True)
+    assert 100 * np.expm1(reach) == pytest.approx(percent, abs=0.05)
+
+
+@pytest.mark.parametrize(("level", "owner"), [(1.047, Owner.UNDECIDED), (1.06, Owner.NODE)])
+def test_the_slowest_of_sixteen_uneven_chips_is_undecided(job, level, owner):
+    """Two of the others are 3.3 and 1.8 % slower, one 1.9 % quicker."""
+    others = [1.002, 0.995, 1.002, 1.018, level, 0.981, 0.999, 0.989]
+    others += [1.004, 1.005, 1.002, 0.992, 1.001, 0.999, 1.033, 0.996]
+    found = owners(job(layout=Layout(dp=16), work=chips(others)).report())
+    assert dict(found)[(4,)] is owner

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from detect import Owner
+from detect.causes.compute import CHANGED
 from detect.stats.search import peers_changed
 from megascan.topology import Layout
 
@@ -60,3 +61,20 @@ def test_what_a_rank_shows_itself_decides(own, by_peers):
 def test_a_whole_window_has_no_change():
     value = np.full(6, 0.3)
     assert not peers_changed(value, np.zeros(6), value > 0)
+
+
+@pytest.mark.parametrize("is_device", [True, False])
+def test_documents_that_are_longer_in_some_iterations_differ_from_each_other(job, is_device):
+    """The rank's step tells nothing. Its documents lengthen both passes of a microbatch, each by as
+    much as it is longer; a device, all by one factor.
+    """
+
+    def work(slot):
+        if slot.rank != 5 or slot.iteration < CHANGE or slot.name == "optimizer":
+            return 1.0
+        place = (slot.iteration, slot.microbatch)
+        return 1.25 if is_device else float(np.random.default_rng(place).uniform(1.05, 1.45))
+
+    report = job(layout=Layout(dp=8), work=work, iterations=24).report()
+    words = " ".join(sentence for one in report.findings for sentence in one.evidence)
+    assert (CHANGED in words) is is_device
