@@ -203,15 +203,15 @@ class Sides:
 
     def is_one_group(self) -> bool:
         """Return whether the host's ranks are of one TP group, or of one that exchanges tokens for
-        experts, whose waiting passes hold, or hold the shards of one model and gather them beside
-        their passes: all wait for one rank inside these.
+        experts unseen, or hold the shards of one model and gather them beside their passes: all
+        wait for one rank inside these. Not where passes hold no waiting and no data are longer.
         """
         members, hidden = self.seen.members, self.seen.hidden_axes
         group = members.tensor_group
         if "ep" in hidden:
             group = joined_groups(members.layout, members.ranks, hidden)
         is_one = len(np.unique(group[self.own])) == 1 and int(self.own.sum()) > 1
-        if is_one and self.seen.holds_waiting:
+        if is_one and (self.seen.holds_waiting or not self.seen.rules_data_out):
             return True
         if not self.seen.hides_waiting or self.seen.transfers is None:
             return False
