@@ -123,6 +123,10 @@ LATE_THEN = (
     "many as are slow: its host, which launches them too late, may be the reason"
 )
 ALL_LATE = "all devices wait for their hosts here, and some host is late by more now and then"
+ALONE = (
+    "no other rank shares its stage, so that nobody knows what sound passes of it vary by, and "
+    "mending it would gain next to nothing: no reason to change a node"
+)
 HARDLY_SURE = (
     "mending it would gain next to nothing, and chance is hardly excluded: trace more iterations"
 )
@@ -272,6 +276,9 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
     is_named = finding.owner is Owner.NODE and cause is Cause.COMPUTE
     if is_named and is_little and burst.q_value > BURSTS.certain_q and not burst.is_one_speed:
         return undecided(finding, HARDLY_SURE)
+    is_alone = int((members.stage == members.stage[row]).sum()) == 1
+    if is_named and is_alone and finding.step_time_cost_ratio < ORDINARY.small_gain_ratio:
+        return undecided(finding, ALONE)
     return finding
 
 

@@ -180,12 +180,13 @@ def _worth_saying(case: Case) -> bool:
     slow = case.slow
     if slow.across_stages and slow.suspect.course.effect < LIMITS.lone_floor_log:
         return False
-    # one pass alone is no known fault of a device: only beyond all doubt, and lasting; but a host
-    # that is late lengthens most the pass whose kernels are short
+    # one pass alone is no known fault of a device: only beyond all doubt, and lasting; but in a
+    # profile a host that is late lengthens most the pass whose kernels are short
     lasting = bool(slow.suspect.course.active.all()) and slow.suspect.q_value < LIMITS.surely_q
     if lasting or not _one_sided(slow):
         return True
-    return starvation(case.seen, case.row, case.active, case.effect) is not None
+    is_profile = not case.seen.tells_passes
+    return is_profile and starvation(case.seen, case.row, case.active, case.effect) is not None
 
 
 def _one_sided(slow: SlowRow) -> bool:
@@ -551,7 +552,10 @@ def _alone_on_its_stage(case: Case) -> Decision:
     # stages differ a little anyway: what they run besides their layers differs
     if case.effect < np.log(ORDINARY.little_ratio) and not _stands_out_of_equal_layers(case):
         return Decision(False, OTHER_LAYERS)
-    why = EQUAL_LAYERS if case.seen.has_equal_layers else _by_what_it_moves(case)
+    if case.seen.has_equal_layers:
+        is_alike = min(case.slow.by_phase) >= PAIRS.agrees_share * max(case.slow.by_phase)
+        return Decision(is_alike, EQUAL_LAYERS if is_alike else NOT_ALIKE)
+    why = _by_what_it_moves(case)
     return Decision(bool(why), why or OTHER_LAYERS)
 
 

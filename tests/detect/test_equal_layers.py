@@ -39,6 +39,21 @@ def test_a_slow_rank_alone_on_its_stage(job, slow, kinds, owner):
     assert (EQUAL_LAYERS in report.findings[0].evidence) == (owner is Owner.NODE)
 
 
+@pytest.mark.parametrize(("backward", "owner"), [(1.25, Owner.NODE), (1.75, Owner.UNDECIDED)])
+def test_equal_layers_that_are_not_slow_alike_are_no_slow_device(job, backward, owner):
+    """Forward layers take 1.3 times as long as elsewhere. A schedule that computes gradients of
+    weights later on one stage than on the other makes backward layers longer by far.
+    """
+
+    def longer(slot):
+        factor = {"forward": 1.3, "backward": backward}.get(slot.phase, 1.0)
+        return factor if slot.rank == 2 else 1.0
+
+    run = job(layout=Layout(pp=4), layers=2, kinds=lambda rank: {"5f": (rank,)}, work=longer)
+    found = {one.ranks: one.owner for one in run.report().findings if one.cause is Cause.COMPUTE}
+    assert found == {(2,): owner}
+
+
 def test_layers_of_unlike_kinds_are_not_compared_across_stages(job):
     """The first stage's layers are dense and take three times as long, as those with experts; its
     devices wait for their launches.

@@ -831,6 +831,22 @@ def test_what_the_first_rank_does_at_the_end_is_said_beside_health(job, share, i
 
 
 @pytest.mark.parametrize(
+    ("stops_ms", "owner"), [(40.0, Owner.NODE), (3.0, Owner.UNDECIDED)], ids=["pauses", "gaps"]
+)
+def test_of_a_profile_many_short_gaps_are_the_pace_of_a_host(job, stops_ms, owner):
+    """40 ms of 290 more than on its peers, of whose kernels as many come just in time, and launches
+    as quick as theirs: where the profile shows few stops somebody's host is the last.
+    """
+    made = job(layout=Layout(dp=4), gap_ms=lambda slot: 42.0 if slot.rank == 2 else 2.0)
+    starved, paces, stopped = np.full((4, 20), 0.4), np.zeros((4, 20)), np.full((4, 20), 0.5e6)
+    stopped[2] = stops_ms * 1e6
+    told = replace(observe(made.timeline()), tells_passes=False, starved_share=starved,
+                   held_pace=paces, stopped_ns=stopped)  # fmt: skip
+    found = judge(told, DetectorSettings()).findings
+    assert [(one.ranks, one.cause, one.owner) for one in found] == [((2,), Cause.HOST, owner)]
+
+
+@pytest.mark.parametrize(
     ("gaps_ms", "starved_share", "owner"),
     [
         (8.0, 0.06, Owner.UNDECIDED),  # some hundred gaps: the pace of a host that comes last

@@ -381,3 +381,33 @@ def test_what_groups_transfer_says_nothing_of_single_passes(job):
         False,
         False,
     ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "share", "factor", "owner"),
+    [
+        (Layout(pp=2), 0.03, 1.5, Owner.UNDECIDED),
+        (Layout(pp=2), 0.1, 1.5, Owner.NODE),
+        (Layout(pp=2, dp=4), 0.03, 1.5, Owner.NODE),
+    ],
+    ids=["gains 0.7 %", "gains 2.6 %", "beside ranks of its stage"],
+)
+def test_slow_passes_of_a_lone_stage_that_cost_next_to_nothing_name_nobody(
+    job, layout, share, factor, owner
+):
+    """Passes here and there: what sound ones of a stage vary by only other ranks of it show."""
+    random = np.random.default_rng(1)
+    slow = {
+        (iteration, microbatch, phase)
+        for iteration in range(1, 40)
+        for microbatch in range(16)
+        for phase in ("forward", "backward")
+        if random.random() < share
+    }
+
+    def work(slot):
+        is_slow = (slot.iteration, slot.microbatch, slot.phase) in slow
+        return factor if is_slow and slot.rank == 1 and slot.name != "optimizer" else 1.0
+
+    report = job(layout=layout, iterations=20, microbatches=8, work=work).report()
+    assert [(one.ranks, one.owner) for one in report.findings] == [((1,), owner)]
