@@ -86,7 +86,7 @@ from detect.causes.searches import (
     mates_that_load,
     others_load_as_long,
 )
-from detect.observe.observations import Observations
+from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import counted, milliseconds, percent, subject_of
@@ -272,14 +272,20 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
     )
     is_usual = cause == Cause.COMPUTE and burst.usual_rate >= BURSTS.usual_share
     finding = undecided_if_free(finding, NOBODY_WAITS, is_estimated=is_usual)
-    is_little = finding.step_time_cost_ratio < ORDINARY.worthwhile_ratio
-    is_named = finding.owner is Owner.NODE and cause is Cause.COMPUTE
-    if is_named and is_little and burst.q_value > BURSTS.certain_q and not burst.is_one_speed:
+    return _worth_naming(members, burst, finding)
+
+
+def _worth_naming(members: Members, burst: Burst, finding: Finding) -> Finding:
+    """Return the finding, undecided where a device is named although mending it gains little, and
+    chance, or what sound passes of a lone stage vary by, is not excluded.
+    """
+    if finding.owner is not Owner.NODE or finding.cause is not Cause.COMPUTE:
+        return finding
+    cost, is_sure = finding.step_time_cost_ratio, burst.q_value <= BURSTS.certain_q
+    if cost < ORDINARY.worthwhile_ratio and not (is_sure or burst.is_one_speed):
         return undecided(finding, HARDLY_SURE)
-    is_alone = int((members.stage == members.stage[row]).sum()) == 1
-    if is_named and is_alone and finding.step_time_cost_ratio < ORDINARY.small_gain_ratio:
-        return undecided(finding, ALONE)
-    return finding
+    is_alone = int((members.stage == members.stage[burst.row]).sum()) == 1
+    return undecided(finding, ALONE) if is_alone and cost < ORDINARY.small_gain_ratio else finding
 
 
 def _longer_ns(seen: Observations, burst: Burst) -> Floats:
@@ -293,6 +299,8 @@ def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owne
     starved = starvation(seen, burst.row, burst.hits) if cause == Cause.COMPUTE else None
     if starved is not None:
         owner, why = starved
+        if owner is Owner.JOB:  # hosts that are always late do not choose these iterations
+            return Cause.HOST, Owner.UNDECIDED, (why, ALL_LATE)
         is_node = owner is Owner.NODE
         reasons = {
             FEW: not burst.is_sure,

@@ -63,7 +63,7 @@ from detect.causes.ordinary import (
     ordinary_difference,
 )
 from detect.causes.power import Power, limits, planted_power, slowest
-from detect.causes.readings import reading_evidence
+from detect.causes.readings import braked, reading_evidence
 from detect.causes.searches import (
     ComputeSearch,
     SlowRow,
@@ -330,11 +330,12 @@ def _predicate(slow: SlowRow, cause: Cause, owner: Owner, is_bound: bool, *, is_
 def _judge(case: Case) -> tuple[Cause, Owner, tuple[str, ...]]:
     """Return cause and owner, with the sentences that carry them."""
     seen, slow = case.seen, case.slow
+    has_low_clock = case.clock is not None
     starved = starvation(seen, case.row, case.active, case.effect)
-    if starved is not None:
+    # all devices may wait for their hosts; that one of them is hot, or braked, is no host's doing
+    if starved is not None and not (case.clock and braked(seen, case.excluded, case.clock[0])):
         owner, because = starved
         return Cause.HOST, owner, (because,)
-    has_low_clock = case.clock is not None
     # whoever waits for a late mate in forward passes may wait in its step as well
     has_longer_step = case.longer_step is not None and not _in_one_pass(slow)
     is_shown = has_low_clock or has_longer_step
@@ -504,7 +505,7 @@ def _changed_on_even_data(case: Case) -> bool:
     deviation = deviations(case.seen.work, stage_groups(members), case.excluded)
     own, others = deviation[row][case.active], deviation[~case.excluded]
     are_even = float(robust.spread(others)) < IMBALANCE.min_sequence_spread_log
-    most = min(IMBALANCE.min_sequence_spread_log, PAIRS.elsewhere_share * case.effect)
+    most = min(IMBALANCE.min_sequence_spread_log, PAIRS.agrees_share * case.effect)
     return are_even and float(robust.spread(own)) < most
 
 

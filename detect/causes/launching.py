@@ -45,6 +45,10 @@ FAR_LATER = (
     "but the step would be far shorter without this one: if its host were late only as all others "
     "are, the next one would hold up the step as much"
 )
+BEYOND_HOSTS = (
+    "but hosts of one model differ by less than this rank and its peers: its host, or its device, "
+    "may be slow"
+)
 WANDERS = (
     "it launches slowly in some iterations and hardly slower than others in the rest: load that "
     "comes and goes, on any host, looks like this in a short window"
@@ -148,10 +152,9 @@ def starvation(
         f"the host; of its peers' {theirs:.0%}"
     )
     if _are_starved(others) and not _is_far_busier(seen, row, active):
-        return Owner.JOB, (
-            f"{words}; but other TP groups have a starved rank too: the job is host-bound, "
-            "whatever the node"
-        )
+        is_far = effect > PACE.slow_log
+        words += "; but other TP groups have a starved rank too: the job is host-bound"
+        return (Owner.UNDECIDED, f"{words}; {BEYOND_HOSTS}") if is_far else (Owner.JOB, words)
     words += _idle_beyond_launching(seen, row, active)
     least = STARVATION.slower_share * effect
     if theirs > STARVATION.fed_share:  # somebody's host is always the last, by what hosts differ by

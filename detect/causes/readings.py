@@ -76,20 +76,29 @@ def low_clocks(seen: Observations, slow: Flags, row: int, effect: float) -> dict
     return found
 
 
+def braked(seen: Observations, slow: Flags, rank: int) -> bool:
+    """Return whether a reason that no sound device has holds a rank's clock down: heat, a brake."""
+    theirs = [int(one.get(REASONS_NAME, 0)) for one in _of_sound(seen, slow)]
+    own = int(seen.counters.get(rank, {}).get(REASONS_NAME, 0))
+    return bool(peculiar_reasons(own, theirs))
+
+
+def _of_sound(seen: Observations, slow: Flags) -> list[Mapping[str, float]]:
+    return [
+        seen.counters.get(one, {})
+        for place in np.flatnonzero(~slow).tolist()
+        for one in seen.members.workers[place]
+    ]
+
+
 def held_down(seen: Observations, slow: Flags, rank: int) -> bool:
     """Return whether no work of its own explains a rank's low clock: it is held down by a reason
     that no sound device has, or lies far below all of them, and not at its power limit.
     """
-    own = seen.counters.get(rank, {})
-    members = seen.members
-    theirs = [
-        seen.counters.get(one, {})
-        for place in np.flatnonzero(~slow).tolist()
-        for one in members.workers[place]
-    ]
-    reasons = int(own.get(REASONS_NAME, 0))
-    if peculiar_reasons(reasons, [int(one.get(REASONS_NAME, 0)) for one in theirs]):
+    if braked(seen, slow, rank):
         return True
+    own, theirs = seen.counters.get(rank, {}), _of_sound(seen, slow)
+    reasons = int(own.get(REASONS_NAME, 0))
     clocks = [one[CLOCK_NAME] for one in theirs if one.get(CLOCK_NAME, 0.0) > 0]
     least = min(clocks, default=0.0) / ORDINARY.little_ratio
     return 0.0 < own.get(CLOCK_NAME, 0.0) <= least and not is_capped(reasons)

@@ -222,36 +222,17 @@ class Sides:
         """Return whether the host's ranks are whole replicas, whole stages, or one TP group.
 
         In a TP group whose communication is hidden in its passes, all ranks are as slow as one.
-        Replicas do not count if no data are longer than others, or data would have to know of hosts
-        (`_chooses_host`), nor stages if all layers are equal.
+        Replicas do not count if no data are longer than others, nor stages if all layers are equal.
         """
         members = self.seen.members
         if self.is_one_group():
             return True
-        units = [] if self.seen.rules_data_out or self._chooses_host() else [members.replica]
+        units = [] if self.seen.rules_data_out else [members.replica]
         units += [] if self.seen.has_equal_layers else [members.stage]
         return any(
             len(np.unique(unit)) > 1 and not np.isin(unit[~self.own], unit[self.own]).any()
             for unit in units
         )
-
-    def _chooses_host(self) -> bool:
-        """Return whether several replicas that are slow alike, and no other, are those of one host:
-        data are longer on this replica or that one, by more here and by less there.
-
-        If data were the reason, the slow r of N replicas would be those of one of H hosts with
-        probability H / C(N, r). Example: 4 of 32 replicas on 8 hosts, 2e-4; passes take 1.76 to
-        1.79 times as long on them, and 0.98 to 1.02 times on the others.
-        """
-        replica, level = self.seen.members.replica, self.over[COMPUTE].level
-        if not np.isfinite(level).all() or self.seen.members.layout.ep > 1:
-            return False
-        own, others = level[self.own], level[self.control]
-        most = HOSTS.sound_before_share * float(own.mean() - others.mean())
-        num_own, num_all = len(np.unique(replica[self.own])), len(np.unique(replica))
-        chance = len(np.unique(self.host)) / float(special.comb(num_all, num_own))
-        are_alike = max(float(np.ptp(own)), float(np.ptp(others))) <= most
-        return are_alike and chance <= HOSTS.correlation_p
 
 
 def channel_tests(sides: Sides) -> Iterator[tuple[str, HostTest]]:

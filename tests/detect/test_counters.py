@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
@@ -174,6 +175,29 @@ def test_a_brake_that_meets_one_pass_only_is_the_devices(job):
     counters[1] = counters[1] | {"sm_clock_mhz": 990.0, "clock_event_reasons": 128.0}
     (finding,) = run.but(counters=counters).report().findings
     assert (finding.ranks, finding.owner, finding.cause) == ((1,), Owner.NODE, Cause.COMPUTE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "owner", "cause"),
+    [
+        ({"sm_clock_mhz": 1350.0, "clock_event_reasons": 128.0}, Owner.NODE, Cause.COMPUTE),
+        ({"sm_clock_mhz": 1350.0}, Owner.UNDECIDED, Cause.HOST),
+        ({}, Owner.UNDECIDED, Cause.HOST),
+    ],
+    ids=["a brake", "a low clock, as of a device with little to do", "nothing"],
+)
+def test_a_braked_device_is_no_fault_of_hosts_that_are_all_late(job, changes, owner, cause):
+    """All work comes just in time on all ranks, and one takes 1.42 times as long as its peers: more
+    than hosts of one model differ by.
+    """
+    usual = {"sm_clock_mhz": 1980.0, "clock_event_reasons": 0.0}
+    counters = {rank: usual | (changes if rank == 5 else {}) for rank in range(8)}
+    longer = job(layout=Layout(dp=8), counters=counters,
+                 work=lambda slot: 1.42 if slot.rank == 5 else 1.0)  # fmt: skip
+    seen = observe(longer.timeline())
+    starved = np.full(seen.busy_ns.shape, 1.0)
+    found = judge(replace(seen, starved_share=starved), DetectorSettings()).findings
+    assert [(one.ranks, one.owner, one.cause) for one in found] == [((5,), owner, cause)]
 
 
 def test_a_brake_that_holds_in_a_part_of_each_iteration_is_the_devices(job):

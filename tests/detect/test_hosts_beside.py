@@ -193,20 +193,3 @@ def test_a_host_that_launches_far_more_slowly_at_times_is_no_load_of_any_host(
     value[7, 1] = elsewhere
     over = {"pace": SimpleNamespace(value=value)}
     assert keeps_its_pace(SimpleNamespace(own=own, control=~own, over=over)) is keeps
-
-
-@pytest.mark.parametrize(
-    ("factors", "owner"),
-    [((1.77,) * 4, Owner.NODE), ((1.77, 1.2, 1.5, 1.3), Owner.UNDECIDED)],
-    ids=["alike", "by more here and by less there"],
-)
-def test_data_do_not_choose_all_replicas_of_a_host_and_make_them_slow_alike(job, factors, owner):
-    """Of 32 replicas on eight hosts those of one are slow; none has even data."""
-
-    def work(slot):
-        is_slow = slot.rank in range(16, 20) and slot.name != "optimizer"
-        return factors[slot.rank - 16] if is_slow else 1.0
-
-    report = job(layout=Layout(dp=32), hosts=4, iterations=4, work=work).report()
-    finding = next(one for one in report.findings if one.ranks == (16, 17, 18, 19))
-    assert finding.owner is owner
