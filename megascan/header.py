@@ -340,8 +340,7 @@ class RankHeader:
                 f"{where}: rank file of schema {shown(version)}, this MegaScan reads up to "
                 f"{SCHEMA_VERSION}; update MegaScan"
             )
-        known = cls.__dataclass_fields__
-        fields = cast("dict[str, Any]", {name: record[name] for name in record if name in known})
+        fields = _without_unknown(cls, record)
         try:
             fields["layout"] = _known(layout_from_json, fields["layout"])
             fields["coordinates"] = Coordinates(**fields["coordinates"])
@@ -457,8 +456,7 @@ class WindowRecord:
 
         Unknown fields, which a later MegaScan may write, are ignored.
         """
-        known = cls.__dataclass_fields__
-        fields = {name: value for name, value in record.items() if name in known}
+        fields = _without_unknown(cls, record)
         try:
             return checked(cls(**_tuples_in_window(fields)))._checked_values()
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
@@ -506,6 +504,12 @@ def _settings_from_json(record: dict[str, Any]) -> TraceSettings:
 @lru_cache(maxsize=64, typed=True)  # typed, as True == 1 == 1.0
 def _read_once(read: Callable[[dict[str, Any]], Record], **record: Any) -> Record:
     return read(record)
+
+
+def _without_unknown(kind: type, record: Mapping[str, Json]) -> dict[str, Any]:
+    """Return what a record from a file says of the fields of its kind."""
+    known = kind.__dataclass_fields__  # type: ignore[attr-defined]  # of dataclasses
+    return {name: value for name, value in record.items() if name in known}
 
 
 def _known(read: Callable[[dict[str, Any]], Record], record: dict[str, Any]) -> Record:

@@ -284,7 +284,7 @@ def _worth_naming(members: Members, burst: Burst, finding: Finding) -> Finding:
     cost, is_sure = finding.step_time_cost_ratio, burst.q_value <= BURSTS.certain_q
     if cost < ORDINARY.worthwhile_ratio and not (is_sure or burst.is_one_speed):
         return undecided(finding, HARDLY_SURE)
-    is_alone = int((members.stage == members.stage[burst.row]).sum()) == 1
+    is_alone = len(members.rows_of_stage(int(members.stage[burst.row]))) == 1
     return undecided(finding, ALONE) if is_alone and cost < ORDINARY.small_gain_ratio else finding
 
 

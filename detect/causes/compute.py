@@ -657,12 +657,12 @@ def _search(inquiry: Inquiry) -> Answer:
     reach = _reach(inquiry, found) if found.num_compared else Answer()
     least = reach.least_slowdown
     is_blind = least is not None and (least >= POWER.healthy_ratio or bool(reach.unseen))
-    floor = least_slowdown(seen, inquiry.settings)
+    floor, cases = least_slowdown(seen, inquiry.settings), _cases(inquiry, found)
     return replace(
         reach,
-        findings=tuple(_finding(one) for one in _reported(inquiry, found)),
+        findings=tuple(_finding(one) for one in _reported(cases)),
         least_because=_why_no_less(inquiry, found, least),
-        slow=found.slow_rows & ~_unsaid(_cases(inquiry, found), len(found.slow_rows)),
+        slow=found.slow_rows & ~_unsaid(cases, len(found.slow_rows)),
         notes=(
             *reach.notes,
             *(slowest(seen, found.residuals, floor) if is_blind and not found.slow else ()),
@@ -675,9 +675,8 @@ def _cases(inquiry: Inquiry, found: ComputeSearch) -> list[Case]:
     return [Case.of(inquiry, found, one) for one in found.slow]
 
 
-def _reported(inquiry: Inquiry, found: ComputeSearch) -> list[Case]:
-    """Return the slow rows that a finding is made of."""
-    cases = _cases(inquiry, found)
+def _reported(cases: Sequence[Case]) -> list[Case]:
+    """Return those of the slow rows that a finding is made of."""
     victims = _victims(cases)
     return [one for one in cases if one.row not in victims and _worth_saying(one)]
 
@@ -749,7 +748,7 @@ def _why_no_less(inquiry: Inquiry, found: ComputeSearch, least: float | None) ->
 def _owner_of(inquiry: Inquiry, row: int) -> Owner | None:
     """Return who owns the slowness of a row; None where it is not found, or is no slow compute."""
     found = search_compute(inquiry)
-    case = next((one for one in _reported(inquiry, found) if one.row == row), None)
+    case = next((one for one in _reported(_cases(inquiry, found)) if one.row == row), None)
     if case is None:
         return None
     cause, owner, _ = _judge(case)
@@ -773,7 +772,7 @@ def _search_means(inquiry: Inquiry) -> Answer:
     found = search_means(inquiry)
     if found is None:
         return Answer()
-    return Answer(findings=tuple(_finding(one) for one in _reported(inquiry, found)))
+    return Answer(findings=tuple(_finding(one) for one in _reported(_cases(inquiry, found))))
 
 
 SLOW_ON_THE_MEAN = CauseSpec(cause=Cause.COMPUTE, search=_search_means)
@@ -801,7 +800,7 @@ def _search_end(inquiry: Inquiry) -> Answer:
     before = compare_within(seen.work, seen.members, groups, found.slow_rows).value[:, ~is_last]
     cases = [
         one
-        for one in _reported(end, found)
+        for one in _reported(_cases(end, found))
         if not (inquiry.blamed[one.row] or one.slow.across_stages)
         and one.effect >= np.log(WINDOW.one_iteration_ratio)
         and np.abs(before[one.row]).max() <= PAIRS.elsewhere_share * one.effect

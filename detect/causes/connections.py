@@ -57,18 +57,17 @@ class Units:
         return [unit for unit in self.of_rank(rank, like) if self.way[unit] == self.way[like]]
 
     @cached_property
-    def _row_rates(self) -> Floats:
-        """Return the bytes per ns that each row's links carry, (row,); NaN of unknown sizes."""
-        return self._rates_in(slice(None))
-
-    def _rates_in(self, active: Flags | slice) -> Floats:
-        """Return the bytes per ns that each row's links carry in these iterations, (row,)."""
+    def _carried_bytes(self) -> Floats:
+        """Return the bytes that each row's links carry, (row,); NaN of unknown sizes."""
         transfers = self.transfers
         factors = bus_factors(transfers.kinds, transfers.kind, transfers.members)
         sizes = np.where(transfers.size_bytes > 0, transfers.size_bytes, np.nan)
-        typical_ns = robust.median(transfers.transfer_ns[:, active], axis=1)
-        known_ns = np.where(typical_ns > 0, typical_ns, np.nan)  # clock errors may leave nothing
-        return np.asarray(factors * sizes / known_ns, dtype=np.float64)
+        return np.asarray(factors * sizes, dtype=np.float64)
+
+    @cached_property
+    def _row_rates(self) -> Floats:
+        """Return the bytes per ns that each row's links carry, (row,); NaN of unknown sizes."""
+        return self._carried_bytes / _typical_ns(self.transfers.transfer_ns)
 
     @cached_property
     def rates(self) -> Floats:
@@ -121,8 +120,9 @@ class Units:
         Example: a NIC that carries 6.6 bytes per ns instead of 21 holds its messages, which others
         send at 9, at 6.9: they are hardly slower, and acquit it of nothing.
         """
-        rates = self._rates_in(slow.course.active)[self.unit == slow.row]
-        return LINKS.witness_rate_ratio * float(np.fmax.reduce(rates))
+        mine = self.unit == slow.row
+        took_ns = _typical_ns(self.transfers.transfer_ns[mine][:, slow.course.active])
+        return LINKS.witness_rate_ratio * float(np.fmax.reduce(self._carried_bytes[mine] / took_ns))
 
     @cached_property
     def carry_little(self) -> Flags:
@@ -156,6 +156,14 @@ class Units:
         kind, total = self.transfers.kind, self.transfers.total_ns
         usual = usual_total(kind, len(self.transfers.kinds), total)[kind]
         return np.maximum(usual, 1.0)
+
+
+def _typical_ns(transfer_ns: Floats) -> Floats:
+    """Return the median of transfer times (row, iteration), (row,); NaN where clock errors leave
+    nothing.
+    """
+    typical_ns = robust.median(transfer_ns, axis=1)
+    return np.where(typical_ns > 0, typical_ns, np.nan)
 
 
 def _most_by(unit: Integers, values: Floats, num_units: int) -> Floats:
@@ -220,10 +228,11 @@ def guilty_end(
     beside = units.beside_siblings(over, ranks)
     least = LINKS.fine_share * worst.course.effect
     tells = np.isfinite(over) & ~units.carry_little
-    carries_no_more = units.rates < units.least_of_witness(worst)
+    least_rate = units.least_of_witness(worst)
+    carries_no_more = units.rates < least_rate
     # a collective has no equal at times, and its members may share it among as many ports
     ports = np.array([max(1, len(ranks) // 2) for ranks in units.members])
-    carries_far_more = np.isnan(over) & (units.rates >= ports * units.least_of_witness(worst))
+    carries_far_more = np.isnan(over) & (units.rates >= ports * least_rate)
     acquits = (tells & (over < least) & ~carries_no_more) | carries_far_more
     others = [
         [unit for unit in units.of_rank(rank, worst.row)

@@ -304,8 +304,8 @@ def attention_residuals(seen: Observations, excluded: Flags) -> Floats | None:
     None where attention was not traced, or where there is no expert parallelism, and where TP or CP
     ranks wait for each other in it unseen: for one whose experts are busy, too.
     """
-    is_known = seen.attention_ns is not None and not {"tp", "cp"} & {*seen.hidden_axes}
-    if seen.attention_ns is None or not is_known or seen.members.layout.ep < 2:
+    holds_waits = not {"tp", "cp"}.isdisjoint(seen.hidden_axes)
+    if seen.attention_ns is None or holds_waits or seen.members.layout.ep < 2:
         return None
     return over_others(seen.attention_ns, stage_groups(seen.members), excluded)
 

@@ -75,6 +75,7 @@ from detect.stats.host_tests import (
     is_starved,
     keeps_its_pace,
     launches_slowly,
+    least_lead,
     pace_lead,
     passes_over,
     rise_in,
@@ -588,8 +589,7 @@ def _launches_late(sides: Sides, compute: HostTest, sure: Mapping[str, HostTest]
     """
     if PACE not in sure or sides.lacks_peers(sides.own) or not keeps_its_pace(sides):
         return False
-    level = sides.over[PACE].level
-    lead = float(np.nan_to_num(level[sides.own]).min()) - float(np.nanmax(level[sides.control]))
+    lead = least_lead(sides)
     if lead < SLOW_PACE.slow_host_log:
         return False
     if _shows_in_steps(compute, sure.get(OPTIMIZER)):

@@ -88,7 +88,7 @@ class _Low:
     """How probable so low a clock is on a sound device."""
 
     @property
-    def reach(self) -> tuple[float, float]:
+    def extremes(self) -> tuple[float, float]:
         """Return the lowest and the highest clock of the sound devices."""
         return float(self.others.min()), float(self.others.max())
 
@@ -235,7 +235,7 @@ def _finding(seen: Observations, row: int, low: _Low, slower_log: float) -> Find
                 WHY.format(
                     clock=low.clock,
                     others=others,
-                    sound=" to ".join(dict.fromkeys(f"{one:.0f}" for one in low.reach)),
+                    sound=" to ".join(dict.fromkeys(f"{one:.0f}" for one in low.extremes)),
                 ),
             ),
             advice=GPU_ADVICE,

@@ -131,16 +131,19 @@ class _Awaited:
     """Iterations in which that is far longer."""
 
     @property
+    def of_peers_ns(self) -> Floats:
+        """Return the own time of its typical peer, (iteration,)."""
+        return robust.median(self.own_ns[self.peers], axis=0)
+
+    @property
     def longer_ns(self) -> Floats:
         """Return how much longer it is busy than its peers, (iteration,)."""
-        of_peers = robust.median(self.own_ns[self.peers], axis=0)
-        return np.asarray(self.own_ns[self.row] - of_peers)
+        return np.asarray(self.own_ns[self.row] - self.of_peers_ns)
 
     @property
     def log_ratio(self) -> Floats:
         """Return the rank's own time over its peers', log, (iteration,)."""
-        of_peers = robust.median(self.own_ns[self.peers], axis=0)
-        return np.asarray(np.log(self.own_ns[self.row] / of_peers))
+        return np.asarray(np.log(self.own_ns[self.row] / self.of_peers_ns))
 
 
 def _awaited(seen: Observations) -> _Awaited | None:

@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from detect.observe import launches, stalls, work
 from detect.observe.launches import Launches
-from detect.observe.observations import Pauses
 from detect.observe.spans import (
     WORK_NAMES,
     Frame,
@@ -317,7 +316,7 @@ def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
         ),
         layers=_joined_layers([part.layers for part in parts]),
         collecting=_joined_collections([part.collecting for part in parts], passes),
-        cells=_joined_cells([part.cells for part in parts], rows, len(ranks)),
+        cells=_joined_matrices([part.cells for part in parts], rows, len(ranks)),
         launches=_joined_launches([part.launches for part in parts], rows, len(ranks)),
         slow_runs=_joined_runs([part.slow_runs for part in parts]),
         is_split=any(part.is_split for part in parts),
@@ -441,15 +440,17 @@ def _joined_collections(parts: Sequence[Collections], passes: _Order) -> Collect
     )
 
 
-def _joined_cells(parts: Sequence[Cells], rows: Sequence[Integers], num_ranks: int) -> Cells:
-    """Join matrices (rank, iteration, …); `rows` are the rows of each part's ranks among all."""
-    joined = {}
+def _joined_matrices(parts: Sequence[Record], rows: Sequence[Integers], num_ranks: int) -> Record:
+    """Join records of matrices (rank, iteration, …); `rows` are the rows of each part's ranks among
+    all.
+    """
+    joined: dict[str, Any] = {}
     for name, first in vars(parts[0]).items():
         missing = np.nan if name in _NAN_IF_ABSENT else 0
         joined[name] = np.full((num_ranks, *first.shape[1:]), missing, dtype=first.dtype)
         for own, part in zip(rows, parts, strict=True):
             joined[name][own] = getattr(part, name)
-    return Cells(**joined)
+    return type(parts[0])(**joined)
 
 
 def _joined_launches(
@@ -463,15 +464,12 @@ def _joined_launches(
     shape = num_ranks, known[0][1].log_ns.shape[1]
     log_ns, log_held_ns = np.full((2, *shape, len(kinds)), np.nan)
     stopped_ns, launching_ns, rest_ns = np.zeros((3, *shape))
-    pauses = {one.name: np.zeros(shape) for one in fields(Pauses)}
     for (own, part), columns in zip(known, places, strict=True):
         log_ns[own[:, None], :, columns] = np.moveaxis(part.log_ns, 2, 1)
         log_held_ns[own[:, None], :, columns] = np.moveaxis(part.log_held_ns, 2, 1)
         stopped_ns[own] = part.stopped_ns
         launching_ns[own] = part.launching_ns
         rest_ns[own] = part.launching_rest_ns
-        for name, joined in pauses.items():
-            joined[own] = getattr(part.pauses, name)
     return Launches(
         kinds=kinds,
         log_ns=log_ns,
@@ -479,5 +477,7 @@ def _joined_launches(
         stopped_ns=stopped_ns,
         launching_ns=launching_ns,
         launching_rest_ns=rest_ns,
-        pauses=Pauses(**pauses),
+        pauses=_joined_matrices(
+            [part.pauses for _, part in known], [own for own, _ in known], num_ranks
+        ),
     )

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.observe.launches import launch_pace, put_quick_steps, starved_share
+from detect.observe.launches import launch_pace, quick_steps, starved_share
 from detect.observe.observations import (
     BACKWARD,
     FORWARD,
@@ -213,12 +213,12 @@ def _paces(index: SpanIndex, kernels: Flags) -> tuple[Floats | None, Floats | No
     same = np.flatnonzero(np.diff(cell[order]) == 0)
     lead_ns = (index.axis[0][rows] - at)[order][1:]
     free = same[lead_ns[same] < PACE.most_lead_ns]
-    paces = []
-    for steps in (free, same):
-        log_ns = np.full((*index.shape, num_passes), np.nan)
-        put_quick_steps(log_ns.reshape(-1), cell[order][steps], step_ns[steps].astype(float))
-        paces.append(launch_pace(log_ns))
-    return paces[0], paces[1]
+    shape, at_step = (*index.shape, num_passes), cell[order]
+    of_free, of_all = (
+        launch_pace(quick_steps(shape, at_step[steps], step_ns[steps].astype(float)))
+        for steps in (free, same)
+    )
+    return of_free, of_all
 
 
 def _launches(index: SpanIndex, kernels: Flags) -> tuple[Integers, Integers]:

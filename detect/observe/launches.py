@@ -117,15 +117,13 @@ def launches_of(index: SpanIndex) -> Launches | None:
         return None
     place = index.cell[steps.ends_at] * len(steps.kinds) + steps.kind
     is_free = steps.lead_ns < PACE.most_lead_ns
-    log_ns, log_held_ns = np.full((2, *index.shape, len(steps.kinds)), np.nan)
-    put_quick_steps(log_ns.reshape(-1), place[is_free], steps.time_ns[is_free])
-    put_quick_steps(log_held_ns.reshape(-1), place, steps.time_ns)
+    shape = *index.shape, len(steps.kinds)
     within = _launched_within(index, passes)
     launching_ns, rest_ns = _launching(index, passes, phases, within)
     return Launches(
         kinds=steps.kinds,
-        log_ns=log_ns,
-        log_held_ns=log_held_ns,
+        log_ns=quick_steps(shape, place[is_free], steps.time_ns[is_free]),
+        log_held_ns=quick_steps(shape, place, steps.time_ns),
         stopped_ns=_stops(index, steps),
         launching_ns=launching_ns,
         launching_rest_ns=rest_ns,
@@ -222,34 +220,30 @@ def _launching(
     chunk = numbers(index.table, "chunk")[passes]
     kind = numbered(index.row[passes], chunk, phases)
 
+    num_kinds = int(kind.max(initial=0)) + 1
+
     def usual(since: Floats) -> Floats:
         took_ns = np.where(within.last > since, within.last - since, 0.0)
-        quick_log_ns = np.full(kind.max(initial=0) + 1, np.nan)
-        put_quick_steps(quick_log_ns, kind, took_ns + 1.0)
-        return index.sums(passes, np.exp(quick_log_ns)[kind])
+        return index.sums(passes, np.exp(quick_steps((num_kinds,), kind, took_ns + 1.0))[kind])
 
     return usual(within.first), usual(within.second)
 
 
 def _pauses(index: SpanIndex, passes: Flags, within: _Within) -> Pauses:
     launch, (start, end) = numbers(index.table, "launch_ns"), index.axis
-    rows = np.flatnonzero(passes)[np.isfinite(within.first)]
-    whole = np.flatnonzero(index.of_kind(Kind.ITERATION) & index.in_iteration)
+    is_whole, has_launches = index.of_kind(Kind.ITERATION), np.isfinite(within.first)
+    whole = np.flatnonzero(is_whole & index.in_iteration)
     # an iteration begins as a pass ends: until its first pass its host launches nothing
-    spans = np.r_[whole, rows]
-    begins = np.r_[np.full(len(whole), -np.inf), within.first[np.isfinite(within.first)]]
-    ends = np.r_[
-        start[whole] + np.minimum(launch[whole], 0), within.last[np.isfinite(within.first)]
-    ]
+    spans = np.r_[whole, np.flatnonzero(passes)[has_launches]]
+    begins = np.r_[np.full(len(whole), -np.inf), within.first[has_launches]]
+    ends = np.r_[start[whole] + np.minimum(launch[whole], 0), within.last[has_launches]]
     order = np.lexsort((begins, index.cell[spans]))
     spans, begins, ends = spans[order], begins[order], ends[order]
     follows = (np.diff(index.cell[spans]) == 0) & np.isfinite(begins[1:])
-    opens = index.of_kind(Kind.ITERATION)[spans[:-1][follows]]
-    later = spans[1:][follows]
+    opens, later = is_whole[spans[:-1][follows]], spans[1:][follows]
     since, until = ends[:-1][follows].astype(np.int64), begins[1:][follows].astype(np.int64)
     pause_ns = np.maximum(until - since, 0).astype(np.float64)
-    cover = cover_of(start, end, ~index.of_kind(Kind.ITERATION))
-    idle_ns = idle_within(cover, since, until)
+    idle_ns = idle_within(cover_of(start, end, ~is_whole), since, until)
     return Pauses(
         opening_ns=index.sums(later[opens], pause_ns[opens]),
         idle_opening_ns=index.sums(later[opens], idle_ns[opens]),
@@ -275,15 +269,18 @@ def _stops(index: SpanIndex, steps: _Steps) -> Floats:
     return index.sums(steps.ends_at[is_stop], (steps.time_ns - typical)[is_stop])
 
 
-def put_quick_steps(log_ns: Floats, place: Integers, time_ns: Floats) -> None:
-    """Write the log of the lower quartile (`PACE.quick_share`) of each place's steps to `log_ns`.
+def quick_steps(shape: tuple[int, ...], place: Integers, time_ns: Floats) -> Floats:
+    """Return the log of the lower quartile (`PACE.quick_share`) of each place's steps; NaN of a
+    place without any.
 
-    `place` is that of each step, an index into `log_ns`; `time_ns` are the steps.
+    `place` is that of each step, a flat index into the `shape`; `time_ns` are the steps.
     """
+    log_ns = np.full(shape, np.nan)
     order = order_within(place, time_ns)
     first = group_starts(place[order])
     quick = first + (group_lengths(first, len(order)) * PACE.quick_share).astype(np.int64)
-    log_ns[place[order][first]] = np.log(time_ns[order][quick])
+    log_ns.reshape(-1)[place[order][first]] = np.log(time_ns[order][quick])
+    return log_ns
 
 
 def launch_pace(log_ns: Floats) -> Floats | None:

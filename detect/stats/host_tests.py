@@ -370,9 +370,7 @@ def _test_of_few(sides: Sides, name: str, over: Over) -> HostTest | None:
     level = over.level
     effect = float(np.mean(level[sides.own])) - float(np.median(level[sides.control]))
     if name == PACE:
-        is_far = (
-            float(level[sides.own].min() - level[sides.control].max()) >= SLOW_PACE.slow_host_log
-        )
+        is_far = least_lead(sides) >= SLOW_PACE.slow_host_log
     elif name in LOST:
         lost = robust.mean(sides.seen.lost(LOST[name]), axis=1)
         least, most = float(lost[sides.own].min()), float(lost[sides.control].max())
@@ -632,6 +630,14 @@ def has_more_to_launch(sides: Sides) -> bool:
     to 9 %, and passes of all hosts that vary alike.
     """
     return SLOW_PACE.slow_log <= pace_lead(sides) < SLOW_PACE.other_stage_log
+
+
+def least_lead(sides: Sides) -> float:
+    """Return how much longer the host's quickest rank takes from launch to launch than the slowest
+    of the others, log; launches must have been recorded.
+    """
+    pace = sides.over[PACE].level
+    return float(np.nan_to_num(pace[sides.own]).min()) - float(np.nanmax(pace[sides.control]))
 
 
 def pace_lead(sides: Sides) -> float:

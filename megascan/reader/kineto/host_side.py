@@ -78,8 +78,8 @@ class Host:
         """
         if self._named(_MEGATRON, OPERATOR).any():
             return Trainer.MEGATRON
-        wrapped = self._named(_TORCH, ANNOTATION) | self._named(_TORCH, OPERATOR)
-        return Trainer.TORCH if wrapped.any() else Trainer.UNKNOWN
+        is_wrapped = self._named(_TORCH, ANNOTATION, OPERATOR).any()
+        return Trainer.TORCH if is_wrapped else Trainer.UNKNOWN
 
     def phases(self) -> tuple[Integers, list[str]]:
         """Return each event's pass as a code, and the codes' texts; "" for an unknown pass."""
@@ -117,10 +117,10 @@ class Host:
             result[mine] = (place >= 0) & (self.launch[mine] < high[np.maximum(place, 0)])
         return result
 
-    def _named(self, pattern: str, category: str) -> Flags:
+    def _named(self, pattern: str, *categories: str) -> Flags:
         names = pc.fill_null(self.profile.events.column("name"), "")
         matches = np.asarray(pc.match_substring_regex(names, pattern))
-        return matches & self.profile.of_category(category)
+        return matches & self.profile.of_category(*categories)
 
 
 def _launch_rows(profile: Profile, device: Flags) -> Integers:
