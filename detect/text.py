@@ -40,6 +40,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number:,} {noun}{ending}"
 
 
+def peers_text(number: int) -> str:
+    """Return "only peer", "3 peers": what "its" is said before."""
+    return "only peer" if number == 1 else counted(number, "peer")
+
+
 def place(members: Members, row: int) -> str:
     """Return "DP1 PP0 TP1, host n03, GPU 5"."""
     parts = [members.labels[row]]

@@ -558,6 +558,8 @@ def _pauses(inquiry: Inquiry) -> list[Burst]:
         found += bursts(collecting, told | waits, rate)
     if found:
         return found
+    if seen.members.device_kind == "cpu":  # batches may come late where no span shows it
+        loading = loading + lost_share(seen, (Cause.HOST,))
     lost = loading + collecting  # garbage is collected where it is made, whatever the place
     over_collecting = _over_place(collecting, [np.arange(len(known))])
     # a collection was recorded as such, so that a single one is no noise
@@ -809,12 +811,16 @@ def _of_pause(inquiry: Inquiry, burst: Burst) -> Finding:
 
 
 def _search(inquiry: Inquiry) -> Answer:
-    """Count on GPUs only: on CPUs, processes take time from each other in bursts all the while."""
+    """Search passes on GPUs only: on CPUs, processes take time from each other in bursts all the
+    while, and pauses alone tell.
+    """
     seen = inquiry.seen
-    if seen.members.device_kind == "cpu" or len(seen.iterations) < BURSTS.min_hits:
+    if len(seen.iterations) < BURSTS.min_hits:
         return Answer()
     paused = _pauses(inquiry) if seen.lost_ns else []
     of_pauses = [_of_pause(inquiry, one) for one in paused]
+    if seen.members.device_kind == "cpu":
+        return Answer(findings=tuple(_loaders_on_several_hosts(of_pauses)))
     known = inquiry.slow | inquiry.named
     # of two, a second speed looks like a few pauses, too, for which the other one waits
     pausing = mask_of([one.row for one in paused if one.is_sure or len(known) > 2], len(known))

@@ -83,7 +83,7 @@ from detect.observe.observations import (
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import compare_within, deviations, peer_groups, stage_groups
-from detect.text import counted, place, ranks_text, times
+from detect.text import counted, peers_text, place, ranks_text, times
 from detect.thresholds.devices import COMPUTE as LIMITS
 from detect.thresholds.devices import DEVICE, MEMORY, ORDINARY, PAIRS
 from detect.thresholds.observing import PACE, WINDOW
@@ -95,6 +95,11 @@ from megascan.errors import listed
 CHANGED = (
     "it changed inside the trace, in which all microbatches take about as long as each other: the "
     "data are not the reason"
+)
+CORES_CHANGE = (
+    "it and its only peer run on cores of one machine, and it was slow for a part of this trace: "
+    "which core is slow changes from second to second with what else runs there; a longer trace, "
+    "or one with these ranks exchanged, decides"
 )
 EQUAL_LAYERS = (
     "no other rank shares its stage, but all layers of the model are of one kind (the same "
@@ -148,13 +153,16 @@ def _shared_core(case: Case) -> str:
     not.
 
     CPU time grows with cold caches after sleeping, with memory shared by neighbours, and most with
-    a second thread on the core. A slow core slows the optimizer as well.
+    a second thread on the core. A slow core slows the optimizer as well; but of two ranks of one
+    machine either may have it for some seconds.
     """
     slow = case.slow
     most = LIMITS.shared_core_ratio if slow.num_peers == 1 else LIMITS.mixed_ratio
-    is_cpu = case.seen.members.device_kind == "cpu"
-    confirmed = slow.optimizer >= LIMITS.cache_share * case.effect
-    if not is_cpu or confirmed or case.effect >= np.log(most):
+    if case.seen.members.device_kind != "cpu" or case.effect >= np.log(most):
+        return ""
+    if slow.num_peers == 1 and not case.active.all() and _shares_a_host(case):
+        return CORES_CHANGE
+    if slow.optimizer >= LIMITS.cache_share * case.effect:
         return ""
     optimizer = "was not recorded"
     if np.isfinite(slow.optimizer):
@@ -163,6 +171,12 @@ def _shared_core(case: Case) -> str:
         f"its optimizer step {optimizer}, and neighbours on the same cores, caches and memory make "
         "the passes of a CPU process longer by as much: who shares its cores decides"
     )
+
+
+def _shares_a_host(case: Case) -> bool:
+    """Return whether a row and all of its peers run on one host."""
+    hosts = case.seen.members.hosts
+    return {hosts[peer] for peer in case.slow.peers} == {hosts[case.row]}
 
 
 def _perhaps_not_slow(slow: SlowRow) -> str:
@@ -244,7 +258,8 @@ def _finding(case: Case) -> Finding:
             num_peers=slow.num_peers,
             saved_ns=saved_by_compute(seen, row, excess),
             subject=f"{ranks_text(ranks)} ({f'host {host}' if is_part else place(members, at)})",
-            predicate=_predicate(slow, cause, owner, is_bound, is_one=len(ranks) == 1),
+            predicate=_predicate(slow, cause, is_bound, is_one=len(ranks) == 1),
+            whose=UNDECIDED_WHOSE if owner is Owner.UNDECIDED else "",
             evidence=(
                 *_evidence(seen, slow),
                 *((BOUND,) if is_bound else ()),
@@ -310,9 +325,9 @@ def _slowdown_in_all(case: Case) -> float:
     return min(stated, in_all) if in_all > 1.0 else stated
 
 
-def _predicate(slow: SlowRow, cause: Cause, owner: Owner, is_bound: bool, *, is_one: bool) -> str:
+def _predicate(slow: SlowRow, cause: Cause, is_bound: bool, *, is_one: bool) -> str:
     slowdown = times(float(np.exp(slow.suspect.course.effect)))
-    peers = counted(slow.num_peers, "peer")
+    peers = peers_text(slow.num_peers)
     verb, whose = ("computes", "its") if is_one else ("compute", "their")
     how = f"takes {slowdown} the time of its {peers}"
     if cause == Cause.COMPUTE:
@@ -322,8 +337,6 @@ def _predicate(slow: SlowRow, cause: Cause, owner: Owner, is_bound: bool, *, is_
         how = f"is starved by its host: work takes {slowdown} the time of its {peers}"
     if slow.is_mean:
         how += " on the mean, if not in its typical pass"
-    if owner == Owner.UNDECIDED:
-        return f"{how}{UNDECIDED_WHOSE}"
     return f"{how}," if slow.is_mean else how
 
 

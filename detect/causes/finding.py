@@ -215,6 +215,8 @@ class Claim:
     saved_ns: Floats
     subject: str
     predicate: str
+    whose: str = ""
+    """What is undecided about it, said after the iterations in which it holds."""
     evidence: tuple[str, ...]
     advice: tuple[str, ...]
     """What to do, in the order in which it is worth doing."""
@@ -446,7 +448,7 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
         share_of_iterations=timing.share,
         q_value=claim.q_value,
         step_time_cost_ratio=cost,
-        statement=f"{claim.subject} {claim.predicate} {timing.words}; "
+        statement=f"{claim.subject} {claim.predicate} {timing.words}{claim.whose}; "
         f"{gain(slowed, cost, is_replayed=is_replayed)}",
         evidence=claim.evidence,
         next_steps=claim.advice,

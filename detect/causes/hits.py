@@ -160,8 +160,12 @@ def over_own_level(value: Floats, known: Flags) -> Floats:
 
 
 def lost_share(seen: Observations, causes: Sequence[Cause]) -> Floats:
-    """Return the time lost to `causes` as a share of the iteration, (row, iteration)."""
+    """Return the time lost to `causes` as a share of the iteration, (row, iteration); without what
+    other processes take of a CPU, which comes in bursts on every rank.
+    """
     lost = np.sum([np.maximum(np.nan_to_num(seen.lost(cause)), 0.0) for cause in causes], axis=0)
+    if Cause.HOST in causes:
+        lost = np.maximum(lost - seen.stolen_ns, 0.0)
     return np.asarray(lost / float(np.median(seen.iteration_ns)))
 
 

@@ -47,6 +47,7 @@ from detect.causes.launching import (
     may_wait_unseen,
     most_cost_of_host,
     of_far_later_host,
+    off_core_text,
     stands_still,
 )
 from detect.causes.searches import (
@@ -649,14 +650,10 @@ def _blaming_host(seen: Observations, finding: Finding) -> Finding:
     row = next(number for number, ranks in enumerate(members.workers) if ranks == finding.ranks)
     stolen = np.median(seen.stolen_ns, axis=1)
     theirs = float(np.median(np.delete(stolen, row)))
-    off_core = (
-        f"while it computes, its thread is off its core for {milliseconds(float(stolen[row]))} an "
-        f"iteration, the others' for {milliseconds(theirs)}"
-    )
     return replace(
         finding,
         cause=Cause.HOST,
-        evidence=(*finding.evidence, off_core),
+        evidence=(*finding.evidence, off_core_text(float(stolen[row]), theirs)),
         next_steps=host_advice(finding.owner),
     )
 

@@ -61,7 +61,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import Usual, compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
-from detect.text import counted, milliseconds, place, times
+from detect.text import milliseconds, peers_text, place, times
 from detect.thresholds.devices import COMPUTE, DEVICE, OPTIMIZER, ORDINARY, PAIRS
 from detect.thresholds.observing import OCCUPANCY
 from detect.whatif.traced import joined_groups
@@ -415,10 +415,9 @@ def _holds_up_some(seen: Observations, slow: _SlowStep, finding: Finding) -> boo
 
 def _finding(inquiry: Inquiry, slow: _SlowStep, doubt: str) -> Finding:
     seen, course, members = inquiry.seen, slow.suspect.course, inquiry.seen.members
-    factor, peers = float(np.exp(course.effect)), counted(slow.num_peers, "peer")
+    factor, peers = float(np.exp(course.effect)), peers_text(slow.num_peers)
     in_all_ns = slow.excess_ns + max(slow.passes_ns, slow.lookups_ns)
     lost = np.where(course.active, in_all_ns, 0.0)
-    undecided = UNDECIDED_WHOSE if doubt else ""
     also, passes = "", ""
     hides = slow.is_confirmed and slow.hides_in_passes
     if hides:
@@ -443,8 +442,8 @@ def _finding(inquiry: Inquiry, slow: _SlowStep, doubt: str) -> Finding:
             is_replayed=not hides,
             is_bound=hides,
             subject=f"rank {slow.rank} ({place(members, slow.row)})",
-            predicate=f"takes {times(factor)} the time of its {peers} for its optimizer step"
-            f"{also}{undecided}",
+            predicate=f"takes {times(factor)} the time of its {peers} for its optimizer step{also}",
+            whose=UNDECIDED_WHOSE if doubt else "",
             evidence=(
                 f"optimizer step: {milliseconds(slow.own_ns)} an iteration against "
                 f"{milliseconds(slow.own_ns - slow.excess_ns)} of its {peers}, communication taken "

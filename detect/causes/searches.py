@@ -39,7 +39,7 @@ from detect.stats.residuals import (
     stage_groups,
 )
 from detect.stats.search import Course, SearchTask, Suspect, search
-from detect.text import counted, milliseconds, percent, subject_of
+from detect.text import counted, milliseconds, peers_text, percent, subject_of
 from detect.thresholds.adjustable import DetectorSettings
 from detect.thresholds.bursts import BURSTS, LOSSES
 from detect.thresholds.devices import COMPUTE as LIMITS
@@ -525,7 +525,7 @@ def _without_overlap(
 def _loss_evidence(lost: _Lost, suspect: Suspect, own: float) -> tuple[str, ...]:
     active = suspect.course.active
     excess = float(np.median(lost.excess_ns[suspect.row][active]))
-    peers = counted(len(lost.loss.peers_of(suspect.row)), "peer")
+    peers = peers_text(len(lost.loss.peers_of(suspect.row)))
     return (
         f"{lost.loss.name}: {milliseconds(own)} an iteration against "
         f"{milliseconds(max(own - excess, 0.0))} of its {peers}",

@@ -51,6 +51,7 @@ from scipy import special
 
 from detect.causes.device import HOST_ADVICE, host_advice
 from detect.causes.finding import (
+    UNDECIDED_WHOSE,
     Answer,
     CauseSpec,
     Claim,
@@ -59,14 +60,14 @@ from detect.causes.finding import (
     is_costly,
     ratio_without,
 )
-from detect.causes.launching import starvation, stops_explain
+from detect.causes.launching import off_core_explains, starvation, stops_explain
 from detect.causes.searches import ADVICE
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course, episodes_of, interval_of_ratio
-from detect.text import counted, milliseconds, ranks_text, subject_of, times
+from detect.text import counted, milliseconds, peers_text, ranks_text, subject_of, times
 from detect.thresholds.adjustable import DetectorSettings
 from detect.thresholds.hosts import CHANGES, HOSTS
 from detect.thresholds.observing import OCCUPANCY
@@ -87,6 +88,10 @@ NOTHING_ELSE = (
     "time may not be recorded"
 )
 UNDECIDED_WHY = ", undecided why"
+SHARED_CORES = (
+    "another process has that core, or a quota holds this one back (top, taskset -p PID; cpu.stat "
+    "of its control group): who else runs there decides"
+)
 ADVICE_ON_AWAITED = (
     "trace more iterations in a row (--continuous-trace-iterations 10) at granularity full: "
     "whether its operations are slower, or more time lies between them, decides",
@@ -177,18 +182,20 @@ def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
     effect = float(robust.median(found.log_ratio))
     num_iterations, num_peers = len(found.gap_ns), int(found.peers.sum())
     error = float(np.std(found.log_ratio) / np.sqrt(num_iterations))
-    step_ns, peers = float(np.median(seen.iteration_ns)), counted(num_peers, "peer")
+    step_ns, peers = float(np.median(seen.iteration_ns)), peers_text(num_peers)
     own_share = float(np.median(own_ns[row])) / step_ns
     peers_share = float(np.median(np.median(own_ns[found.peers], axis=1))) / step_ns
     waiting = found.waiting_ns / step_ns
     chance = float(special.bdtrc(found.num_hits - 1, num_iterations, 1.0 / len(members)))
     stops = stops_explain(seen, row, found.longer_ns)
+    off_core = off_core_explains(seen, row, found.longer_ns)
+    why = "" if stops else UNDECIDED_WHOSE if off_core else UNDECIDED_WHY
     return build_finding(
         seen,
         Claim(
             ranks=members.workers[row],
             rows=(row,),
-            cause=Cause.HOST if stops else Cause.UNKNOWN,
+            cause=Cause.HOST if stops or off_core else Cause.UNKNOWN,
             owner=Owner.NODE if stops else Owner.UNDECIDED,
             slowdown=float(np.exp(effect)),
             interval=interval_of_ratio(effect, error),
@@ -198,18 +205,26 @@ def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
             saved_ns=np.maximum(found.gap_ns, 0.0),
             subject=subject_of(members, row),
             predicate=f"is busy for {own_share:.0%} of an iteration, its {peers} for "
-            f"{peers_share:.0%}, and all others wait for it{'' if stops else UNDECIDED_WHY}",
+            f"{peers_share:.0%}, and all others wait for it",
+            whose=why,
             evidence=(
-                f"the other ranks wait {waiting.min():.0%} to {waiting.max():.0%} of an iteration; "
-                f"in {found.num_hits} of {num_iterations} iterations each of them waits longer "
-                "than this one",
+                f"{_waits_text(waiting)} of an iteration, longer than this one in "
+                f"{found.num_hits} of {num_iterations} iterations",
                 *_computing_beside_peers(seen, row),
+                *([off_core, SHARED_CORES] if off_core else []),
                 *([stops] if stops else _ending_late(seen, row)),
             ),
-            advice=host_advice(Owner.NODE) if stops else ADVICE_ON_AWAITED,
+            advice=host_advice(Owner.NODE) if stops or off_core else ADVICE_ON_AWAITED,
             is_replayed=False,
         ),
     )
+
+
+def _waits_text(waiting: Floats) -> str:
+    """Say how long the others wait, as shares of an iteration, (row,)."""
+    if len(waiting) == 1:
+        return f"the other rank waits {waiting[0]:.0%}"
+    return f"the other ranks wait {waiting.min():.0%} to {waiting.max():.0%}"
 
 
 def _computing_beside_peers(seen: Observations, row: int) -> tuple[str, ...]:
@@ -432,6 +447,18 @@ def _nothing_else(change: StepChange) -> _Explanation:
     )
 
 
+def _no_health(seen: Observations, change: StepChange) -> Answer:
+    """Refuse health to a job whose step became longer for good by a reason that was not found."""
+    ratio, first = float(np.exp(change.course.effect)), int(seen.iterations[change.num_before])
+    if ratio < POWER.healthy_ratio:
+        return Answer()
+    text = (
+        f"since iteration {first} the step takes {times(ratio)} as long as before, while nobody "
+        "stands out: what else runs on these cores since then, or what was not recorded"
+    )
+    return Answer(notes=(text,), hides=text)
+
+
 def _change_finding(seen: Observations, change: StepChange, one: _Explanation) -> Finding:
     course = change.course
     effect = course.effect if one.slower_log is None else one.slower_log
@@ -638,12 +665,15 @@ def _usual(time_ns: Floats, active: Flags) -> Floats:
 def _search_changes(inquiry: Inquiry) -> Answer:
     """Report a step that became longer, or long iterations, only where nobody was named.
 
-    Not on CPUs, where processes take time from each other by chance.
+    On CPUs, where processes take time from each other by chance, a longer step is nobody's finding;
+    but a job whose step is far longer since is not called healthy.
     """
     seen = inquiry.seen
-    if inquiry.named.any() or seen.members.device_kind == "cpu":
+    if inquiry.named.any():
         return Answer()
     change = step_change(seen.iteration_ns, inquiry.settings)
+    if seen.members.device_kind == "cpu":
+        return Answer() if change is None else _no_health(seen, change)
     if change is None:
         return _search_long(seen)
     rate = inquiry.settings.false_discovery_rate

@@ -527,7 +527,29 @@ def _pooled(value: Floats, again: float) -> float:
 def _burst_size(value: Floats) -> float:
     """Return the median row's standard deviation: large where most rows have bursts."""
     centred = value - robust.mean(value, axis=1)[:, None]
-    return float(np.nan_to_num(robust.median(np.sqrt(robust.mean(centred**2, axis=1)))))
+    deviation = np.sqrt(robust.mean(centred**2, axis=1))
+    return float(np.nan_to_num(robust.median(np.fmin(deviation, _about_one_step(value)))))
+
+
+def _about_one_step(value: Floats) -> Floats:
+    """Return the standard deviation of each row about its levels before and since its largest step,
+    (row,); NaN of rows that have no two such levels, or vary about them as bursts do.
+
+    Of two ranks, one that loses more time for good since some iteration would else hide behind its
+    own change. Example: 0, 0, -0.01, 0.58, 0.57, 0.57, 0.57 of an iteration beside its only peer.
+    """
+    found, least = np.full(len(value), np.nan), NOISE.min_side_iterations
+    for row, series in enumerate(value):
+        steps = np.abs(np.diff(series))[least - 1 : len(series) - least]
+        if not len(steps) or not np.isfinite(series).all():
+            continue
+        first = least + int(np.argmax(steps))
+        before, since = series[:first], series[first:]
+        within = np.concatenate([before - before.mean(), since - since.mean()])
+        deviation = float(np.sqrt(np.mean(within**2)))
+        if deviation <= NOISE.level_share * abs(since.mean() - before.mean()):
+            found[row] = deviation
+    return found
 
 
 def _between(sound: Floats, explained: float, usual: Usual) -> tuple[float, float]:

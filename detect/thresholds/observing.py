@@ -187,6 +187,10 @@ class _Starvation:
         0.7, "share of the slowdown", Origin.BENCHMARK,
         "that a device whose host stops between launches stands still for, if that is why",
     )  # fmt: skip
+    off_core_share: float = limit(
+        0.5, "share of the time that it is busy for longer", Origin.CONVENTION,
+        "that a process on a CPU is off its core for, if that is why",
+    )  # fmt: skip
     stopped_in_each_share: float = limit(
         0.5, "share of the usual slowdown", Origin.BENCHMARK,
         "that it stands still for in every iteration: collections of garbage come in some",

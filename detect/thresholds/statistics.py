@@ -70,6 +70,14 @@ class _NoiseModel:
         0.25, "share of the noise by steps", Origin.MATHEMATICS,
         "that is left beside the neighbours in time of a steady rise: of independent values all",
     )  # fmt: skip
+    min_side_iterations: int = limit(
+        3, "iterations", Origin.MATHEMATICS, "on either side of a step: fewer have no spread"
+    )
+    level_share: float = limit(
+        0.03, "share of the step", Origin.PHYSICS,
+        "by which levels before and since it may vary: batches that come late, or a sleep, take as "
+        "long each time, and what other processes take of a core varies by a tenth",
+    )  # fmt: skip
     inner_share: float = limit(
         0.8, "share of the ranks", Origin.BENCHMARK,
         "closest to their peers, from which the lasting spread is read",

@@ -40,6 +40,40 @@ def test_a_core_that_is_shared_to_the_end_is_named(report_of):
     assert named(report) == [((2,), Cause.HOST)]
 
 
+def test_of_two_ranks_on_one_machine_none_is_named_for_a_core_that_was_slow_for_a_while(report_of):
+    """Forward, backward and optimizer take 1.4 times as long, in eight of nine iterations."""
+    report = report_of("vision-of-2-healthy")
+    (finding,) = report.findings
+    assert (finding.ranks, finding.owner) == ((0,), Owner.UNDECIDED)
+    assert any("changes from second to second" in one for one in finding.evidence)
+    assert "until iteration 26, undecided whose fault that is" in finding.headline
+
+
+def test_of_two_ranks_one_that_is_late_by_as_much_since_some_iteration_is_named(report_of):
+    """Batches come 160 ms late from the middle on, and no span shows it; the replicas meet in few
+    iterations only, so nobody waits. The step takes three times as long since.
+    """
+    (finding,) = report_of("local-sgd-of-2-rank-0-late-batches").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((0,), Cause.HOST, Owner.NODE)
+    assert finding.first_iteration == 16
+    assert 2.6 < finding.step_time_cost_ratio < 3.3
+
+
+def test_two_late_batches_of_ten_on_cores_are_pointed_at(report_of):
+    """They come 300 ms late, in iterations of 120."""
+    (finding,) = report_of("compiled-ddp-of-2-rank-0-late-now-and-then").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((0,), Cause.HOST, Owner.UNDECIDED)
+    assert finding.episodes == ((6, 6), (12, 12))
+
+
+def test_a_process_that_is_taken_off_its_core_says_so(report_of):
+    """Others have the core for 190 ms of each iteration; of two ranks, undecided whose fault."""
+    (finding,) = report_of("compiled-ddp-of-2-rank-1-crowded-core").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.HOST, Owner.UNDECIDED)
+    assert any("its thread is off its core for 187 ms" in one for one in finding.evidence)
+    assert any("the other rank waits 64%" in one for one in finding.evidence)
+
+
 def test_a_slow_rank_of_four_is_no_uneven_data(report_of):
     """Forward, backward and optimizer all take 1.4 times as long; sequences are equal."""
     uneven, awaited = report_of("ddp-rank-3-slow").findings
