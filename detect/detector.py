@@ -45,7 +45,13 @@ from detect.causes.finding import (
     undecided_if_small_and_free,
 )
 from detect.causes.searches import in_all_passes
-from detect.causes.together import folded, gathered, undecided_beside_larger, with_joint_costs
+from detect.causes.together import (
+    folded,
+    gathered,
+    undecided_beside_connection,
+    undecided_beside_larger,
+    with_joint_costs,
+)
 from detect.observe.extract import observe
 from detect.observe.observations import Observations, cut, num_judgeable, one_row_a_worker, steady
 from detect.report import Cause, Finding, Owner, Report
@@ -485,6 +491,7 @@ def _weighed(
         for one in findings
     ]
     findings = [undecided_beside_larger(one, findings, least) for one in findings]
+    findings = [undecided_beside_connection(seen, one, findings) for one in findings]
     return tuple(sorted(gathered(seen, findings), key=_importance))
 
 

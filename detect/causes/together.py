@@ -49,6 +49,12 @@ BESIDE_LARGER = (
 )
 
 
+WAITS_FOR_CONNECTION = (
+    "ranks for which it waits inside its passes, in communication that was not traced, are at a "
+    "connection that is slow: mend that first, then trace again and see whether this remains"
+)
+
+
 def folded(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings of which none is a consequence of another; the heavier of two explains."""
 
@@ -383,6 +389,28 @@ def _of_the_host(
         num_peers=len(seen.members) - len(rows),
         onset_in_trace=timing.begins,
     )
+
+
+def undecided_beside_connection(
+    seen: Observations, finding: Finding, others: Sequence[Finding]
+) -> Finding:
+    """Return the finding, undecided where it names a device of a TP group whose communication was
+    not traced, and another rank of that group is at a slow connection: who waits for late messages
+    there holds up all of its group inside their passes.
+
+    Example: rail 7 is four times slower; of each TP group of GPUs 6 and 7 passes take 1.4 times as
+    long, and the optimizer step of GPU 6 is a little slower in one of them.
+    """
+    if finding.cause is not Cause.COMPUTE or finding.owner is not Owner.NODE or finding.is_read:
+        return finding
+    own = set(finding.ranks)
+    groups = (set(ranks) for ranks in seen.members.workers)
+    mates = set().union(*(ranks for ranks in groups if ranks & own)) - own
+    is_late = any(
+        one.cause is Cause.LINK and one.owner is Owner.NODE and mates & set(one.ranks)
+        for one in others
+    )
+    return undecided(finding, WAITS_FOR_CONNECTION) if is_late else finding
 
 
 def undecided_beside_larger(

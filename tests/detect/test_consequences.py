@@ -8,7 +8,10 @@ import pytest
 
 from detect import Cause, Finding, Owner
 from detect.causes.launching import of_far_later_host
-from detect.causes.together import folded
+from detect.causes.together import folded, undecided_beside_connection
+from detect.observe.extract import observe
+from detect.observe.observations import one_row_a_worker
+from megascan.topology import Layout
 
 
 @pytest.fixture
@@ -179,3 +182,26 @@ def test_a_host_that_may_be_slow_explains_no_device_that_is(finding, of_host, of
     device = replace(finding, cause=Cause.COMPUTE, owner=of_device, step_time_cost_ratio=1.07)
     host = replace(finding, ranks=(0, 1, 2, 3), cause=Cause.HOST, owner=of_host)
     assert len(folded([device, host])) == num
+
+
+@pytest.mark.parametrize(
+    ("late", "is_traced", "owner"),
+    [(1, False, Owner.UNDECIDED), (5, False, Owner.NODE), (0, False, Owner.NODE),
+     (1, True, Owner.NODE)],
+    ids=["a mate's", "another group's", "its own", "whom nobody waits for unseen"],
+)  # fmt: skip
+def test_a_device_beside_a_mate_at_a_slow_connection_is_undecided(
+    job, slow, late, is_traced, owner
+):
+    """Ranks 0 and 1 wait for each other inside their passes, so whatever holds up the one holds up
+    the other.
+    """
+    seen = observe(job(layout=Layout(tp=2, dp=4)).timeline())
+    merged = one_row_a_worker(replace(seen, splits_tensor_groups=is_traced))
+    (device,) = job(layout=Layout(dp=4), work=slow(0, 1.4)).report().findings
+    link = replace(device, ranks=(late, 7), cause=Cause.LINK)
+    judged = undecided_beside_connection(merged, device, [device, link])
+    assert (device.ranks, judged.owner) == ((0,), owner)
+    assert undecided_beside_connection(merged, link, [device, link]).owner is Owner.NODE
+    doubtful = replace(link, owner=Owner.UNDECIDED)
+    assert undecided_beside_connection(merged, device, [doubtful]).owner is Owner.NODE
