@@ -69,12 +69,13 @@ from detect.causes.finding import (
 from detect.observe.observations import Members, Observations, Transfers
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import chance_of_mean
+from detect.stats.residuals import chance_of_mean, compare_within, peer_groups
 from detect.stats.search import Course, interval_of_ratio
 from detect.text import counted, milliseconds, percent, ranks_of, times
 from detect.thresholds.bursts import BURSTS
 from detect.thresholds.hosts import CHANGES
 from detect.thresholds.networks import LINKS, NETWORKS
+from detect.thresholds.observing import OCCUPANCY
 from detect.thresholds.statistics import POWER, SEARCH
 from detect.thresholds.verdicts import EVERYWHERE
 from megascan.arrays import Flags, Floats, Integers
@@ -357,6 +358,10 @@ def _search_uneven(inquiry: Inquiry) -> Answer:
     return Answer(findings=(_uneven_finding(seen, ratio, words),))
 
 
+NONE_IS_LONGEST = "though none of a rank's are always the longest"
+LOOK_FIRST = "what sound ranks differ by here may explain that rank, or not: look there first"
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Words:
     """How a finding speaks of what is uneven."""
@@ -380,16 +385,19 @@ _TRANSFERS = _Words(
 
 
 def _uneven_finding(seen: Observations, ratio: Floats, words: _Words) -> Finding:
-    """Report uneven work by its `ratio`, (iteration,); no rank is named, because none is always
-    slow.
+    """Report uneven work by its `ratio`, (iteration,). No rank is blamed: where one is the longest
+    nearly always, what sound ranks differ by may explain it, or others would have named it.
     """
     typical, logs = float(np.median(ratio)), np.log(ratio)
+    longest = _always_longest(seen, float(np.log(typical))) if words is _WORK else None
+    rows = (longest.row,) if longest else ()
+    whose = longest.words(seen.members) if longest else NONE_IS_LONGEST
     least = float(np.log(EVERYWHERE.uneven_ratio)) * EVERYWHERE.proven_share
     return build_finding(
         seen,
         Claim(
-            ranks=(),
-            rows=(),
+            ranks=seen.members.ranks_of(np.array(rows, dtype=np.int64)),
+            rows=rows,
             cause=Cause.UNKNOWN,
             owner=Owner.UNDECIDED,
             slowdown=typical,
@@ -399,17 +407,51 @@ def _uneven_finding(seen: Observations, ratio: Floats, words: _Words) -> Finding
             num_peers=len(seen.members),
             saved_ns=seen.iteration_ns * (1.0 - 1.0 / typical),
             subject=f"the {words.what} of the job",
-            predicate=f"are uneven, though none of a rank's are always the longest: they make the "
-            f"step {times(typical)} as long",
+            predicate=f"are uneven, {whose}: they make the step {times(typical)} as long",
             evidence=(
                 f"the typical step, replayed with all {words.what} as they were, over one in which "
                 "operations take their typical time on all ranks",
                 words.reason,
+                *((LOOK_FIRST,) if longest else ()),
             ),
             advice=words.advice,
             is_replayed=False,
         ),
     )
+
+
+@dataclass(frozen=True)
+class _Longest:
+    """A row whose passes take longer than its peers' in nearly all iterations."""
+
+    row: int
+    num_hits: int
+    num_iterations: int
+    level_log: float
+
+    def words(self, members: Members) -> str:
+        """Return what it is, as part of a sentence."""
+        return (
+            f"those of {ranks_of(members, self.row)} longer than its peers' in {self.num_hits} of "
+            f"{counted(self.num_iterations, 'iteration')} ({times(float(np.exp(self.level_log)))})"
+        )
+
+
+def _always_longest(seen: Observations, effect: float) -> _Longest | None:
+    """Return the row whose passes are nearly always longer than its peers', by half of what they
+    make the step longer, log, and more; None where there is none.
+    """
+    nobody = np.zeros(len(seen.members), dtype=bool)
+    groups = peer_groups(seen.work, seen.members)
+    over = compare_within(seen.work, seen.members, groups, nobody).value
+    level = np.nan_to_num(robust.centre(over))
+    row = int(np.argmax(level))
+    known = over[row][np.isfinite(over[row])]
+    hits = int((known > 0).sum())
+    is_usual = len(known) and hits >= OCCUPANCY.mostly_share * len(known)
+    if not is_usual or level[row] < EVERYWHERE.longest_share * effect:
+        return None
+    return _Longest(row, hits, len(known), float(level[row]))
 
 
 BETWEEN_HOSTS = (

@@ -365,9 +365,7 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             excuses_slow=True,
             owner=owner,
             doubt=doubt,
-            evidence=lambda suspect: (
-                _where_time_is_lost(seen, suspect.row, suspect.course.active),
-            ),
+            evidence=lambda suspect: _where_time_is_lost(seen, suspect.row, suspect.course.active),
             drop_explained=not_explained,
             predicate="loses {time} an iteration to its host, {over} over its peers",
             advice=lambda suspect, owner: host_advice(owner),
@@ -584,19 +582,23 @@ def _alike_at_their_place(seen: Observations, suspects: tuple[Suspect, ...]) -> 
     return found
 
 
-def _where_time_is_lost(seen: Observations, row: int, active: Flags) -> str:
-    """Return where the lost time lies: inside passes, and between operations."""
+def _where_time_is_lost(seen: Observations, row: int, active: Flags) -> tuple[str, ...]:
+    """Say where the lost time lies: inside passes, and between operations; () where CPU times were
+    not recorded, as in profiles.
+    """
     gap = f"{milliseconds(float(np.median(seen.host_gap_ns[row][active])))} between operations"
     if seen.members.device_kind == "cpu":
+        if not seen.stolen_ns.any():
+            return ()
         stolen = milliseconds(float(np.median(seen.stolen_ns[row][active])))
         return (
             f"of it {stolen} while computing (wall less CPU time: the thread was taken off its "
-            f"core) and {gap}"
+            f"core) and {gap}",
         )
     stalled = milliseconds(float(np.median(seen.stalled_ns[row][active])))
     return (
         f"of it {stalled} inside passes whose modules mostly run as fast as ever (the device had "
-        f"nothing to do: its host launched too late) and {gap}"
+        f"nothing to do: its host launched too late) and {gap}",
     )
 
 

@@ -41,6 +41,10 @@ class _Everywhere:
         1.15, "ratio", Origin.BENCHMARK,
         "of a step to one in which all ranks take as long for the same work",
     )  # fmt: skip
+    longest_share: float = limit(
+        0.5, "share of what uneven passes make the step longer, log", Origin.CONVENTION,
+        "by which a rank's are longer that are nearly always the longest, if they are why",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.everywhere import _is_of_no_host, _take_turns
+from detect.causes.everywhere import _TRANSFERS, _WORK, _is_of_no_host, _take_turns, _uneven_finding
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.text import render_text
@@ -130,6 +130,19 @@ def test_uneven_work_is_told_by_replay(job, computing, transfers, words):
     costs = SimpleNamespace(unevenness=lambda within: uneven)
     findings = judge(replace(seen, costs=costs), DetectorSettings()).findings
     assert [one.headline[: len(words)] for one in findings] == [words] * bool(words)
+
+
+@pytest.mark.parametrize(("level", "who"), [(1.15, (5,)), (1.03, ())])
+def test_uneven_passes_say_whose_are_nearly_always_the_longest(job, level, who):
+    """By half of what they make the step longer; less is what sound ranks differ by."""
+    seen = observe(job(layout=EIGHT, work=lambda slot: level if slot.rank == 5 else 1.0).timeline())
+    uneven = Unevenness(computing=np.full(20, 1.3), transfers=np.full(20, 1.0))
+    finding = _uneven_finding(seen, uneven.computing, _WORK)
+    assert (finding.ranks, finding.owner) == (who, Owner.UNDECIDED)
+    longest = "those of rank 5 longer than its peers' in 20 of 20 iterations (1.15x)"
+    assert (longest in finding.headline) == bool(who)
+    assert ("none of a rank's are always the longest" in finding.headline) != bool(who)
+    assert not _uneven_finding(seen, uneven.computing, _TRANSFERS).ranks
 
 
 def test_a_slow_rank_is_not_called_uneven_work(job):
