@@ -41,7 +41,8 @@ from detect.stats import robust
 from detect.stats.residuals import data_effects, deviations, rank_correlation, stage_groups, t_tail
 from detect.stats.search import interval_of_ratio
 from detect.text import counted, milliseconds, percent, times
-from detect.thresholds.devices import COMPUTE
+from detect.thresholds.devices import COMPUTE, PAIRS
+from detect.thresholds.observing import STARVATION
 from detect.thresholds.statistics import SEARCH
 from detect.thresholds.verdicts import IMBALANCE
 from megascan.arrays import Flags, Floats, Integers
@@ -153,7 +154,7 @@ def _search_stages(inquiry: Inquiry) -> Answer:
     late = {
         one.host: one
         for one in reversed(heavy)
-        if one.host and one.is_late and 0 < one.stage < last
+        if one.host and ((one.is_late and 0 < one.stage < last) or _starves_its_ranks(seen, one))
     }
     late_hosts = tuple(_late_host_finding(seen, one) for one in late.values())
     ranks = {rank for finding in late_hosts for rank in finding.ranks}
@@ -190,7 +191,7 @@ def _heavy_stages(seen: Observations, faulty: Flags, least: float) -> list[Heavy
     slow = {one.stage for one in found if one.ratio >= least}
     for place, one in enumerate(found):
         if not one.has_normal_layers(least):
-            doubt, host = _doubt(seen.members, one, slow)
+            doubt, host = _doubt(seen.members, one, slow, faulty)
             found[place] = replace(one, doubt=doubt, host=host)
     return sorted(found, key=lambda one: -one.ratio)
 
@@ -257,13 +258,13 @@ def _heavy_stage(
     )
 
 
-def _doubt(members: Members, heavy: HeavyStage, slow: set[int]) -> tuple[str, str]:
+def _doubt(members: Members, heavy: HeavyStage, slow: set[int], faulty: Flags) -> tuple[str, str]:
     """Return why slow hardware may make the stage slow, as a sentence, and which host if it is one;
     empty where it cannot.
 
-    Stages in `slow` are no witnesses for a host. Unequal ratios of forward and backward acquit no
-    known host: a host that launches late delays the pass with the shorter kernels more. Where hosts
-    are not known, the ratios are all there is to go by.
+    Stages in `slow`, and `faulty` ranks of others, are no witnesses for a host. Unequal ratios of
+    forward and backward acquit no known host: a host that launches late delays the pass with the
+    shorter kernels more. Where hosts are not known, the ratios are all there is to go by.
     """
     stage = heavy.stage
     rows = members.rows_of_stage(stage)
@@ -274,11 +275,16 @@ def _doubt(members: Members, heavy: HeavyStage, slow: set[int]) -> tuple[str, st
     if hosts == {""}:
         is_one_host = num_ranks <= IMBALANCE.most_ranks_of_host and heavy.is_multiplied
         return UNKNOWN_HOST if is_one_host else "", ""
-    there = {int(members.stage[row]) for row, host in enumerate(members.hosts) if host in hosts}
-    if len(hosts) > 1 or there - slow - {stage}:
+    elsewhere = [
+        row
+        for row, host in enumerate(members.hosts)
+        if host in hosts and members.stage[row] != stage
+    ]
+    is_acquitted = any(not faulty[row] and int(members.stage[row]) not in slow for row in elsewhere)
+    if len(hosts) > 1 or is_acquitted:
         return _chance_doubt(members, heavy), ""
     (host,) = hosts
-    beside = "" if there == {stage} else " but those of other slow stages"
+    beside = " but others that are slow as well" if elsewhere else ""
     return (
         f"its ranks run on host {host} and no others do{beside}, so a slow host would show the "
         "same: a benchmark of that host and of another, or granularity full, decides"
@@ -529,12 +535,51 @@ def _stage_finding(seen: Observations, heavy: HeavyStage) -> Finding:
     )
 
 
+def _starves_its_ranks(seen: Observations, heavy: HeavyStage) -> bool:
+    """Return whether the devices of a heavy stage's host wait for their launches, those of all
+    other hosts do not, and its optimizer steps are slower as well: more work of a stage keeps its
+    devices busy, and kernels that are many and small are no optimizer's.
+
+    Example: 73 to 100 % of operations launched just in time on one host, none on the other; stage 0
+    takes 2.1 times as long there, and its optimizer steps 3.7 times.
+    """
+    own = np.array(seen.members.hosts) == heavy.host
+    if seen.starved_share is None or own.all():
+        return False
+    starved = np.nan_to_num(robust.median(seen.starved_share, axis=1))
+    optimizer = robust.median(np.where(seen.optimizer_ns > 0, seen.optimizer_ns, np.nan), axis=1)
+    is_starved = (
+        starved[own].min() >= STARVATION.starved_share > STARVATION.fed_share >= starved[~own].max()
+    )
+    slower_log = float(np.log(robust.median(optimizer[own]) / robust.median(optimizer[~own])))
+    return bool(is_starved and slower_log >= PAIRS.agrees_share * np.log(heavy.ratio))
+
+
+def _late_evidence(seen: Observations, heavy: HeavyStage) -> tuple[str, ...]:
+    """Say how it shows that a stage's host launches late."""
+    if _starves_its_ranks(seen, heavy):
+        own = np.array(seen.members.hosts) == heavy.host
+        starved = np.nan_to_num(robust.median(seen.starved_share, axis=1))
+        return (
+            f"{starved[own].min():.0%} of the operations of its ranks and more were launched only "
+            f"just in time, {starved[~own].max():.0%} at most on other hosts: a stage that has "
+            "more to compute keeps its devices busy",
+            "its optimizer steps are slower than those of other hosts as well",
+        )
+    longer = [milliseconds(one) for one in (heavy.excess_forward_ns, heavy.excess_backward_ns)]
+    return (
+        f"the stage's forward is longer by {longer[0]} a microbatch, its backward by "
+        f"{longer[1]}: of whatever a stage has more to compute the backward takes as long "
+        "as the forward at least, and mostly twice as long",
+        "launches that come late delay the forward more, whose kernels are shorter",
+    )
+
+
 def _late_host_finding(seen: Observations, heavy: HeavyStage) -> Finding:
-    """Report the host of a stage whose passes are longer in the way of late launches."""
+    """Report the host of a stage that is heavy because it is launched late."""
     members = seen.members
     rows = tuple(row for row, host in enumerate(members.hosts) if host == heavy.host)
     ranks = members.ranks_of(rows)
-    longer = [milliseconds(one) for one in (heavy.excess_forward_ns, heavy.excess_backward_ns)]
     return build_finding(
         seen,
         Claim(
@@ -551,12 +596,7 @@ def _late_host_finding(seen: Observations, heavy: HeavyStage) -> Finding:
             subject=f"host {heavy.host} (ranks {listed(ranks)})",
             predicate=f"launches late: stage PP{heavy.stage}, which it holds, takes "
             f"{times(heavy.ratio)} the time of the other stages",
-            evidence=(
-                f"the stage's forward is longer by {longer[0]} a microbatch, its backward by "
-                f"{longer[1]}: of whatever a stage has more to compute the backward takes as long "
-                "as the forward at least, and mostly twice as long",
-                "launches that come late delay the forward more, whose kernels are shorter",
-            ),
+            evidence=_late_evidence(seen, heavy),
             advice=HOST_ADVICE,
             is_replayed=False,
         ),

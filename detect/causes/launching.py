@@ -651,16 +651,17 @@ def _prepares_its_passes(seen: Observations, row: int, active: Flags) -> str:
     launch to the second's, in each forward and backward pass, and 1.2 ms from layer to layer.
     """
     own_ns, theirs_ns = _own_and_longest(seen, seen.launching_ns, row, active)
-    rest_ns, their_rest_ns = _own_and_longest(seen, seen.launching_rest_ns, row, active)
+    first_ns, _ = _own_and_longest(seen, seen.launching_first_ns, row, active)
+    step_ns, _ = _own_and_longest(seen, seen.launching_step_ns, row, active)
     if not own_ns >= PACE.held_up_ratio * theirs_ns:
         return ""
-    # where few modules were recorded, nothing lies behind the second launch, on any rank
-    tells = their_rest_ns >= theirs_ns - their_rest_ns
-    if not tells or not rest_ns < PACE.held_up_ratio * their_rest_ns:
+    # its own later launches tell: those of its peers may be held back by their devices
+    is_first = first_ns >= STARVATION.stopped_share * (own_ns - theirs_ns)
+    if not (is_first and step_ns > 0 and first_ns >= PACE.prepares_steps * step_ns):
         return ""
     return (
         f"of the {milliseconds(own_ns)} that its host takes to launch an iteration's passes (its "
-        f"peers' {milliseconds(theirs_ns)} at most), {milliseconds(own_ns - rest_ns)} come ahead "
+        f"peers' {milliseconds(theirs_ns)} at most), {milliseconds(first_ns)} come ahead "
         "of the second launch of each pass: what a program compiles, plans or loads for every new "
         "shape takes time there, on any host"
     )

@@ -178,7 +178,8 @@ def _with_what_some_tell(seen: Observations, frame: Frame, facts: Facts) -> Obse
         held_pace=launch_pace(launches.log_held_ns),
         stopped_ns=launches.stopped_ns,
         launching_ns=launches.launching_ns,
-        launching_rest_ns=launches.launching_rest_ns,
+        launching_first_ns=launches.launching_first_ns,
+        launching_step_ns=launches.launching_step_ns,
         pauses=launches.pauses,
     )
 

@@ -463,20 +463,22 @@ def _joined_launches(
     kinds, places = _numbered([part.kinds for _, part in known])
     shape = num_ranks, known[0][1].log_ns.shape[1]
     log_ns, log_held_ns = np.full((2, *shape, len(kinds)), np.nan)
-    stopped_ns, launching_ns, rest_ns = np.zeros((3, *shape))
+    stopped_ns, launching_ns, first_ns, step_ns = np.zeros((4, *shape))
     for (own, part), columns in zip(known, places, strict=True):
         log_ns[own[:, None], :, columns] = np.moveaxis(part.log_ns, 2, 1)
         log_held_ns[own[:, None], :, columns] = np.moveaxis(part.log_held_ns, 2, 1)
         stopped_ns[own] = part.stopped_ns
         launching_ns[own] = part.launching_ns
-        rest_ns[own] = part.launching_rest_ns
+        first_ns[own] = part.launching_first_ns
+        step_ns[own] = part.launching_step_ns
     return Launches(
         kinds=kinds,
         log_ns=log_ns,
         log_held_ns=log_held_ns,
         stopped_ns=stopped_ns,
         launching_ns=launching_ns,
-        launching_rest_ns=rest_ns,
+        launching_first_ns=first_ns,
+        launching_step_ns=step_ns,
         pauses=_joined_matrices(
             [part.pauses for _, part in known], [own for own, _ in known], num_ranks
         ),

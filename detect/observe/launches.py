@@ -84,7 +84,10 @@ class Launches:
     launching_ns: Floats
     """(row, iteration): how long the host takes to launch the passes, if nothing holds it up; see
     `_launching`."""
-    launching_rest_ns: Floats
+    launching_first_ns: Floats
+    """(row, iteration): the part of it from the first launch of each pass to the second."""
+    launching_step_ns: Floats
+    """(row, iteration): what one launch behind the second takes in each pass; 0 without any."""
     """(row, iteration): the part of it from the second launch of each pass on."""
     pauses: Pauses
 
@@ -119,14 +122,15 @@ def launches_of(index: SpanIndex) -> Launches | None:
     is_free = steps.lead_ns < PACE.most_lead_ns
     shape = *index.shape, len(steps.kinds)
     within = _launched_within(index, passes)
-    launching_ns, rest_ns = _launching(index, passes, phases, within)
+    launching_ns, first_ns, step_ns = _launching(index, passes, phases, within)
     return Launches(
         kinds=steps.kinds,
         log_ns=quick_steps(shape, place[is_free], steps.time_ns[is_free]),
         log_held_ns=quick_steps(shape, place, steps.time_ns),
         stopped_ns=_stops(index, steps),
         launching_ns=launching_ns,
-        launching_rest_ns=rest_ns,
+        launching_first_ns=first_ns,
+        launching_step_ns=step_ns,
         pauses=_pauses(index, passes, within),
     )
 
@@ -188,6 +192,8 @@ class _Within:
     first: Floats
     second: Floats
     last: Floats
+    num_later: Integers
+    """Number of launches behind the first one, (pass,)."""
 
 
 def _launched_within(index: SpanIndex, passes: Flags) -> _Within:
@@ -203,14 +209,15 @@ def _launched_within(index: SpanIndex, passes: Flags) -> _Within:
     np.maximum.at(last, owner, at)
     is_later = at > first[owner]
     np.minimum.at(second, owner[is_later], at[is_later])
-    return _Within(first, second, last)
+    return _Within(first, second, last, np.bincount(owner[is_later], minlength=num_passes))
 
 
 def _launching(
     index: SpanIndex, passes: Flags, phases: Integers, within: _Within
-) -> tuple[Floats, Floats]:
-    """Return how long each host takes to launch the passes of an iteration, and the part of it from
-    the second launch of each pass on, (row, iteration) ns; `phases` are those of the passes.
+) -> tuple[Floats, Floats, Floats]:
+    """Return how long each host takes to launch the passes of an iteration, the part of it up to
+    the second launch of each pass, and what a launch behind that takes, all (row, iteration) ns;
+    `phases` are those of the passes.
 
     That is the lower quartile, over a rank's passes of the same phase and chunk, of the time from
     the first to the last launch inside a pass: a host that is held up by a full queue, or stops, in
@@ -222,11 +229,18 @@ def _launching(
 
     num_kinds = int(kind.max(initial=0)) + 1
 
-    def usual(since: Floats) -> Floats:
-        took_ns = np.where(within.last > since, within.last - since, 0.0)
-        return index.sums(passes, np.exp(quick_steps((num_kinds,), kind, took_ns + 1.0))[kind])
+    def usual(took_ns: Floats) -> Floats:
+        return index.sums(passes, np.expm1(quick_steps((num_kinds,), kind, took_ns + 1.0))[kind])
 
-    return usual(within.first), usual(within.second)
+    def between(since: Floats, until: Floats) -> Floats:
+        with np.errstate(invalid="ignore"):  # passes without launches
+            return np.where(until > since, until - since, 0.0)
+
+    has_second = within.num_later > 0
+    first_ns = np.where(has_second, between(within.first, within.second), 0.0)
+    rest_ns = between(within.second, within.last)
+    step_ns = rest_ns / np.maximum(within.num_later - 1, 1)
+    return usual(between(within.first, within.last)), usual(first_ns), usual(step_ns)
 
 
 def _pauses(index: SpanIndex, passes: Flags, within: _Within) -> Pauses:

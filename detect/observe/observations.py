@@ -550,8 +550,10 @@ class Observations:
     device waited."""
     launching_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """How long the host takes to launch an iteration's passes, if nothing holds it up."""
-    launching_rest_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """Part of `launching_ns` from the second launch of each pass on; None in profiles."""
+    launching_first_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """Part of `launching_ns` up to the second launch of each pass; None in profiles."""
+    launching_step_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """What one launch behind the second takes, summed over the passes; None in profiles."""
     pauses: Pauses | None = None
     """For how long hosts launch nothing outside passes; None in profiles."""
     entangled_phases: tuple[int, ...] = ()

@@ -227,6 +227,11 @@ class _Pace:
         2.0, "ratio", Origin.PHYSICS,
         "of its peers' time to launch the same passes: another process that has half of its core",
     )  # fmt: skip
+    prepares_steps: float = limit(
+        10.0, "of its later launches", Origin.BENCHMARK,
+        "that a pass's first one takes as long as where a program compiles or plans there: 40 on "
+        "two H200; a layer of which no module was recorded takes a few",
+    )  # fmt: skip
     busy_share: float = limit(
         0.6, "share of an iteration", Origin.BENCHMARK,
         "that launching its passes takes, from which on a device has gaps whenever its host is a "

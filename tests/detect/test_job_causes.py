@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from detect import Cause, Owner, Verdict
+from detect.detector import judge, steady
+from detect.observe.extract import observe
 from detect.text import render_text
+from detect.thresholds.adjustable import DetectorSettings
 from detect.thresholds.statistics import POWER
 from megascan.topology import Layout
 
@@ -83,6 +88,54 @@ def test_a_stage_that_is_longer_forward_than_backward_has_a_late_host(job, stage
     (finding,) = report.findings
     assert finding.owner is owner and finding.ranks == tuple(range(4 * stage, 4 * stage + 4))
     assert (finding.cause is Cause.HOST) == (owner is Owner.NODE)
+
+
+def on_first_host(factor, optimizer):
+    """Slow all that ranks 0 to 3 compute, a stage of three and a rank of the next one."""
+
+    def effect(slot):
+        if slot.rank > 3:
+            return 1.0
+        return optimizer if slot.name == "optimizer" else factor
+
+    return effect
+
+
+PP2_OF_THREE = Layout(pp=2, dp=3)
+
+
+def test_a_slow_rank_of_another_stage_does_not_acquit_the_host_of_a_heavy_stage(job):
+    """Ranks 0 to 2 are a stage, rank 3 of their host is of the next, and as slow beside its peers:
+    whatever forward and backward say, that stage need not have more work.
+    """
+    slow = job(layout=PP2_OF_THREE, hosts=4, work=on_first_host(2.0, 1.0)).report()
+    assert slow.verdict is not Verdict.JOB
+    (stage,) = (one for one in slow.findings if one.ranks == (0, 1, 2))
+    assert stage.owner is Owner.UNDECIDED
+    assert any("others that are slow as well" in one for one in stage.evidence)
+    sound = job(layout=PP2_OF_THREE, hosts=4, work=lambda slot: 2.0 if slot.rank < 3 else 1.0)
+    assert [(one.ranks, one.owner) for one in sound.report().findings] == [((0, 1, 2), Owner.JOB)]
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "optimizer", "is_named"),
+    [(0.1, 3.0, True), (0.8, 3.0, False), (0.1, 1.0, False)],
+    ids=["a late host", "all hosts are late", "its passes are of many small kernels"],
+)  # fmt: skip
+def test_a_heavy_stage_that_waits_for_its_launches_has_a_late_host(
+    job, elsewhere, optimizer, is_named
+):
+    """More work keeps devices busy."""
+    heavy = job(layout=PP2_OF_THREE, hosts=4, work=on_first_host(2.0, optimizer), iterations=8)
+    settings = DetectorSettings()
+    seen = steady(observe(heavy.timeline()), settings)
+    starved = np.full(seen.iteration_ns.shape, elsewhere)[None].repeat(6, axis=0)
+    starved[:4] = 0.9
+    report = judge(replace(seen, starved_share=starved), settings)
+    hosts = [one for one in report.findings if one.cause is Cause.HOST and one.owner is Owner.NODE]
+    assert [one.ranks for one in hosts] == [(0, 1, 2, 3)] * is_named
+    if is_named:
+        assert any("90% of the operations" in one for one in hosts[0].evidence)
 
 
 def skewed(seed: int, spread: float):
