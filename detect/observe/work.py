@@ -243,6 +243,9 @@ def reduces_beside(index: SpanIndex, passes: Flags) -> Flags:
         slow replica     |── backward 1 ───|── backward 2 ───|
         its peer         |── backward 1 ──|── backward 2 ─────|     longer than its first one
         reductions                             |──────────────|
+
+    Example: a quarter of a rank's multiprocessors is taken. Beside its peer's its forward takes
+    1.39 times as long, its first backward 1.30 times, and its second one 0.82 times.
     """
     if index.is_cpu:
         return np.zeros(int(passes.sum()), dtype=bool)

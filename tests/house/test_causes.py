@@ -22,7 +22,8 @@ def test_a_cause_is_searched_and_explained(cause: Cause) -> None:
         "give a CauseSpec of it a line of CAUSES in detect/detector.py"
     )
     assert f"`{cause}`" in VERDICT_PAGE.read_text(encoding="utf-8"), (
-        "name it in docs/verdict.md, in the list under **cause**, and say below what is compared"
+        "name it in docs/verdict.md, in the list of causes, and say in "
+        "docs/how-verdicts-are-reached.md what is compared"
     )
 
 
