@@ -160,13 +160,22 @@ def over_own_level(value: Floats, known: Flags) -> Floats:
 
 
 def lost_share(seen: Observations, causes: Sequence[Cause]) -> Floats:
-    """Return the time lost to `causes` as a share of the iteration, (row, iteration); without what
-    other processes take of a CPU, which comes in bursts on every rank.
+    """Return the time lost to `causes` as a share of the iteration, (row, iteration).
+
+    What other processes take of a CPU comes in bursts on every rank and is left out; with it the
+    gaps of a profile, which does not tell the two apart.
     """
-    lost = np.sum([np.maximum(np.nan_to_num(seen.lost(cause)), 0.0) for cause in causes], axis=0)
-    if Cause.HOST in causes:
+    known = [one for one in causes if one is not Cause.HOST or not _hides_what_is_stolen(seen)]
+    lost = np.zeros(seen.stolen_ns.shape)
+    for cause in known:
+        lost += np.maximum(np.nan_to_num(seen.lost(cause)), 0.0)
+    if Cause.HOST in known:
         lost = np.maximum(lost - seen.stolen_ns, 0.0)
     return np.asarray(lost / float(np.median(seen.iteration_ns)))
+
+
+def _hides_what_is_stolen(seen: Observations) -> bool:
+    return seen.members.device_kind == "cpu" and not seen.tells_passes
 
 
 def chance(num_hits: int, num_iterations: int, other_hits: int, num_others: int) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, Owner, Verdict
+from detect.causes.hits import lost_share
 from detect.detector import judge, steady
 from detect.observe.extract import observe
 from detect.stats.residuals import Usual, estimate_noise
@@ -101,6 +102,26 @@ def stolen_report(seen, stolen_ms):
         ),
         settings,
     )
+
+
+def test_what_is_stolen_of_a_core_counts_as_no_pause(job):
+    """A profile's gaps hold it, so they tell nothing; its loading does."""
+    made = job(layout=TWO, device="cpu", iterations=NUM, gap_ms=since(0, 30.0))
+    seen = observe(made.but(loading_ms=since(0, 1.0)).timeline())
+    stolen_ns = np.full_like(seen.stolen_ns, 20e6)
+    busier = replace(
+        seen,
+        stolen_ns=stolen_ns,
+        lost_ns=seen.lost_ns | {Cause.HOST: seen.lost(Cause.HOST) + stolen_ns},
+    )
+    paused = lost_share(seen, (Cause.HOST,))
+    assert paused[1].min() > 0.0 == paused[0].max()
+    assert lost_share(busier, (Cause.HOST,)) == pytest.approx(paused)
+    profile = replace(busier, tells_passes=False)
+    assert not lost_share(profile, (Cause.HOST,)).any()
+    loading = lost_share(profile, (Cause.LOADER,))
+    assert loading[1].min() > 0.0
+    assert lost_share(profile, (Cause.LOADER, Cause.HOST)) == pytest.approx(loading)
 
 
 def test_a_step_that_is_far_longer_since_some_iteration_is_not_healthy(job):
