@@ -6,8 +6,9 @@ any of it, and asks one after the other. Fed by `detect.observe` (what was measu
 
 Causes:                                             What they share, and what follows them:
 
-    compute.py       a rank computes slowly: its        finding.py   what a cause is; a claim as a
-                     device, its host, or one pass                   finding: place, cost, words
+    compute.py       a rank computes slowly             finding.py   what a cause is; a claim as a
+    compute_owner.py  whose fault that is: its                       finding: place, cost, words
+                     device, its host, one pass
     losses.py        loader, collector, host, exits     together.py  what findings mean for each
     bursts.py        who loses time now and then                     other: one fault, one finding
     spells.py        slow in few iterations (profiles)  searches.py  slow rows, and time lost

@@ -3,7 +3,7 @@
 All of them wait for the slowest inside their passes. If no other rank of the stage is slow, nor the
 rest of the replica, it is one device or their data, a link or an expert; the optimizer step, which
 waits for no mate and which only a slow device lengthens, tells whether and which (see
-`longer_steps.py`). Rows that stand for a whole group are judged in `compute.py`.
+`longer_steps.py`). Rows that stand for a whole group are judged in `compute_owner.py`.
 
 Example: passes of ranks 2 and 3 of two groups of two take 1.44 times as long as those of 0 and 1;
 steps take 3.00, 3.01, 3.46 and 2.98 ms: rank 2.

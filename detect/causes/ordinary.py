@@ -1,6 +1,6 @@
 """What else may make a rank look slow: chips that differ, its place, or a single peer.
 
-    Case                   a slow row, as it is judged here and in `compute.py`
+    Case                   a slow row, as it is judged here and in `compute_owner.py`
     ordinary_difference    slow by so little, or in such a place, that no node need be at fault
     decide_pair            with one peer: which of the two
     even_data              why longer data are not the reason

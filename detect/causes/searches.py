@@ -5,7 +5,7 @@ A search finds suspects; the causes decide whose fault it is, and in which words
 **Slow rows** (`search_compute`): who is slower than its peers, by how much, and when. Peers are the
 other ranks of the stage (DP, TP, CP). A stage with one or two ranks has too few; then transformer
 layers of other stages, which have the same shape, join in. Whose fault a slow row is,
-`detect.causes.compute` judges.
+`detect.causes.compute_owner` judges.
 
 **Lost time** (`lost_time`): time that ranks lose besides computing, and the finding it makes. Lost
 times add up, so they are not compared as ratios: the measure is the excess over the peers'

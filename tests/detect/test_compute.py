@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.compute import _is_estimated_in_one, _unsaid
+from detect.causes.compute import _unsaid
+from detect.causes.compute_owner import _is_estimated_in_one
 from detect.causes.device import waits_beside
 from detect.causes.searches import search_compute
 from detect.causes.spells import _finding, _Spell

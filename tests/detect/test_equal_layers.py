@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.compute import EQUAL_LAYERS
+from detect.causes.compute_owner import EQUAL_LAYERS
 from detect.detector import judge
 from detect.observe.extract import observe
 from megascan.topology import Layout

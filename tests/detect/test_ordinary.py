@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, render_text
-from detect.causes.compute import _perhaps_not_slow
+from detect.causes.compute_owner import _perhaps_not_slow
 from detect.causes.finding import undecided_if_small_and_free
 from detect.causes.ordinary import _sigma_of_pairs, reach_of_sound
 from detect.causes.together import undecided_beside_larger

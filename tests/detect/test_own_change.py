@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detect import Owner
-from detect.causes.compute import CHANGED
+from detect.causes.compute_owner import CHANGED
 from detect.stats.search import peers_changed
 from megascan.topology import Layout
 
