@@ -36,14 +36,17 @@ Causes:                                             What they share, and what fo
     loading_hosts.py  hosts that load far longer
     far_loaders.py   loads that are far longer
                      than any other ever is
-    links.py         slow connections                   ordinary.py  what else explains slow
-    networks.py      NICs of a host, rails, switches                 computing: chips, place, pair
-                     inside a host                      power.py     what would be found, and what
-    flaps.py         NICs that are slow now and then                 never could be
+    links.py         slow connections, and what may     ordinary.py  what else explains slow
+                     only make them seem slow                        computing: chips, place, pair
+    slow_links.py    which of them makes the others     power.py     what would be found, and what
+                     slow                                            never could be
+    networks.py      NICs of a host, rails, switches    connections.py  pairs and groups, what each
+                     inside a host                                      carries, which end is slow
+    flaps.py         NICs that are slow now and then    crossings.py  what crosses hosts, by kind
     nvlinks.py       groups at the pace of PCIe
-    imbalance.py     heavy stages, uneven sequences     connections.py  pairs and groups, what each
-    shares.py        busy experts, longer data: ranks                   carries, which end is slow
-                     that always have more to do        crossings.py  what crosses hosts, by kind
+    imbalance.py     heavy stages, uneven sequences
+    shares.py        busy experts, longer data: ranks
+                     that always have more to do
     everywhere.py    all wait for data, collect or
                      get uneven work, by turns; all
                      links of a kind become slower

@@ -17,7 +17,7 @@ from detect.causes.connections import (
     told_by_elimination,
     where_groups_meet,
 )
-from detect.causes.links import _links_at_fault
+from detect.causes.slow_links import links_at_fault
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, UntimedIn, steady
@@ -238,7 +238,7 @@ def test_an_end_is_acquitted_by_what_is_fine_while_its_pair_is_slow(job, first, 
     units = connections.units_of(transfers, seen.members)
     course = Course.of(slow, float(np.log(10.0)), 0.01)
     worst = Suspect(row=units.members.index((4, 8)), course=course, q_value=1e-6)
-    (link,) = _links_at_fault(seen, units, np.ones(4, bool), (worst,))
+    (link,) = links_at_fault(seen, units, np.ones(4, bool), (worst,))
     assert link.ranks == ends
 
 

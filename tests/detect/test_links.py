@@ -16,14 +16,13 @@ from detect.causes.links import (
     IN_DOUBT_HOST,
     IN_DOUBT_INSIDE,
     IN_DOUBT_PLACE,
-    _exceeds_clock_errors,
     _is_at_its_end,
-    _is_isolated,
     _is_told_twice,
     _subject,
     _undecided_beside_heavier,
     _waits_behind,
 )
+from detect.causes.slow_links import _exceeds_clock_errors, _is_isolated
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, cut, one_row_a_worker, steady
@@ -782,7 +781,7 @@ def test_transfers_of_the_warm_up_are_no_part_of_what_transfers_take(job):
 
 def test_transfers_that_take_no_time_by_clocks_that_are_off_are_not_slow(monkeypatch):
     """Clocks are off by more than a transfer takes, so the typical one ends when it begins."""
-    monkeypatch.setattr("detect.causes.links.typical_times", lambda units, suspect: (0.0, 5e4))
+    monkeypatch.setattr("detect.causes.slow_links.typical_times", lambda units, suspect: (0.0, 5e4))
     seen = SimpleNamespace(
         alignment=SimpleNamespace(residual_median_ns=1e5, residual_p99_ns=1e6),
         members=SimpleNamespace(are_inside_a_host=lambda ranks: True),
