@@ -11,7 +11,8 @@ Causes:                                             What they share, and what fo
                      device, its host, one pass
     losses.py        loader, collector, host, exits     together.py  what findings mean for each
     bursts.py        who loses time now and then                     other: one fault, one finding
-    spells.py        slow in few iterations (profiles)  searches.py  slow rows, and time lost
+    burst_owner.py   whose fault that is                searches.py  slow rows, and time lost
+    spells.py        slow in few iterations (profiles)
     pass_ends.py     whose passes end late, of a TP
                      group that waits unseen
     changed_ends.py  the same of groups that are

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detect import DetectorSettings, Owner
-from detect.causes.bursts import MORE_DATA
+from detect.causes.burst_owner import MORE_DATA
 from detect.causes.slow_modules import bursts_of_modules
 from detect.detector import judge
 from detect.observe.extract import observe

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, detect
-from detect.causes import bursts as of_bursts
+from detect.causes import burst_owner
+from detect.causes.burst_owner import _others_pause
 from detect.causes.bursts import (
     _beside_mates,
     _is_usual_there,
     _mirror_each_other,
-    _others_pause,
     _pauses,
     _undecided,
 )
@@ -251,7 +251,7 @@ def test_a_late_host_now_and_then_is_not_told_from_busy_experts(job, monkeypatch
     """The device is starved in all iterations, and slow in some: by its experts?"""
     hits = np.zeros(20, dtype=bool)
     hits[[2, 5, 9, 14, 18]] = True
-    monkeypatch.setattr(of_bursts, "starvation", lambda *_: (Owner.NODE, "launched just in time"))
+    monkeypatch.setattr(burst_owner, "starvation", lambda *_: (Owner.NODE, "launched just in time"))
 
     def work(slot):
         is_hit = slot.rank == 5 and hits[slot.iteration - 3]
@@ -260,7 +260,7 @@ def test_a_late_host_now_and_then_is_not_told_from_busy_experts(job, monkeypatch
     report = job(layout=Layout(dp=8, ep=ep), work=work).report()
     (finding,) = [one for one in report.findings if one.ranks == (5,)]
     assert (finding.cause, finding.owner) == (Cause.HOST, owner)
-    assert (of_bursts.EXPERTS in finding.evidence) == (owner is Owner.UNDECIDED)
+    assert (burst_owner.EXPERTS in finding.evidence) == (owner is Owner.UNDECIDED)
 
 
 @pytest.mark.parametrize("idle_share", [0.8, 0.2])
@@ -311,7 +311,7 @@ def test_passes_that_were_launched_late_now_and_then_are_not_surely_the_devices(
     report = judge(replace(seen, starved_share=starved), DetectorSettings())
     (finding,) = [one for one in report.findings if one.ranks == (5,)]
     assert (finding.cause, finding.owner) == (Cause.COMPUTE, owner)
-    assert (of_bursts.LATE_THEN in finding.evidence) == (owner is Owner.UNDECIDED)
+    assert (burst_owner.LATE_THEN in finding.evidence) == (owner is Owner.UNDECIDED)
 
 
 @pytest.mark.parametrize(("usual", "is_usual"), [(0.2, False), (0.5, True)])
@@ -1002,12 +1002,12 @@ def test_where_all_devices_wait_for_their_hosts_an_idle_one_is_no_slow_node(
     monkeypatch, starved, owner
 ):
     """A device stands idle in its bursts: in a host-bound job some host is always the latest."""
-    monkeypatch.setattr(of_bursts, "starvation", lambda *_: None)
-    monkeypatch.setattr(of_bursts, "_doubt", lambda *_: "")
-    monkeypatch.setattr(of_bursts, "_stands_idle", lambda *_: True)
+    monkeypatch.setattr(burst_owner, "starvation", lambda *_: None)
+    monkeypatch.setattr(burst_owner, "_doubt", lambda *_: "")
+    monkeypatch.setattr(burst_owner, "_stands_idle", lambda *_: True)
     seen = SimpleNamespace(lost_ns={Cause.GC: None}, starved_share=np.full((4, 9), starved))
     burst = SimpleNamespace(row=1, hits=np.arange(9) < 4, is_stops=False)
-    cause, blamed, _ = of_bursts._blamed(seen, burst, Cause.COMPUTE)
+    cause, blamed, _ = burst_owner.cause_and_owner(seen, burst, Cause.COMPUTE)
     assert (cause, blamed) == (Cause.COMPUTE, owner)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
-from detect.causes.bursts import _may_warm_up
+from detect.causes.burst_owner import _may_warm_up
 from detect.causes.host_data import stall_by_their_data
 from detect.causes.hosts import _launches_late
 from detect.causes.paused_hosts import EARLY, _doubts, _pausing_host
