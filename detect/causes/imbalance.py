@@ -154,7 +154,7 @@ def _search_stages(inquiry: Inquiry) -> Answer:
     late = {
         one.host: one
         for one in reversed(heavy)
-        if one.host and ((one.is_late and 0 < one.stage < last) or _starves_its_ranks(seen, one))
+        if one.host and ((one.is_late and 0 < one.stage < last) or _starved_by_its_host(seen, one))
     }
     late_hosts = tuple(_late_host_finding(seen, one) for one in late.values())
     ranks = {rank for finding in late_hosts for rank in finding.ranks}
@@ -535,35 +535,36 @@ def _stage_finding(seen: Observations, heavy: HeavyStage) -> Finding:
     )
 
 
-def _starves_its_ranks(seen: Observations, heavy: HeavyStage) -> bool:
-    """Return whether the devices of a heavy stage's host wait for their launches, those of all
-    other hosts do not, and its optimizer steps are slower as well: more work of a stage keeps its
-    devices busy, and kernels that are many and small are no optimizer's.
+def _starved_by_its_host(seen: Observations, heavy: HeavyStage) -> tuple[float, float] | None:
+    """Return the least share of operations that were launched just in time on the host of a heavy
+    stage, and the most on others, where they say that the host launches late: its devices wait for
+    their launches, those of other hosts do not, and its optimizer steps are slower as well. More
+    work of a stage keeps its devices busy, and many small kernels are no optimizer's.
 
     Example: 73 to 100 % of operations launched just in time on one host, none on the other; stage 0
     takes 2.1 times as long there, and its optimizer steps 3.7 times.
     """
     own = np.array(seen.members.hosts) == heavy.host
     if seen.starved_share is None or own.all():
-        return False
+        return None
     starved = np.nan_to_num(robust.median(seen.starved_share, axis=1))
+    least, most = float(starved[own].min()), float(starved[~own].max())
     optimizer = robust.median(np.where(seen.optimizer_ns > 0, seen.optimizer_ns, np.nan), axis=1)
-    is_starved = (
-        starved[own].min() >= STARVATION.starved_share > STARVATION.fed_share >= starved[~own].max()
-    )
     slower_log = float(np.log(robust.median(optimizer[own]) / robust.median(optimizer[~own])))
-    return bool(is_starved and slower_log >= PAIRS.agrees_share * np.log(heavy.ratio))
+    is_slower = slower_log >= PAIRS.agrees_share * np.log(heavy.ratio)
+    is_starved = least >= STARVATION.starved_share and most <= STARVATION.fed_share
+    return (least, most) if is_starved and is_slower else None
 
 
 def _late_evidence(seen: Observations, heavy: HeavyStage) -> tuple[str, ...]:
     """Say how it shows that a stage's host launches late."""
-    if _starves_its_ranks(seen, heavy):
-        own = np.array(seen.members.hosts) == heavy.host
-        starved = np.nan_to_num(robust.median(seen.starved_share, axis=1))
+    starved = _starved_by_its_host(seen, heavy)
+    if starved is not None:
+        least, most = starved
         return (
-            f"{starved[own].min():.0%} of the operations of its ranks and more were launched only "
-            f"just in time, {starved[~own].max():.0%} at most on other hosts: a stage that has "
-            "more to compute keeps its devices busy",
+            f"{least:.0%} of the operations of its ranks and more were launched only just in time, "
+            f"{most:.0%} at most on other hosts: a stage that has more to compute keeps its "
+            "devices busy",
             "its optimizer steps are slower than those of other hosts as well",
         )
     longer = [milliseconds(one) for one in (heavy.excess_forward_ns, heavy.excess_backward_ns)]

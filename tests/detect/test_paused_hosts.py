@@ -242,8 +242,9 @@ def test_pauses_inside_passes_may_be_waiting_for_a_late_loader(loading, hidden_a
     lost_ns = np.zeros((4, 6))
     lost_ns[2] = loading * 1e8
     seen = SimpleNamespace(
-        lost=lambda cause: lost_ns, iteration_ns=np.full(6, 1e8), hidden_axes=hidden_axes
-    )
+        lost=lambda cause: lost_ns, iteration_ns=np.full(6, 1e8), hidden_axes=hidden_axes,
+        stolen_ns=np.zeros((4, 6)),
+    )  # fmt: skip
     hits = np.arange(6) < 4
     burst = SimpleNamespace(hits=hits, excess=np.where(hits, 0.07, 0.0))
     assert _may_wait_for_loaders(seen, burst) == may_wait
