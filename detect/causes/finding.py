@@ -251,6 +251,8 @@ class When:
     episodes: tuple[tuple[int, int], ...]
     begins: bool
     ends: bool
+    rises_until: int | None = None
+    """The iteration until which it rose to its level, where it is not there at once."""
 
     @property
     def words(self) -> str:
@@ -259,10 +261,11 @@ class When:
             return f"in iteration {self.first}"
         if len(self.episodes) > 1:
             return f"on and off between iterations {self.first} and {self.last}"
+        rising = "" if self.rises_until is None else f" (rising until {self.rises_until})"
         if self.begins and self.ends:
-            return f"in iterations {self.first} to {self.last}"
+            return f"in iterations {self.first} to {self.last}{rising}"
         if self.begins:
-            return f"since iteration {self.first}"
+            return f"since iteration {self.first}{rising}"
         if self.ends:
             return f"until iteration {self.last}"
         return f"in all traced iterations ({self.first} to {self.last})"
@@ -275,6 +278,16 @@ def when(course: Course | None, iterations: Integers) -> When:
     episodes = tuple((int(iterations[one]), int(iterations[end])) for one, end in course.episodes)
     whole = spanning(iterations, episodes[0][0], episodes[-1][1])
     return replace(whole, share=course.share, episodes=episodes)
+
+
+def _since_it_rose(timing: When, course: Course | None, iterations: Integers) -> When:
+    """Return the iterations of a course from the one in which it began to rise to its level."""
+    if course is None or course.rise is None:
+        return timing
+    first, until = (int(iterations[one]) for one in course.rise)
+    return replace(
+        timing, first=first, begins=True, episodes=((first, timing.last),), rises_until=until
+    )
 
 
 def spanning(iterations: Integers, first: int, last: int) -> When:
@@ -435,6 +448,7 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
     claim = _of_its_model(seen, claim)
     timing = when(claim.course, seen.iterations)
     reach = when(None if claim.recurs else claim.course, seen.iterations)
+    timing = _since_it_rose(timing, claim.course, seen.iterations)
     cost, is_replayed = _cost(seen, claim, counted_window(seen, reach.first, reach.last))
     slowed = slowed_by(seen, reach.first, reach.last)
     return Finding(

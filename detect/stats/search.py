@@ -160,6 +160,9 @@ class Course:
     """Share of the iterations between onset and end that are clearly above the peers."""
     episodes: tuple[tuple[int, int], ...]
     """First and last index of each active stretch."""
+    rise: tuple[int, int] | None = None
+    """Indices of the iterations from which and until which it rose to its level, where it is not
+    there at once."""
 
     @classmethod
     def of(cls, active: Flags, effect: float, standard_error: float) -> Course:
@@ -381,6 +384,50 @@ def follow(series: Floats, start: Stretch, noise: Noise) -> Course:
     return Course(active, slow - own, float(error), share, episodes)
 
 
+def rise_to(series: Floats, course: Course) -> tuple[int, int] | None:
+    """Return the indices from which and until which a suspect rose steadily, through where its
+    course begins; None where it came to its level in one step, or was never seen below it.
+
+    A device that gets hotter is slower by a little more each iteration, and stands out, where its
+    course begins, long after it began. Of all ways to describe the series as
+    flat, then rising by as much each iteration, then flat, the one with the least squares is
+    compared with a step at the course's begin: two numbers more must be worth it (F test).
+
+    Example: 0, -0.1, 0, 1.6, 2.3, 3.5, 4.9, 5.7, 6.6, 8 % and on: since the fourth iteration, not
+    since the seventh, from which on it lies clearly apart.
+    """
+    first, last = course.episodes[0]
+    window = series[: last + 1]
+    length = len(window)
+    if len(course.episodes) > 1 or first == 0 or not np.isfinite(window).all():
+        return None
+    step = _squares(window, first, first)
+    fits = {
+        (start, level): _squares(window, start, level)
+        for start in range(1, first + 1)
+        for level in range(max(first, start) + 1, length)
+    }
+    free = length - PERSISTENCE.numbers_of_rise
+    if not fits or free < 1:
+        return None
+    start, level = min(fits, key=lambda one: fits[one])
+    squares = max(fits[start, level], 1e-12)
+    ratio = (step - squares) / 2 / (squares / free)
+    is_rise = special.fdtrc(2, free, max(ratio, 0.0)) <= PERSISTENCE.rise_p
+    return (start, level) if is_rise and start < first else None
+
+
+def _squares(series: Floats, start: int, level: int) -> float:
+    """Return the sum of squares about a series that is flat before `start`, rises by as much each
+    iteration until `level`, and is flat from there on.
+    """
+    shape = np.clip((np.arange(len(series)) - start + 1.0) / (level - start + 1.0), 0.0, 1.0)
+    centred, values = shape - shape.mean(), series - series.mean()
+    slope = max(0.0, float(centred @ values) / max(float(centred @ centred), 1e-12))
+    rest = values - slope * centred
+    return float(rest @ rest)
+
+
 def _two_state_path(
     series: Floats, normal: float, slow: float, sigma: float, penalty: float
 ) -> Flags:
@@ -560,6 +607,7 @@ class _View:
                 course = self.course(row)
                 is_level = bool(course.active.all())  # else it is measured against its own normal
                 between = self.noise.between if is_level else 0.0
+                course = replace(course, rise=rise_to(self.value[row], course))
                 yield Suspect(row, course, self.q_value(row, number), between)
 
 

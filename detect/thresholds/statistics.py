@@ -118,6 +118,13 @@ class _Persistence:
     min_outside: int = limit(
         3, "iterations", Origin.CONVENTION, "next to a stretch that it is compared with, at least"
     )
+    numbers_of_rise: int = limit(
+        4, "numbers", Origin.MATHEMATICS, "that describe a rise: two levels, its begin and its end"
+    )
+    rise_p: float = limit(
+        0.01, "probability", Origin.CONVENTION,
+        "that a step would look as much like a rise by chance, before it is called one",
+    )  # fmt: skip
     switch_penalty: float = limit(
         5.0, "log-likelihood", Origin.BENCHMARK, "that each change of state must gain"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from detect.detector import _inquiry
 from detect.observe.extract import observe
 from detect.observe.observations import steady
 from detect.stats.residuals import Usual, estimate_noise
-from detect.stats.search import best_stretches, follow
+from detect.stats.search import Course, best_stretches, follow, rise_to
 from megascan.topology import Layout
 
 USUAL = Usual(floor=0.001, spread=0.003)
@@ -121,3 +123,36 @@ def test_bursts_that_everybody_has_accuse_nobody():
     quiet[2, 8:12] = 0.3
     noise = estimate_noise(quiet, NOBODY, USUAL)
     assert best_stretches(quiet, noise, 4, NOBODY)[2].p_value < 1e-4
+
+
+@pytest.mark.parametrize("num_rising", [1, 3, 8, 12])
+def test_a_slowdown_that_grows_begins_where_it_begins_to_grow(job, num_rising):
+    """A device that gets hotter: half of what it is slower by in the end is reached later."""
+
+    def hotter(slot):
+        share = min(1.0, max(0.0, (slot.iteration - 8) / num_rising))
+        return 1.0 + 0.25 * share if slot.rank == 3 else 1.0
+
+    report = job(layout=Layout(dp=8), work=hotter, iterations=24, noise=0.01).report()
+    (finding,) = (one for one in report.findings if one.owner is Owner.NODE)
+    assert finding.ranks == (3,)
+    assert abs(finding.first_iteration - 9) <= 1
+    assert finding.onset_in_trace
+    if num_rising == 12:
+        assert "(rising until 2" in finding.headline
+
+
+def test_rises_and_steps_are_told_apart():
+    noise = np.random.default_rng(3).normal(0.0, 0.002, (200, 20))
+    at = np.arange(20)
+    step = np.where(at >= 10, 0.1, 0.0) + noise
+    slope = np.clip((at - 5) / 10, 0.0, 1.0) * 0.1 + noise
+    course = Course.of(at >= 10, 0.1, 0.001)
+    told = [rise_to(one, course) for one in step]
+    assert sum(one is not None for one in told) <= 8  # of 200, at a hundredth
+    found = [rise_to(one, course) for one in slope]
+    assert sum(one is not None and abs(one[0] - 6) <= 1 for one in found) >= 190
+    assert sum(one is not None and abs(one[1] - 15) <= 1 for one in found) >= 190
+    flapping = replace(course, episodes=((2, 4), (8, 9)))
+    assert rise_to(slope[0], flapping) is None
+    assert rise_to(slope[0], Course.of(at >= 0, 0.1, 0.001)) is None  # never seen below
