@@ -92,6 +92,10 @@ OF_STAGE = (
     "only ranks of one of its stages stand still, which no other host has, and those of its other "
     "stages never do: what that stage has to do may vary"
 )
+OF_LOADERS = (
+    "just its ranks that load data (TP rank 0) stand still, and none that does not: batches that "
+    "come late, from storage that all may share, would show the same"
+)
 LATE_DATA = (
     "some rank waits for its data for as long meanwhile: its mates, which wait for it inside "
     "passes where nobody recorded it, would show the same"
@@ -519,6 +523,8 @@ def _doubts(seen: Observations, paused: PausedHost) -> list[str]:
         doubts.append(LATE_DATA)
     if paused.in_passes and _is_of_one_stage(seen.members, paused):
         doubts.append(OF_STAGE)
+    if _are_those_that_load(seen.members, paused):
+        doubts.append(OF_LOADERS)
     is_end = not paused.in_backward and _holds_an_end_alone(seen.members, paused.rows)
     is_work = noise.explains_passes(number, BURSTS.beyond_noise_ratio)
     if is_end and is_work and not _is_no_work_of_an_end(seen, paused):
@@ -548,6 +554,16 @@ def _is_of_one_stage(members: Members, paused: PausedHost) -> bool:
     own = np.unique(stages[paused.pauses])
     is_elsewhere = np.isin(own, np.delete(members.stage, paused.rows)).any()
     return len(own) == 1 < len(np.unique(stages)) and not is_elsewhere
+
+
+def _are_those_that_load(members: Members, paused: PausedHost) -> bool:
+    """Return whether those of a host's ranks pause that load for their TP groups, two and more, and
+    no other. A host stops whichever process it meets. Example: ranks 0, 2, 4 and 6 of eight, in TP
+    groups of two.
+    """
+    loads = members.place["tp"][paused.rows] == 0
+    is_alike = bool((paused.pauses == loads).all())
+    return is_alike and bool((~loads).any()) and int(loads.sum()) >= HOSTS.min_ranks
 
 
 def _is_no_work_of_an_end(seen: Observations, paused: PausedHost) -> bool:

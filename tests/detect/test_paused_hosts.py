@@ -15,6 +15,7 @@ from detect.causes.paused_hosts import (
     NOISY,
     ROUTED,
     PausedHost,
+    _are_those_that_load,
     _doubts,
     _is_of_one_stage,
     _may_wait_for_loaders,
@@ -216,6 +217,20 @@ def test_a_host_that_stops_one_of_its_stages_alone_may_be_what_that_stage_does(
     pauses = np.isin(np.arange(4), pausing)
     paused = SimpleNamespace(rows=np.arange(4), pauses=pauses)
     assert _is_of_one_stage(members, paused) == is_of_stage
+
+
+@pytest.mark.parametrize(
+    ("pausing", "tp_ranks", "are_loaders"),
+    [((0, 2), (0, 1, 0, 1), True), ((0, 1), (0, 1, 0, 1), False), ((0,), (0, 1, 0, 1), False),
+     ((0, 1, 2, 3), (0, 0, 0, 0), False), ((0,), (0, 1, 1, 1), False)],
+    ids=["those that load", "others", "not all of them", "all load", "one alone"],
+)  # fmt: skip
+def test_a_host_of_whose_ranks_just_those_that_load_stand_still_may_get_its_data_late(
+    pausing, tp_ranks, are_loaders
+):
+    members = SimpleNamespace(place={"tp": np.array([*tp_ranks, 0, 1])})
+    paused = SimpleNamespace(rows=np.arange(4), pauses=np.isin(np.arange(4), pausing))
+    assert _are_those_that_load(members, paused) == are_loaders
 
 
 @pytest.mark.parametrize(
