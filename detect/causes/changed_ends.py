@@ -61,7 +61,8 @@ from detect.observe.observations import (
 )
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.search import Course, interval_of_ratio
+from detect.stats.search import interval_of_ratio
+from detect.stats.stretches import Course
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds.bursts import BURSTS
 from detect.thresholds.devices import CHANGED_ENDS, ENDS, PAIRS

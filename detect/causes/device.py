@@ -49,7 +49,8 @@ from detect.observe.observations import (
 )
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import Usual, deviations, estimate_noise, stage_groups
+from detect.stats.noise import Usual, estimate_noise
+from detect.stats.residuals import deviations, stage_groups
 from detect.text import milliseconds, times
 from detect.thresholds.devices import COMPUTE, DEVICE, ORDINARY, PAIRS
 from detect.thresholds.observing import KERNELS

@@ -69,13 +69,13 @@ from detect.causes.finding import (
 from detect.observe.observations import Members, Observations, Transfers
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import chance_of_mean, compare_within, peer_groups
-from detect.stats.search import Course, interval_of_ratio
+from detect.stats.residuals import Longest, chance_of_mean, compare_within, peer_groups
+from detect.stats.search import interval_of_ratio
+from detect.stats.stretches import Course
 from detect.text import counted, milliseconds, percent, ranks_of, times
 from detect.thresholds.bursts import BURSTS
 from detect.thresholds.hosts import CHANGES
 from detect.thresholds.networks import LINKS, NETWORKS
-from detect.thresholds.observing import OCCUPANCY
 from detect.thresholds.statistics import POWER, SEARCH
 from detect.thresholds.verdicts import EVERYWHERE
 from megascan.arrays import Flags, Floats, Integers
@@ -391,7 +391,7 @@ def _uneven_finding(seen: Observations, ratio: Floats, words: _Words) -> Finding
     typical, logs = float(np.median(ratio)), np.log(ratio)
     longest = _always_longest(seen, float(np.log(typical))) if words is _WORK else None
     rows = (longest.row,) if longest else ()
-    whose = longest.words(seen.members) if longest else NONE_IS_LONGEST
+    whose = _whose_are_longest(seen.members, longest) if longest else NONE_IS_LONGEST
     least = float(np.log(EVERYWHERE.uneven_ratio)) * EVERYWHERE.proven_share
     return build_finding(
         seen,
@@ -420,38 +420,23 @@ def _uneven_finding(seen: Observations, ratio: Floats, words: _Words) -> Finding
     )
 
 
-@dataclass(frozen=True)
-class _Longest:
-    """A row whose passes take longer than its peers' in nearly all iterations."""
-
-    row: int
-    num_hits: int
-    num_iterations: int
-    level_log: float
-
-    def words(self, members: Members) -> str:
-        """Return what it is, as part of a sentence."""
-        return (
-            f"those of {ranks_of(members, self.row)} longer than its peers' in {self.num_hits} of "
-            f"{counted(self.num_iterations, 'iteration')} ({times(float(np.exp(self.level_log)))})"
-        )
-
-
-def _always_longest(seen: Observations, effect: float) -> _Longest | None:
+def _always_longest(seen: Observations, effect: float) -> Longest | None:
     """Return the row whose passes are nearly always longer than its peers', by half of what they
     make the step longer, log, and more; None where there is none.
     """
     nobody = np.zeros(len(seen.members), dtype=bool)
     groups = peer_groups(seen.work, seen.members)
-    over = compare_within(seen.work, seen.members, groups, nobody).value
-    level = np.nan_to_num(robust.centre(over))
-    row = int(np.argmax(level))
-    known = over[row][np.isfinite(over[row])]
-    hits = int((known > 0).sum())
-    is_usual = len(known) and hits >= OCCUPANCY.mostly_share * len(known)
-    if not is_usual or level[row] < EVERYWHERE.longest_share * effect:
-        return None
-    return _Longest(row, hits, len(known), float(level[row]))
+    longest = Longest.of(compare_within(seen.work, seen.members, groups, nobody).value)
+    is_why = longest.level >= EVERYWHERE.longest_share * effect
+    return longest if longest.lasts and is_why else None
+
+
+def _whose_are_longest(members: Members, longest: Longest) -> str:
+    """Say whose passes are nearly always the longest, as part of a sentence."""
+    return (
+        f"those of {ranks_of(members, longest.row)} longer than its peers' in {longest.num_above} "
+        f"of {counted(longest.num_known, 'iteration')} ({times(float(np.exp(longest.level)))})"
+    )
 
 
 BETWEEN_HOSTS = (

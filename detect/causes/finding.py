@@ -35,9 +35,9 @@ import numpy as np
 
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
-from detect.stats.residuals import Noise
+from detect.stats.noise import Noise
 from detect.stats.robust import ordinary
-from detect.stats.search import Course, least_beyond_bursts
+from detect.stats.stretches import Course, least_beyond_bursts
 from detect.text import HIDES, NOT_SHOWN, percent
 from detect.thresholds.adjustable import DetectorSettings
 from detect.thresholds.devices import ORDINARY, PAIRS

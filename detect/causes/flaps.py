@@ -43,7 +43,8 @@ from detect.causes.finding import (
 from detect.observe.observations import Observations, Transfers
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.search import Course, interval_of_ratio
+from detect.stats.search import interval_of_ratio
+from detect.stats.stretches import Course
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds.networks import FLAPS, LINKS, NETWORKS
 from megascan.arrays import Flags, Floats

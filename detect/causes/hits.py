@@ -36,7 +36,7 @@ from detect.observe.observations import BACKWARD, FORWARD, Observations
 from detect.report import Cause
 from detect.stats import robust
 from detect.stats.residuals import pass_residuals, peer_groups, stage_groups
-from detect.stats.search import Course
+from detect.stats.stretches import Course
 from detect.thresholds.bursts import BURSTS
 from detect.thresholds.devices import DEVICE, PAIRS
 from detect.thresholds.observing import OCCUPANCY, STARVATION

@@ -82,7 +82,7 @@ from detect.stats.host_tests import (
     since_it_began,
     waits_for_launches,
 )
-from detect.stats.search import Course, active_in
+from detect.stats.stretches import Course, active_in
 from detect.text import counted, milliseconds, times
 from detect.thresholds.bursts import LOSSES
 from detect.thresholds.devices import DEVICE, PAIRS

@@ -34,7 +34,7 @@ from detect.causes.launching import IN_DOUBT_LAUNCH, launches_explain
 from detect.causes.slow_links import SlowLink, clock_error_ns, links_at_fault
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
-from detect.stats.residuals import Usual
+from detect.stats.noise import Usual
 from detect.stats.search import SearchTask, interval_of_ratio, search
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds.devices import ORDINARY

@@ -33,7 +33,8 @@ from detect.causes.searches import (
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.search import Course, interval_of_share
+from detect.stats.search import interval_of_share
+from detect.stats.stretches import Course
 from detect.text import counted, milliseconds
 from detect.thresholds.bursts import BURSTS, LOSSES
 from detect.thresholds.hosts import HOSTS

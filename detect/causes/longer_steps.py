@@ -63,7 +63,7 @@ from scipy import special
 from detect.causes.device import Suspicion, beyond_others, over_others, stages_alike
 from detect.observe.observations import EachRank, Members
 from detect.stats import robust
-from detect.stats.residuals import step_noise
+from detect.stats.noise import step_noise
 from detect.thresholds.devices import COMPUTE, DEVICE, ORDINARY, PAIRS
 from detect.thresholds.statistics import ROBUST
 from megascan.arrays import Flags, Floats, Integers

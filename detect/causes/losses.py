@@ -69,7 +69,8 @@ from detect.observe.observations import Members, Observations, Transfers
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
-from detect.stats.search import Course, Suspect
+from detect.stats.search import Suspect
+from detect.stats.stretches import Course
 from detect.text import milliseconds, percent, ranks_text, subject_of
 from detect.thresholds.bursts import LOSSES
 from detect.thresholds.networks import LINKS, NETWORKS

@@ -27,7 +27,8 @@ from detect.causes.finding import Answer, Claim, Inquiry, build_finding, saved_b
 from detect.observe.observations import Boundness, Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import Usual, compare_within, stage_groups
+from detect.stats.noise import Usual
+from detect.stats.residuals import compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, place, ranks_of, times
 from detect.thresholds.devices import COMPUTE, MEMORY

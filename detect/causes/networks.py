@@ -62,7 +62,8 @@ from detect.observe.transfers import bus_factors, longest_of_a_rank
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.host_tests import since_it_began
-from detect.stats.search import Course, active_in, interval_of_ratio
+from detect.stats.search import interval_of_ratio
+from detect.stats.stretches import Course, active_in
 from detect.text import counted, milliseconds, times
 from detect.thresholds.adjustable import DetectorSettings
 from detect.thresholds.devices import ORDINARY

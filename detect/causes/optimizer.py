@@ -59,7 +59,8 @@ from detect.causes.launching import stands_still, waits_for_launches
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import Usual, compare_within, stage_groups
+from detect.stats.noise import Usual
+from detect.stats.residuals import compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import milliseconds, peers_text, place, times
 from detect.thresholds.devices import COMPUTE, DEVICE, OPTIMIZER, ORDINARY, PAIRS

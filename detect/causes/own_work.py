@@ -43,7 +43,8 @@ from detect.causes.launching import passes_tell_of_devices, starvation
 from detect.observe.observations import LOSS_OF_LOOKUPS, EachRank, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.search import Course, interval_of_ratio
+from detect.stats.search import interval_of_ratio
+from detect.stats.stretches import Course
 from detect.text import counted, place, times
 from detect.thresholds.bursts import BURSTS, OWN_WORK
 from detect.thresholds.devices import PAIRS

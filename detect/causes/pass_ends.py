@@ -53,7 +53,8 @@ from detect.observe.observations import (
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import chance_of_mean, deviations, stage_groups
-from detect.stats.search import Course, interval_of_ratio
+from detect.stats.search import interval_of_ratio
+from detect.stats.stretches import Course
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds.devices import ENDS, ORDINARY
 from detect.thresholds.networks import LINKS

@@ -48,10 +48,9 @@ from detect.causes.finding import Inquiry
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Tokenwise, Work
 from detect.report import Owner
 from detect.stats import robust
-from detect.stats.residuals import Residuals, deviations, stage_groups
+from detect.stats.residuals import Longest, Residuals, deviations, stage_groups
 from detect.text import counted, ranks_of, times
 from detect.thresholds.devices import COMPUTE
-from detect.thresholds.observing import OCCUPANCY
 from detect.thresholds.statistics import POWER
 from detect.whatif.traced import joined_groups
 from megascan.arrays import Flags, Floats, Integers
@@ -259,19 +258,16 @@ def slowest(seen: Observations, residuals: Residuals, floor: float) -> tuple[str
 
     Cold caches and shared memory make processes on CPUs differ: smaller differences are left out.
     """
-    level = np.nan_to_num(robust.centre(residuals.value))
-    row = int(np.argmax(level))
+    longest = Longest.of(residuals.value)
     if seen.members.device_kind == "cpu":
         floor = max(floor, COMPUTE.cache_ratio)
-    known = residuals.value[row][np.isfinite(residuals.value[row])]
-    above = int((known > 0).sum())
-    if level[row] < np.log(floor) or above < OCCUPANCY.mostly_share * len(known):
+    if longest.level < np.log(floor) or not longest.lasts:
         return ()
     return (
-        f"the slowest beside its peers is {ranks_of(seen.members, row)}: "
-        f"{times(float(np.exp(level[row])))} their time, and above it in {above} of "
-        f"{counted(len(known), 'iteration')}; what sound ranks differ by here may explain it, or "
-        "not: look there first",
+        f"the slowest beside its peers is {ranks_of(seen.members, longest.row)}: "
+        f"{times(float(np.exp(longest.level)))} their time, and above it in {longest.num_above} of "
+        f"{counted(longest.num_known, 'iteration')}; what sound ranks differ by here may explain "
+        "it, or not: look there first",
     )
 
 

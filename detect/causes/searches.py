@@ -28,17 +28,17 @@ from detect.causes.finding import Answer, Claim, Inquiry, build_finding, placed_
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
+from detect.stats.noise import Noise, Usual
 from detect.stats.residuals import (
-    Noise,
     Residuals,
-    Usual,
     compare_within,
     data_of,
     deviations,
     peer_groups,
     stage_groups,
 )
-from detect.stats.search import Course, SearchTask, Suspect, search
+from detect.stats.search import SearchTask, Suspect, search
+from detect.stats.stretches import Course
 from detect.text import counted, milliseconds, peers_text, percent, subject_of
 from detect.thresholds.adjustable import DetectorSettings
 from detect.thresholds.bursts import BURSTS, LOSSES

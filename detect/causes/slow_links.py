@@ -31,7 +31,8 @@ from detect.causes.connections import (
 from detect.observe.observations import Observations
 from detect.report import ClockAgreement
 from detect.stats import robust
-from detect.stats.search import Course, Suspect
+from detect.stats.search import Suspect
+from detect.stats.stretches import Course
 from detect.thresholds.networks import LINKS, NETWORKS
 from megascan.arrays import Flags, Floats, mask_of
 

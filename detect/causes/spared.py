@@ -64,8 +64,10 @@ from detect.observe.observations import (
 )
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import Usual, chance_of_mean, stage_groups
-from detect.stats.search import Course, SearchTask, Suspect, interval_of_ratio, search
+from detect.stats.noise import Usual
+from detect.stats.residuals import chance_of_mean, stage_groups
+from detect.stats.search import SearchTask, Suspect, interval_of_ratio, search
+from detect.stats.stretches import Course
 from detect.text import counted, place, ranks_text, times
 from detect.thresholds.devices import COMPUTE, DEVICE, ORDINARY, PAIRS
 from detect.thresholds.statistics import SEARCH

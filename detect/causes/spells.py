@@ -34,7 +34,8 @@ from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import t_tail
-from detect.stats.search import Course, episodes_of, interval_of_ratio
+from detect.stats.search import interval_of_ratio
+from detect.stats.stretches import Course, episodes_of
 from detect.text import counted, subject_of, times
 from detect.thresholds.devices import COMPUTE, SPELLS
 from megascan.arrays import Flags, Floats, Integers, mask_of

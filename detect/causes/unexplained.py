@@ -66,7 +66,8 @@ from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
-from detect.stats.search import Course, episodes_of, interval_of_ratio
+from detect.stats.search import interval_of_ratio
+from detect.stats.stretches import Course, episodes_of
 from detect.text import counted, milliseconds, peers_text, ranks_text, subject_of, times
 from detect.thresholds.adjustable import DetectorSettings
 from detect.thresholds.hosts import CHANGES, HOSTS

@@ -39,7 +39,7 @@ from detect.observe.observations import Observations
 from detect.report import Cause
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
-from detect.stats.search import Course
+from detect.stats.stretches import Course
 from detect.thresholds.adjustable import DetectorSettings
 from detect.thresholds.bursts import BURSTS, LOSSES
 from detect.thresholds.devices import DEVICE, ORDINARY, PAIRS

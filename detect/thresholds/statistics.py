@@ -121,6 +121,9 @@ class _Persistence:
     numbers_of_rise: int = limit(
         4, "numbers", Origin.MATHEMATICS, "that describe a rise: two levels, its begin and its end"
     )
+    most_tried: int = limit(
+        40, "iterations", Origin.CONVENTION, "in which a rise may begin, or end, are tried at first"
+    )
     rise_p: float = limit(
         0.01, "probability", Origin.CONVENTION,
         "that a step would look as much like a rise by chance, before it is called one",

@@ -20,7 +20,7 @@ from detect.detector import IN_ALL_PASSES, ONE_ITERATION, _inquiry, judge
 from detect.observe.extract import observe
 from detect.observe.observations import steady
 from detect.observe.spans import SpanIndex, waiting_beside
-from detect.stats.search import Course
+from detect.stats.stretches import Course
 from detect.thresholds.statistics import POWER
 from megascan.timeline import TIMELINE_SCHEMA
 from megascan.topology import Layout

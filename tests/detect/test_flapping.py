@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from detect import Owner
-from detect.stats.residuals import Usual, estimate_noise
-from detect.stats.search import scattered_stretches
+from detect.stats.noise import Usual, estimate_noise
+from detect.stats.stretches import scattered_stretches
 from megascan.topology import Layout
 
 USUAL = Usual(floor=0.001, spread=0.003)

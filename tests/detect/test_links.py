@@ -27,7 +27,8 @@ from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, cut, one_row_a_worker, steady
 from detect.observe.transfers import _worth_comparing, usual_total
-from detect.stats.search import Course, Suspect
+from detect.stats.search import Suspect
+from detect.stats.stretches import Course
 from megascan.topology import Layout
 
 

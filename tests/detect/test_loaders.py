@@ -20,7 +20,7 @@ from detect.causes.searches import (
 )
 from detect.detector import _inquiry, judge
 from detect.observe.extract import observe
-from detect.stats.residuals import Usual
+from detect.stats.noise import Usual
 from detect.stats.search import SearchTask
 from megascan.topology import Layout
 

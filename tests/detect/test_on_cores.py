@@ -11,7 +11,7 @@ from detect import Cause, Owner, Verdict
 from detect.causes.hits import lost_share
 from detect.detector import judge, steady
 from detect.observe.extract import observe
-from detect.stats.residuals import Usual, estimate_noise
+from detect.stats.noise import Usual, estimate_noise
 from detect.thresholds.adjustable import DetectorSettings
 from megascan.topology import Layout
 

@@ -8,8 +8,8 @@ import pytest
 from detect import Cause, Owner, Verdict
 from detect.causes.ordinary import _other_stages_differ_alike
 from detect.observe.extract import observe
-from detect.stats.residuals import Usual, estimate_noise
-from detect.stats.search import best_stretches
+from detect.stats.noise import Usual, estimate_noise
+from detect.stats.stretches import best_stretches
 from megascan.topology import Layout
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from detect.stats import robust
-from detect.stats.residuals import Noise, Usual, estimate_noise, repetition, step_noise
+from detect.stats.noise import Noise, Usual, estimate_noise, repetition, step_noise
 
 USUAL = Usual(floor=0.001, spread=0.003)
 

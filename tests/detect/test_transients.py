@@ -12,8 +12,8 @@ from detect.causes.compute import SLOW_AT_THE_END
 from detect.detector import _inquiry
 from detect.observe.extract import observe
 from detect.observe.observations import steady
-from detect.stats.residuals import Usual, estimate_noise
-from detect.stats.search import Course, best_stretches, follow, rise_to
+from detect.stats.noise import Usual, estimate_noise
+from detect.stats.stretches import Course, best_stretches, follow, rise_to
 from megascan.topology import Layout
 
 USUAL = Usual(floor=0.001, spread=0.003)
@@ -153,6 +153,11 @@ def test_rises_and_steps_are_told_apart():
     found = [rise_to(one, course) for one in slope]
     assert sum(one is not None and abs(one[0] - 6) <= 1 for one in found) >= 190
     assert sum(one is not None and abs(one[1] - 15) <= 1 for one in found) >= 190
+    long = np.arange(1500)
+    hotter = np.clip((long - 400) / 600, 0.0, 1.0) * 0.1
+    hotter += np.random.default_rng(4).normal(0.0, 0.002, 1500)
+    start, level = rise_to(hotter, Course.of(long >= 700, 0.1, 0.001))  # not all ways are tried
+    assert abs(start - 400) <= 20 and abs(level - 1000) <= 40
     flapping = replace(course, episodes=((2, 4), (8, 9)))
     assert rise_to(slope[0], flapping) is None
     assert rise_to(slope[0], Course.of(at >= 0, 0.1, 0.001)) is None  # never seen below
