@@ -25,8 +25,8 @@ Causes:                                             What they share, and what fo
     one_of_two.py    which of two, now and then
     mates.py         which of a group is slow, whose    longer_steps.py  whose optimizer step is
                      waiting nobody recorded                         longer than its mates'
-    optimizer.py     an optimizer step alone is slow    hits.py      slow iterations and passes,
-    memory.py        slow device memory (profiles)                   counted
+    optimizer.py     an optimizer step alone is slow    hits.py      slow iterations, counted
+    memory.py        slow device memory (profiles)      pass_hits.py  slow passes, counted
     spared.py        slow in products of matrices,
                      less where memory is moved
     corruption.py    who computes wrongly (probes)      device.py    slow, or on long data

@@ -53,12 +53,9 @@ from detect.causes.hits import (
     interval_of,
     lone_pause,
     lost_share,
-    microbatches_of,
-    slow_passes,
-    stands_out_then,
-    stops_in_passes,
 )
 from detect.causes.one_of_two import pair_burst, pair_pause
+from detect.causes.pass_hits import microbatches_of, slow_passes, stands_out_then, stops_in_passes
 from detect.causes.searches import ADVICE, LOADING_AXES, mates_that_load
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner

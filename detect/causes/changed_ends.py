@@ -50,8 +50,8 @@ from detect.causes.finding import (
     placed_at,
     undecided_if_free,
 )
-from detect.causes.hits import over_quiet
 from detect.causes.launching import passes_tell_of_devices
+from detect.causes.pass_hits import over_quiet
 from detect.observe.observations import (
     BACKWARD,
     FORWARD,

@@ -150,13 +150,12 @@ def _search_stages(inquiry: Inquiry) -> Answer:
         for one in _heavy_stages(seen, inquiry.slow, settings.min_stage_excess)
         if one.ratio >= settings.min_stage_excess and float(np.mean(one.saved_ns)) > least_ns
     ]
-    last = int(seen.members.stage.max())
     late = {
-        one.host: one
+        one.host: (one, why)
         for one in reversed(heavy)
-        if one.host and ((one.is_late and 0 < one.stage < last) or _starved_by_its_host(seen, one))
+        if one.host and (why := _why_late(seen, one))
     }
-    late_hosts = tuple(_late_host_finding(seen, one) for one in late.values())
+    late_hosts = tuple(_late_host_finding(seen, one, why) for one, why in late.values())
     ranks = {rank for finding in late_hosts for rank in finding.ranks}
     return Answer(
         findings=(
@@ -535,38 +534,14 @@ def _stage_finding(seen: Observations, heavy: HeavyStage) -> Finding:
     )
 
 
-def _starved_by_its_host(seen: Observations, heavy: HeavyStage) -> tuple[float, float] | None:
-    """Return the least share of operations that were launched just in time on the host of a heavy
-    stage, and the most on others, where they say that the host launches late: its devices wait for
-    their launches, those of other hosts do not, and its optimizer steps are slower as well. More
-    work of a stage keeps its devices busy, and many small kernels are no optimizer's.
-
-    Example: 73 to 100 % of operations launched just in time on one host, none on the other; stage 0
-    takes 2.1 times as long there, and its optimizer steps 3.7 times.
+def _why_late(seen: Observations, heavy: HeavyStage) -> tuple[str, ...]:
+    """Say how it shows that a stage's host launches late; () where it does not. The ends of a
+    pipeline have passes of their own.
     """
-    own = np.array(seen.members.hosts) == heavy.host
-    if seen.starved_share is None or own.all():
-        return None
-    starved = np.nan_to_num(robust.median(seen.starved_share, axis=1))
-    least, most = float(starved[own].min()), float(starved[~own].max())
-    optimizer = robust.median(np.where(seen.optimizer_ns > 0, seen.optimizer_ns, np.nan), axis=1)
-    slower_log = float(np.log(robust.median(optimizer[own]) / robust.median(optimizer[~own])))
-    is_slower = slower_log >= PAIRS.agrees_share * np.log(heavy.ratio)
-    is_starved = least >= STARVATION.starved_share and most <= STARVATION.fed_share
-    return (least, most) if is_starved and is_slower else None
-
-
-def _late_evidence(seen: Observations, heavy: HeavyStage) -> tuple[str, ...]:
-    """Say how it shows that a stage's host launches late."""
+    is_between = 0 < heavy.stage < int(seen.members.stage.max())
     starved = _starved_by_its_host(seen, heavy)
-    if starved is not None:
-        least, most = starved
-        return (
-            f"{least:.0%} of the operations of its ranks and more were launched only just in time, "
-            f"{most:.0%} at most on other hosts: a stage that has more to compute keeps its "
-            "devices busy",
-            "its optimizer steps are slower than those of other hosts as well",
-        )
+    if starved or not (heavy.is_late and is_between):
+        return starved
     longer = [milliseconds(one) for one in (heavy.excess_forward_ns, heavy.excess_backward_ns)]
     return (
         f"the stage's forward is longer by {longer[0]} a microbatch, its backward by "
@@ -576,7 +551,34 @@ def _late_evidence(seen: Observations, heavy: HeavyStage) -> tuple[str, ...]:
     )
 
 
-def _late_host_finding(seen: Observations, heavy: HeavyStage) -> Finding:
+def _starved_by_its_host(seen: Observations, heavy: HeavyStage) -> tuple[str, ...]:
+    """Say that the devices of a heavy stage's host wait for their launches, while those of other
+    hosts do not, and that its optimizer steps are slower as well; () where that is not so. More
+    work of a stage keeps its devices busy, and many small kernels are no optimizer's.
+
+    Example: 73 to 100 % of operations launched just in time on one host, none on the other; stage 0
+    takes 2.1 times as long there, and its optimizer steps 3.7 times.
+    """
+    own = np.array(seen.members.hosts) == heavy.host
+    if seen.starved_share is None or own.all():
+        return ()
+    starved = np.nan_to_num(robust.median(seen.starved_share, axis=1))
+    least, most = float(starved[own].min()), float(starved[~own].max())
+    optimizer = robust.median(np.where(seen.optimizer_ns > 0, seen.optimizer_ns, np.nan), axis=1)
+    slower_log = float(np.log(robust.median(optimizer[own]) / robust.median(optimizer[~own])))
+    is_slower = slower_log >= PAIRS.agrees_share * np.log(heavy.ratio)
+    is_starved = least >= STARVATION.starved_share and most <= STARVATION.fed_share
+    if not (is_starved and is_slower):
+        return ()
+    return (
+        f"{least:.0%} of the operations of its ranks and more were launched only just in time, "
+        f"{most:.0%} at most on other hosts: a stage that has more to compute keeps its devices "
+        "busy",
+        "its optimizer steps are slower than those of other hosts as well",
+    )
+
+
+def _late_host_finding(seen: Observations, heavy: HeavyStage, why: tuple[str, ...]) -> Finding:
     """Report the host of a stage that is heavy because it is launched late."""
     members = seen.members
     rows = tuple(row for row, host in enumerate(members.hosts) if host == heavy.host)
@@ -597,7 +599,7 @@ def _late_host_finding(seen: Observations, heavy: HeavyStage) -> Finding:
             subject=f"host {heavy.host} (ranks {listed(ranks)})",
             predicate=f"launches late: stage PP{heavy.stage}, which it holds, takes "
             f"{times(heavy.ratio)} the time of the other stages",
-            evidence=_late_evidence(seen, heavy),
+            evidence=why,
             advice=HOST_ADVICE,
             is_replayed=False,
         ),

@@ -12,17 +12,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import special
 
-from detect.causes.hits import (
-    Burst,
-    are_of_both_kinds,
-    chance,
-    half_width,
-    is_level,
-    lost_share,
-    num_runs,
-    over_quiet,
-    split_microbatches,
-)
+from detect.causes.hits import Burst, chance, half_width, lost_share, num_runs
+from detect.causes.pass_hits import are_of_both_kinds, is_level, over_quiet, split_microbatches
 from detect.observe.observations import Observations
 from detect.report import Cause
 from detect.stats import robust

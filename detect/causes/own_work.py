@@ -38,8 +38,9 @@ from detect.causes.finding import (
     saved_by_compute,
     undecided_if_free,
 )
-from detect.causes.hits import Tally, as_large, half_width, num_runs, over_quiet
+from detect.causes.hits import Tally, as_large, half_width, num_runs
 from detect.causes.launching import passes_tell_of_devices, starvation
+from detect.causes.pass_hits import over_quiet
 from detect.observe.observations import LOSS_OF_LOOKUPS, EachRank, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

@@ -27,8 +27,8 @@ import numpy as np
 
 from detect.causes.device import waits_beside
 from detect.causes.finding import Answer, Claim, Inquiry, build_finding, saved_by_compute
-from detect.causes.hits import over_quiet
 from detect.causes.launching import starvation
+from detect.causes.pass_hits import over_quiet
 from detect.causes.searches import ADVICE
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
 from detect.report import Cause, Finding, Owner

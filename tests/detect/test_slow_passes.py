@@ -10,7 +10,8 @@ import pytest
 
 from detect import Cause, Owner, detect
 from detect.causes.bursts import _undecided
-from detect.causes.hits import as_large, slow_passes
+from detect.causes.hits import as_large
+from detect.causes.pass_hits import slow_passes
 from detect.observe.extract import observe
 from megascan.topology import Layout
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, Owner
-from detect.causes.hits import _of_one_slot
+from detect.causes.pass_hits import _of_one_slot
 from megascan.topology import Layout
 
 QUIET = 0.003

@@ -90,8 +90,8 @@ def test_rooms_of_the_core_import_downwards_only():
 
 MEASURING = ("detect/observe", "detect/stats")
 SHARED_BY_CAUSES = {
-    "finding", "searches", "hits", "device", "launching", "ordinary", "power", "longer_steps",
-    "connections", "crossings", "slow_modules", "burst_data", "one_of_two",
+    "finding", "searches", "hits", "pass_hits", "device", "launching", "ordinary", "power",
+    "longer_steps", "connections", "crossings", "slow_modules", "burst_data", "one_of_two",
     "readings", "host_data", "compute_owner", "slow_links", "burst_owner",
 }  # fmt: skip
 """Of causes: what several of them use, parts of one that are a subject of their own, what else
