@@ -199,7 +199,7 @@ def judge_case(
         told = told_by_layout(timeline, planted)
         report = detect(timeline)
         verdict, power = report.verdict.value, report.minimum_detectable.get("compute")
-        findings = tuple(_kept(one) for one in report.findings)
+        findings = tuple(kept_of(one) for one in report.findings)
         if with_baselines:
             spans = spans_of(timeline)
             named = {k: tuple(sorted(rule(spans, timeline))) for k, rule in RULES.items()}
@@ -223,7 +223,8 @@ def judge_case(
     )
 
 
-def _kept(finding: Finding) -> Named:
+def kept_of(finding: Finding) -> Named:
+    """Return of a finding what it is scored by."""
     interval = finding.slowdown_interval
     return Named(
         ranks=tuple(finding.ranks),
