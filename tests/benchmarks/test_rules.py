@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 
 from benchmarks.detection import rules as subject
-from benchmarks.detection.rules import Hearing, Job, Rule, Worth, judged, page_of, rules, speaks
+from benchmarks.detection.rules import (
+    Hearing,
+    Job,
+    Rule,
+    Worth,
+    judged,
+    page_of,
+    rules,
+    speaks,
+    worths_of,
+)
 from detect.causes import links
 from detect.causes.finding import Answer
 from megascan.simulate import (
@@ -167,13 +177,21 @@ def test_the_page_tells_what_decides_from_what_only_speaks() -> None:
     assert "carries" not in page.split("rules.", maxsplit=1)[1]
 
 
+def test_rules_are_tried_in_the_jobs_in_which_they_speak(slow_loader: Job) -> None:
+    worths = {one.rule.where: one for one in worths_of([slow_loader], most=1, workers=1)}
+    asks = worths["causes/finding.py Inquiry.named_for"]
+    assert (asks.num_spoken, asks.num_judged, asks.num_changed) == (1, 1, 1)
+    silent = worths["causes/nvlinks.py _search"]
+    assert (silent.num_spoken, silent.num_judged) == (0, 0)
+
+
 def test_the_command_judges_cases_of_a_ground(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "benchmarks.detection.rules", "--ground", "mill", "--draw", "2"]
     output = tmp_path / "rules.md"
-    options = ["--every", "200", "--most", "1", "--workers", "2", "-o", str(output)]
+    options = ["--every", "200", "--most", "0", "--workers", "2", "-o", str(output)]
     done = subprocess.run([*words, *options], capture_output=True, text=True, check=True)
     assert done.stdout == output.read_text()
     assert "# What each rule of the detector is worth" in done.stdout
     bad = subprocess.run([*words, "--every", "0"], capture_output=True, text=True, check=False)
-    assert bad.returncode == 1
+    assert bad.returncode == 2
     assert "--every 0: want 0 or more, 1 or more" in bad.stderr
