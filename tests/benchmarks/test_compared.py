@@ -1,4 +1,4 @@
-"""Whether a trace lets anybody tell which device is slow."""
+"""Whether a trace lets anybody tell which device is slow, and how the table counts it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from benchmarks.grounds.avoided import EVERYTHING
 from benchmarks.grounds.compared import ALONE, FEW, ONE_OTHER, TOLD, UNSEEN, told_by_peers
 from benchmarks.grounds.ground import Planted
+from benchmarks.grounds.outcome import Named, Outcome, table_of_devices, table_of_networks
 from megascan.topology import Layout
 
 SLOW = Planted(
@@ -113,3 +115,57 @@ def test_ranks_with_another_fault_are_no_peers():
 def test_iterations_that_warm_up_do_not_count(iterations, told):
     assert told_by_peers(job(dp=3, iterations=iterations), (SLOW,)) == (told,)
     assert told_by_peers(job(dp=1, iterations=iterations), (SLOW,)) == (ALONE,)
+
+
+def outcome(told, *, found=False, **given):
+    fault = replace(SLOW, **given)
+    finding = Named(
+        ranks=fault.ranks, cause=fault.cause, owner="node", slowdown=1.3, interval=(1.2, 1.4),
+        first_iteration=1, cost_ratio=1.2,
+    )  # fmt: skip
+    return Outcome(
+        ground="g", name="n", family="f", num_ranks=4, verdict="", planted=(fault,),
+        findings=(finding,) if found else (), told=told,
+    )  # fmt: skip
+
+
+def test_slow_devices_are_counted_by_what_the_trace_tells():
+    outcomes = [
+        outcome((TOLD,), found=True), outcome((TOLD,)), outcome((FEW,), found=True),
+        outcome((ONE_OTHER,)), outcome((UNSEEN,), factor=1.08),
+        outcome((TOLD,), factor=1.07), outcome((ALONE,), factor=1.05, found=True),
+        outcome((TOLD,), factor=1.04),
+        outcome((TOLD,), share_of_time=0.3, found=True), outcome((UNSEEN,), share_of_time=0.3),
+        outcome((TOLD,), cost_ratio=1.0),
+        outcome((TOLD,), cause="link", kind="nic", found=True),
+        outcome(("",)), outcome(()),  # of before
+    ]  # fmt: skip
+    assert table_of_devices(outcomes).splitlines() == [
+        f"| slow device | due | {UNSEEN} | {ALONE} | {ONE_OTHER} | {FEW} | can be told | "
+        "of these found | others found |",
+        "|---|---|---|---|---|---|---|---|---|",
+        "| in bursts | 2 | 1 | 0 | 0 | 0 | 1 | 1 | 0 |",
+        "| lasting, 1.05x to 1.08x | 2 | 0 | 1 | 0 | 0 | 1 | 0 | 1 |",
+        "| lasting, 1.08x and more | 5 | 1 | 0 | 1 | 1 | 2 | 1 | 1 |",
+        "| lasting, below 1.05x | 1 | 0 | 0 | 0 | 0 | 1 | 0 | 0 |",
+        "| all | 10 | 2 | 1 | 1 | 1 | 5 | 2 | 2 |",
+    ]
+    assert table_of_networks(outcomes).splitlines()[2:] == [
+        "| nic | 1 | 0 | 0 | 1 | 1 | 0 |",
+        "| all | 1 | 0 | 0 | 1 | 1 | 0 |",
+    ]
+
+
+def test_outcomes_of_before_are_read_and_left_out():
+    """Outcomes had no word of any fault at first, then words of networks alone."""
+    nic = replace(SLOW, cause="link", kind="nic")
+    both = replace(outcome((EVERYTHING, TOLD)), planted=(nic, SLOW))
+    assert Outcome.from_json(both.to_json()) == both
+    networks_only, oldest = both.to_json() | {"told": [EVERYTHING, ""]}, both.to_json()
+    del oldest["told"]
+    for record, num_networks in ((networks_only, 1), (oldest, 0)):
+        read = Outcome.from_json(record)
+        assert table_of_devices([read]).splitlines()[2:] == [
+            "| all | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |"
+        ]
+        assert table_of_networks([read]).splitlines()[-1].startswith(f"| all | {num_networks} |")
