@@ -49,6 +49,7 @@ from benchmarks.grounds.outcome import (
     judge_case,
     table_by_cause,
     table_of,
+    table_of_devices,
     table_of_networks,
 )
 from benchmarks.grounds.turns import leave_modules_out
@@ -208,6 +209,8 @@ def main() -> int:
     print(table_of_costs(outcomes))
     print()
     print(table_of_networks(outcomes))
+    print()
+    print(table_of_devices(outcomes))
     print()
     print(table_of_doubts(outcomes))
     return 0

@@ -9,7 +9,7 @@ and costs 1 %: nobody can be blamed for silence about a fault that costs nothing
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,18 @@ import numpy as np
 from aggregate import build_timeline
 from benchmarks.detection.baselines import RULES, spans_of
 from benchmarks.grounds.avoided import EVERYTHING, SHARED, TOLD, told_by_layout
+from benchmarks.grounds.compared import ALONE, FEW, ONE_OTHER, UNSEEN, told_by_peers
 from benchmarks.grounds.ground import Case, Planted
 from detect import Finding, Owner, detect
 from megascan.errors import MegaScanError
 from megascan.reader import read_trace
-from megascan.timeline import narrow
+from megascan.timeline import Timeline, narrow
 
 DUE_COST = 1.05
 DUE_COST_OF_LINKS = 1.03
 DUE_SLOWDOWN, DUE_COST_OF_COMPUTE = 1.05, 1.01
+CLEAR_SLOWDOWN = 1.08
+"""From which slow devices have a row of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +71,10 @@ class Outcome:
     error: str = ""
     baselines: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     told: tuple[str, ...] = ()
-    """For each planted fault what `avoided.told_by_layout` says; () in outcomes of before."""
+    """For each planted fault what `avoided.told_by_layout` says of a network, and
+    `compared.told_by_peers` of a device; "" for other causes. In outcomes of before "" for devices
+    as well, or () throughout.
+    """
 
     @property
     def at_fault(self) -> frozenset[int]:
@@ -196,7 +202,7 @@ def judge_case(
         trace = read_trace(folder, allow_missing_ranks=True)
         iterations = tuple(map(int, np.unique(narrow(trace.spans, "iteration"))))
         timeline = build_timeline(trace)
-        told = told_by_layout(timeline, planted)
+        told = _told(timeline, planted)
         report = detect(timeline)
         verdict, power = report.verdict.value, report.minimum_detectable.get("compute")
         findings = tuple(kept_of(one) for one in report.findings)
@@ -221,6 +227,11 @@ def judge_case(
         baselines=named,
         told=told,
     )
+
+
+def _told(timeline: Timeline, planted: Sequence[Planted]) -> tuple[str, ...]:
+    words = zip(told_by_layout(timeline, planted), told_by_peers(timeline, planted), strict=True)
+    return tuple(of_network or of_device for of_network, of_device in words)
 
 
 def kept_of(finding: Finding) -> Named:
@@ -290,23 +301,57 @@ def table_of_networks(outcomes: Sequence[Outcome]) -> str:
     """Return one Markdown row a kind of due network fault: how many the layout lets anybody tell
     (`avoided.told_by_layout`), and how many of these, and of the others, are found.
     """
-    rows = [
-        f"| slow network | due | {EVERYTHING} | {SHARED} | can be told | of these found | "
-        "others found |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    kinds: dict[str, list[tuple[str, bool]]] = defaultdict(list)
+    parts: dict[str, list[tuple[str, bool]]] = defaultdict(list)
+    for fault, told, is_found in _due_and_told(outcomes, "link"):
+        parts[fault.kind].append((told, is_found))
+    return _table_of_told("slow network", (EVERYTHING, SHARED), parts)
+
+
+def table_of_devices(outcomes: Sequence[Outcome]) -> str:
+    """Return one Markdown row a kind of due slow device: how many the trace lets anybody tell
+    (`compared.told_by_peers`), and how many of these, and of the others, are found.
+    """
+    parts: dict[str, list[tuple[str, bool]]] = defaultdict(list)
+    for fault, told, is_found in _due_and_told(outcomes, "compute"):
+        parts[_slowness(fault)].append((told, is_found))
+    return _table_of_told("slow device", (UNSEEN, ALONE, ONE_OTHER, FEW), parts)
+
+
+def _slowness(fault: Planted) -> str:
+    if fault.share_of_time < 1.0:
+        return "in bursts"
+    if fault.factor >= CLEAR_SLOWDOWN:
+        return f"lasting, {CLEAR_SLOWDOWN}x and more"
+    if fault.factor >= DUE_SLOWDOWN:
+        return f"lasting, {DUE_SLOWDOWN}x to {CLEAR_SLOWDOWN}x"
+    return f"lasting, below {DUE_SLOWDOWN}x"
+
+
+def _due_and_told(outcomes: Sequence[Outcome], cause: str) -> Iterator[tuple[Planted, str, bool]]:
+    """Yield each due fault of a cause of which is known whether it can be told, what is said of it
+    (`Outcome.told`), and whether it is found.
+    """
     for one in outcomes:
         for fault, told in zip(one.planted, one.told, strict=bool(one.told)):
-            if told and fault in one.due:
-                kinds[fault.kind].append((told, one.finding_of(fault) is not None))
-    every = [it for part in kinds.values() for it in part]
-    for kind, part in [*sorted(kinds.items()), ("all", every)]:
+            if told and fault.cause == cause and fault in one.due:
+                yield fault, told, one.finding_of(fault) is not None
+
+
+def _table_of_told(
+    what: str, hindrances: Sequence[str], parts: Mapping[str, Sequence[tuple[str, bool]]]
+) -> str:
+    """Return one Markdown row for each of `parts` and one for all: how many of its faults have each
+    of the `hindrances` and how many none, and how many of these, and of the others, are found.
+    """
+    head = (what, "due", *hindrances, "can be told", "of these found", "others found")
+    rows = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    every = [it for part in parts.values() for it in part]
+    for name, part in [*sorted(parts.items()), ("all", every)]:
         words = [told for told, _ in part]
         found = [told for told, is_found in part if is_found]
-        counts = (len(part), *map(words.count, (EVERYTHING, SHARED, TOLD)))
+        counts = (len(part), *map(words.count, (*hindrances, TOLD)))
         cells = (*counts, found.count(TOLD), len(found) - found.count(TOLD))
-        rows.append(f"| {kind} | {' | '.join(map(str, cells))} |")
+        rows.append(f"| {name} | {' | '.join(map(str, cells))} |")
     return "\n".join(rows)
 
 
