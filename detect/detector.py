@@ -208,6 +208,15 @@ def _search_far_loaders(inquiry: Inquiry) -> Answer:
     return search_far_loaders(inquiry)
 
 
+def _search_short_of_cores(inquiry: Inquiry) -> Answer:
+    """Let waits for a core decide what is open, where any were recorded."""
+    if not inquiry.seen.core_waits or not inquiry.found:
+        return Answer()
+    from detect.causes.cores import search_short_of_cores
+
+    return search_short_of_cores(inquiry)
+
+
 def _search_low_clocks(inquiry: Inquiry) -> Answer:
     """Search devices whose clocks are far below all others, where clocks were read."""
     if not inquiry.seen.counters:
@@ -250,6 +259,7 @@ FAR_LOADERS = CauseSpec(cause=Cause.LOADER, search=_search_far_loaders)
 SPARED = CauseSpec(cause=Cause.COMPUTE, search=_search_spared)
 BY_TOKENS = CauseSpec(cause=Cause.COMPUTE, search=_search_by_tokens)
 HELD_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_held_clocks)
+SHORT_OF_CORES = CauseSpec(cause=Cause.HOST, search=_search_short_of_cores)
 LOW_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_low_clocks)
 CORRUPTION = CauseSpec(cause=Cause.CORRUPTION, search=_search_corruption)
 
@@ -292,6 +302,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     shares.SHARES_OF_WORK,
     CORRUPTION,
     unexplained.AWAITED,
+    SHORT_OF_CORES,
     everywhere.STOPS,
     everywhere.UNEVEN,
 )
@@ -312,6 +323,7 @@ WITHOUT_WORK = (
     nvlinks.UNMATCHED,
     CORRUPTION,
     unexplained.AWAITED,
+    SHORT_OF_CORES,
 )
 """What is asked where no rank's computing can be compared: lost time and transfers still can.
 Example: sequences of all lengths, so no two ranks launch the same kernels; two of sixteen devices

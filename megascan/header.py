@@ -419,6 +419,8 @@ class WindowRecord:
     recorded; passes and communication always are, and so are all layers of iterations not named.
     `kinds` are digests of what layers are made of, with the numbers of those that are alike ("" of
     layers whose work the data decide); none where that is not known.
+    `core_waits` are [iteration, ns] of the traced iterations: for how long the threads that launch
+    the rank's work could have run and had no core; none where the kernel does not tell.
     `timings` are [iteration, activity, duration in ns] of iterations since the last record, traced
     ones and some that were not: what tracing costs is measured by them (megascan.overhead).
     """
@@ -437,17 +439,19 @@ class WindowRecord:
     tokens: tuple[int, ...] = ()
     layers: tuple[tuple[int, tuple[int, ...]], ...] = ()
     kinds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    core_waits: tuple[tuple[int, int], ...] = ()
     timings: tuple[tuple[int, int, int], ...] = ()
 
     def to_json(self) -> dict[str, Json]:
         """Return the `args` of the window event, without copying values.
 
-        Kinds of layers are left out where none is known, as in the files of older MegaScans, which
-        read nothing that they do not know.
+        Kinds of layers and waits for a core are left out where none is known, as in the files of
+        older MegaScans, which read nothing that they do not know.
         """
         record = dict(vars(self))
-        if not self.kinds:
-            del record["kinds"]
+        for name in ("kinds", "core_waits"):
+            if not record[name]:
+                del record[name]
         return record
 
     @classmethod
@@ -483,6 +487,7 @@ def _tuples_in_window(fields: dict[str, Any]) -> dict[str, Any]:
     return {
         **fields,
         "timings": tuple(tuple(timing) for timing in fields.get("timings", ())),
+        "core_waits": tuple(tuple(wait) for wait in fields.get("core_waits", ())),
         "tokens": tuple(fields.get("tokens", ())),
         "kinds": {kind: tuple(layers) for kind, layers in fields.get("kinds", {}).items()},
         "layers": tuple(

@@ -170,6 +170,8 @@ class CauseSpec:
     """What `Observations.lost_ns` of the cause is called on a chart: "data loading"."""
 
 
+LEFT_OPEN = "by its passes alone this was left open: {statement}"
+"""Said where a reading decides what was undecided."""
 UNDECIDED_WHOSE = ", undecided whose fault that is"
 A_LITTLE_SLOWER = (
     "where connections share a port or a switch, one of them may always meet others, and be slower "

@@ -46,6 +46,7 @@ import numpy as np
 
 from detect.causes.device import GPU_ADVICE
 from detect.causes.finding import (
+    LEFT_OPEN,
     Answer,
     Claim,
     Inquiry,
@@ -73,7 +74,6 @@ WHY = (
     "its clock is {clock:.0f} MHz, beside {others} of its model at {sound} MHz: neither data nor "
     "layers hold a clock down"
 )
-LEFT_OPEN = "by its passes alone this was left open: {statement}"
 
 
 @dataclass(frozen=True, kw_only=True)

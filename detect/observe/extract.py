@@ -142,6 +142,7 @@ def _observations(
         tokens=tokens,
         has_equal_layers=are_alike,
         counters=typical_readings(timeline),
+        core_waits=_core_waits(timeline),
         alignment=_alignment(timeline),
         completeness=timeline.completeness.to_json(),
         notes=(*timeline.completeness.notes, *[GUESSED] * are_guessed(timeline.headers)),
@@ -438,6 +439,15 @@ def _tokens(timeline: Timeline) -> dict[int, int]:
         if len(counts) == 1 and all(window.tokens for window in windows):
             found[rank] = counts.pop()
     return found
+
+
+def _core_waits(timeline: Timeline) -> dict[int, dict[int, int]]:
+    """Return for how long ranks' threads had no core, by rank and iteration; of ranks that tell."""
+    return {
+        rank: waits
+        for rank, windows in timeline.windows.items()
+        if (waits := dict(wait for window in windows for wait in window.core_waits))
+    }
 
 
 def _has_even_data(timeline: Timeline, tokens: Mapping[int, int]) -> bool:

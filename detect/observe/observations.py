@@ -584,6 +584,9 @@ class Observations:
     """Whether all ranks recorded what their layers are made of, and all layers are of one kind."""
     counters: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """Device readings by rank, median over windows."""
+    core_waits: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    """By rank and iteration: for how many ns the threads that launch its work could have run and
+    had no core. Of ranks that tell, in a rank file on Linux."""
     alignment: ClockAgreement | None = None
     completeness: Mapping[str, Json] = field(default_factory=dict)
     probes: Probes | None = None

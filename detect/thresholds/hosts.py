@@ -149,5 +149,25 @@ class _Changes:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Cores:
+    """Threads that could have run and had no core."""
+
+    least_share: float = limit(
+        0.05, "share of an iteration", Origin.CONVENTION,
+        "for which they wait at least: less is lost between launches that run ahead",
+    )  # fmt: skip
+    far_ratio: float = limit(
+        3.0, "ratio", Origin.BENCHMARK,
+        "to what others wait, from which on it is this rank's: on shared cores sound processes "
+        "wait now more and now less",
+    )  # fmt: skip
+    most_share: float = limit(
+        0.5, "share of the lost time", Origin.CONVENTION,
+        "of a finding that they wait for beyond the others, if that is why",
+    )  # fmt: skip
+
+
 HOSTS = _Hosts()
+CORES = _Cores()
 CHANGES = _Changes()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 from megascan.config import LEAST_LAYERS, TraceConfig
 from megascan.header import Activity
 from megascan.schema import Granularity, Kind, Track
+from megascan.tracer.cores import CoreWaits
 from megascan.tracer.timer import Arguments, AsyncWork, Mark, Span, Timer, WindowTimes, track_of
 from megascan.tracer.writer import MAX_WAITING_WINDOWS, TimedIteration, TraceWriter, Voice, Window
 from megascan.vocabulary import ITERATION
@@ -158,6 +159,7 @@ class IterationScope(_Scope):
         """Open the iteration."""
         self._entered = self._tracer.mark()
         self._first_span = self._tracer.begin_iteration(self._number)
+        self._tracer.core_waits.begin()
         self._begin = self._tracer.mark()
 
     def end(self, failed: bool) -> None:
@@ -166,6 +168,7 @@ class IterationScope(_Scope):
         if failed:
             tracer.abandon_iteration(self._first_span)
         elif tracer.active:
+            tracer.note_core_wait(self._number, tracer.core_waits.end())
             tracer.end_iteration(self._begin)
             tracer.add_timing(self._number, Activity.TRACED, self._entered)
 
@@ -255,12 +258,17 @@ class RecordingTracer(Tracer):
     layers: LayerTurns
     """Layers whose modules are recorded in this iteration."""
 
+    core_waits: CoreWaits
+    """For how long the threads of this rank wait for a core."""
+
     _timer: Timer
     _writer: TraceWriter
 
     def __init__(self, config: TraceConfig) -> None:
         self._config = config
         self.layers = LayerTurns()
+        self.core_waits = CoreWaits()
+        self._core_waits: list[tuple[int, int]] = []
         self._sampled: list[tuple[int, tuple[int, ...]]] = []
         self._tokens: set[int] = set()
         self._kinds: dict[str, tuple[int, ...]] = {}
@@ -448,6 +456,7 @@ class RecordingTracer(Tracer):
         # Listeners keep models and process groups, and a group that outlives torch aborts the
         # process.
         self._listeners.clear()
+        self.core_waits.close()
         try:
             self._close_writer()
         except Exception as error:
@@ -498,6 +507,11 @@ class RecordingTracer(Tracer):
     def add_timing(self, number: int, activity: Activity, begin: Mark) -> None:
         """Note how long an iteration took, until now."""
         self._timed.append((number, activity, begin, self.mark()))
+
+    def note_core_wait(self, number: int, waited_ns: int | None) -> None:
+        """Note for how long an iteration's threads had no core; None where nobody tells."""
+        if waited_ns is not None:
+            self._core_waits.append((number, waited_ns))
 
     def note_tokens(self, count: int) -> None:
         """Note how many tokens a pass gets; 0 if the number is unknown, or does not tell all."""
@@ -564,11 +578,13 @@ class RecordingTracer(Tracer):
             iteration_s=(time.monotonic() - self._opened_s) / num_iterations,
             timed=tuple(self._timed),
             layers=tuple(self._sampled),
+            core_waits=tuple(self._core_waits),
             kinds=dict(self._kinds),
             tokens=_fewest_and_most(self._tokens),
         )
         self._spans = []
         self._sampled = []
+        self._core_waits = []
         self._tokens = set()
         self._timed.clear()
         self._window_open = False

@@ -65,6 +65,18 @@ def test_a_window_says_how_many_tokens_passes_got(make_tracer, read_rank_file, n
     assert [window["tokens"] for window in read_rank_file(path).windows] == [written, [64, 64]]
 
 
+def test_a_window_says_for_how_long_threads_had_no_core(make_tracer, read_rank_file):
+    tracer, path = make_tracer(interval=3, window=2)
+    waits = iter([40, None, 7])
+    tracer.core_waits.end = lambda: next(waits)
+    train(tracer, [1, 2, 3, 4])
+    with pytest.raises(ZeroDivisionError), tracer.iteration(5):
+        raise ZeroDivisionError
+    tracer.close()
+    windows = read_rank_file(path).windows
+    assert [window.get("core_waits") for window in windows] == [[[1, 40]], [[4, 7]]]
+
+
 def test_training_that_ends_inside_a_window_leaves_a_shorter_one(make_tracer, read_rank_file):
     tracer, path = make_tracer(interval=5, window=4)
     train(tracer, range(1, 8))
