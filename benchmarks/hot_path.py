@@ -244,12 +244,18 @@ def _calls(bench: _Bench) -> Costs:
         with tracer.span("own", "compute", microbatch=1):
             pass
 
+    def of_cores() -> None:
+        if tracer.active:
+            tracer.core_waits.begin()
+            tracer.core_waits.end()
+
     calls: dict[str, Callable[[], object]] = {
         "forward of a module": lambda: module(layer, 1),
         "collective": lambda: reduce(tensor, group=config),
         "span of the trainer's own": own_span,
         "forward step of the schedule": lambda: forward(None, None, 1, config, 2),
         "backward step of the schedule": lambda: backward(None, 1, None, 1, config),
+        "waits for a core, an iteration": of_cores,
     }
     return {name: bench.cost_ns(call) for name, call in calls.items()}
 

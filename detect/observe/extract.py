@@ -111,8 +111,7 @@ def _observations(
     samples, cells = passes.samples, facts.cells
     stalled, stolen = samples.sums(passes.stalled_ns, frame.shape), _stolen(facts, frame, passes)
     gap_ns = cells.gap_ns + _own_ending(cells.ending_ns, members)
-    host_ns = gap_ns + stalled + stolen
-    are_alike, tokens = _has_equal_layers(timeline), _tokens(timeline)
+    are_alike = _has_equal_layers(timeline)
     seen = Observations(
         members=members,
         iterations=frame.iterations,
@@ -124,7 +123,9 @@ def _observations(
         busy_ns=samples.sums(passes.busy_ns, frame.shape) + np.nan_to_num(cells.optimizer_ns),
         optimizer_ns=cells.optimizer_ns,
         attention_ns=cells.attention_ns,
-        lost_ns=_lost_by_cause(cells, passes.collecting_ns, host_ns, timeline, transfers),
+        lost_ns=_lost_by_cause(
+            cells, passes.collecting_ns, gap_ns + stalled + stolen, timeline, transfers
+        ),
         host_gap_ns=gap_ns,
         stalled_ns=stalled,
         stolen_ns=stolen,
@@ -138,17 +139,25 @@ def _observations(
         # by CPU time they are told apart, too: a process that waits uses none
         splits_tensor_groups=frame.uses_cpu_time or not _hides_model_parallel(timeline),
         transfers=transfers,
-        has_even_data=_has_even_data(timeline, tokens),
-        tokens=tokens,
         has_equal_layers=are_alike,
-        counters=typical_readings(timeline),
-        core_waits=_core_waits(timeline),
         alignment=_alignment(timeline),
         completeness=timeline.completeness.to_json(),
         notes=(*timeline.completeness.notes, *[GUESSED] * are_guessed(timeline.headers)),
         costs=None if passes.hide_marks else costs,
     )
-    return _with_what_some_tell(seen, frame, facts)
+    return _with_what_some_tell(_as_windows_say(seen, timeline), frame, facts)
+
+
+def _as_windows_say(seen: Observations, timeline: Timeline) -> Observations:
+    """Return observations with what the records of windows say of each rank."""
+    tokens = _tokens(timeline)
+    return replace(
+        seen,
+        has_even_data=_has_even_data(timeline, tokens),
+        tokens=tokens,
+        counters=typical_readings(timeline),
+        core_waits=_core_waits(timeline),
+    )
 
 
 def _with_what_some_tell(seen: Observations, frame: Frame, facts: Facts) -> Observations:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 from megascan.config import LEAST_LAYERS, TraceConfig
 from megascan.header import Activity
 from megascan.schema import Granularity, Kind, Track
-from megascan.tracer.cores import CoreWaits
+from megascan.tracer.core_waits import CoreWaits
 from megascan.tracer.timer import Arguments, AsyncWork, Mark, Span, Timer, WindowTimes, track_of
 from megascan.tracer.writer import MAX_WAITING_WINDOWS, TimedIteration, TraceWriter, Voice, Window
 from megascan.vocabulary import ITERATION

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from megascan.tracer import cores
-from megascan.tracer.cores import CoreWaits
+from megascan.tracer import core_waits
+from megascan.tracer.core_waits import CoreWaits
 
 SPIN = "while True: pass"
 
@@ -37,7 +37,7 @@ class Tasks:
 
 @pytest.fixture
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tasks:
-    monkeypatch.setattr(cores, "_TASKS", tmp_path)
+    monkeypatch.setattr(core_waits, "_TASKS", tmp_path)
     return Tasks(tmp_path)
 
 
@@ -98,7 +98,7 @@ def test_a_kernel_that_does_not_tell_is_no_error(tasks, words):
 
 
 def test_a_system_without_proc_is_no_error(tasks, monkeypatch):
-    monkeypatch.setattr(cores, "_TASKS", tasks.folder / "nowhere")
+    monkeypatch.setattr(core_waits, "_TASKS", tasks.folder / "nowhere")
     waits = CoreWaits()
     waits.begin()
     assert waits.end() is None
