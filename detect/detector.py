@@ -209,8 +209,8 @@ def _search_far_loaders(inquiry: Inquiry) -> Answer:
 
 
 def _search_short_of_cores(inquiry: Inquiry) -> Answer:
-    """Let waits for a core decide what is open, where any were recorded."""
-    if not inquiry.seen.core_waits or not inquiry.found:
+    """Search hosts whose cores others take, where waits for a core were recorded."""
+    if not inquiry.seen.core_waits:
         return Answer()
     from detect.causes.cores import search_short_of_cores
 
@@ -302,9 +302,9 @@ CAUSES: tuple[CauseSpec, ...] = (
     shares.SHARES_OF_WORK,
     CORRUPTION,
     unexplained.AWAITED,
-    SHORT_OF_CORES,
     everywhere.STOPS,
     everywhere.UNEVEN,
+    SHORT_OF_CORES,
 )
 
 WITHOUT_WORK = (

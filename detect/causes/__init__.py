@@ -51,8 +51,7 @@ Causes:                                             What they share, and what fo
     everywhere.py    all wait for data, collect or
                      get uneven work, by turns; all
                      links of a kind become slower
-    cores.py         who waits for a core, of what
-                     is open
+    cores.py         who waits for a core
     low_clocks.py    clocks far below all others;
                      slow stages from heavy ones
     unexplained.py   all wait for one rank; the step

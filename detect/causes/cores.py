@@ -1,4 +1,4 @@
-"""Name hosts whose cores others take: let the kernel's account decide what is open.
+"""Name hosts whose cores others take, by the kernel's account.
 
 Problem: a process that waits for a core launches late, and computes late where it runs on the CPU.
 Its device looks slow, its connections, its stage heavy; whose fault that is stays open, and of two
@@ -6,23 +6,34 @@ ranks most of all.
 
 Idea: Linux counts for how long the threads that launch a rank's work could have run and had no
 core. Neither data nor layers nor the device lengthen that; only what else runs on these cores does,
-or a quota of CPU time. What is open is the host's where a rank waits in this way for far longer
-than others, for a good part of the step, and for most of what the finding costs.
+or a quota of CPU time. The host is named where a rank waits in this way for far longer than others:
+for a good part of the step and most of what an open finding costs, or without one for so much of
+the step that nobody makes up for it. On a GPU that is half of it, as launches run ahead.
 
-Example: two stages of one GPU each, in iterations of 334 ms. Stage 0 takes 3 times as long as its
-launches have it, and may be heavy. Its threads wait 240 ms an iteration for a core, stage 1's 0.1.
+The step would be shorter by what they wait beyond the others, but no step is shorter than the
+others compute. What is less than launches may run ahead by costs what the open finding says.
+
+Example: two stages of one H200 each, in iterations of 405 ms. Stage 0 takes 3.5 times as long as
+stage 1, and may be heavy. Its threads wait for 423 ms an iteration for a core, those of stage 1 for
+0.01: twenty processes shared its core, and without them an iteration takes 76 ms.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import stats
 
 from detect.causes.finding import (
     LEFT_OPEN,
     Answer,
+    Claim,
     Inquiry,
+    build_finding,
+    cost_ratio,
+    counted_window,
     devices_of,
     gain,
     rows_of_findings,
@@ -31,9 +42,11 @@ from detect.causes.finding import (
 )
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
+from detect.stats import robust
+from detect.stats.search import interval_of_share
 from detect.text import milliseconds, ranks_text, subject_of
 from detect.thresholds.hosts import CORES
-from megascan.arrays import Floats
+from megascan.arrays import Flags, Floats
 
 OPEN_CAUSES = (
     Cause.COMPUTE,
@@ -54,19 +67,37 @@ ADVICE = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Short:
-    """Rows that wait for a core for far longer than others, while a finding holds."""
+    """Rows that wait for a core for far longer than others."""
 
     rows: tuple[int, ...]
     own_ns: float
-    """The wait of an iteration: of the row that waits least."""
+    """The wait of an iteration, of all threads together: of the row that waits least."""
     others_ns: float
     step_ns: float
+    saved_ns: Floats
+    """(iteration,): by how much it would be shorter, where nothing runs ahead."""
+    chance: float
+    """Of one row that waits longest as often, if all waited alike."""
+
+    @property
+    def predicate(self) -> str:
+        """Return what is said of them."""
+        waits, whose = ("waits", "its") if len(self.rows) == 1 else ("wait", "their")
+        own, step = milliseconds(self.own_ns), milliseconds(self.step_ns)
+        return f"{waits} for cores of {whose} host, {own} in iterations of {step}"
+
+    @property
+    def evidence(self) -> str:
+        """Return where that is from."""
+        return (
+            "Linux counts for how long the threads that launch its work could have run and had no "
+            f"core: together {milliseconds(self.own_ns)} an iteration, those of the other ranks "
+            f"{milliseconds(self.others_ns)} at most; neither data nor devices lengthen that"
+        )
 
 
 def search_short_of_cores(inquiry: Inquiry) -> Answer:
-    """Name the ranks of undecided findings whose threads wait for a core for most of what the
-    finding costs.
-    """
+    """Name the ranks whose threads wait for a core: of undecided findings, and by themselves."""
     seen, members = inquiry.seen, inquiry.seen.members
     waits_ns = _waits_ns(seen)
     if waits_ns is None:
@@ -75,13 +106,14 @@ def search_short_of_cores(inquiry: Inquiry) -> Answer:
     for one in inquiry.found:
         if one.owner is not Owner.UNDECIDED or one.cause not in OPEN_CAUSES:
             continue
-        short = _short_of_cores(seen, waits_ns, one)
+        short = _behind(seen, waits_ns, one)
         if short is None:
             continue
         if not blamed[list(short.rows)].any():
-            found.append(_finding(seen, one, short))
+            found.append(_decided(seen, one, short))
             blamed = blamed | rows_of_findings(members, found)
         decided.append(one)
+    found += _by_themselves(inquiry, waits_ns, blamed)
     return Answer(
         findings=tuple(found),
         slow=rows_of_findings(members, found),
@@ -100,59 +132,69 @@ def _waits_ns(seen: Observations) -> Floats | None:
         if not all(told):
             return None
         rows.append([max(one.get(number, 0) for one in told) for number in numbers])
-    return np.array(rows, dtype=np.float64) if rows and numbers else None
+    return np.array(rows, dtype=np.float64) if len(rows) > 1 and numbers else None
 
 
-def _short_of_cores(seen: Observations, waits_ns: Floats, of: Finding) -> _Short | None:
+def _behind(seen: Observations, waits_ns: Floats, of: Finding) -> _Short | None:
     """Return who waits for a core while a finding holds, if that is why; a finding without ranks
     may be anybody's. None where ranks that do not wait are part of it, and nobody's waiting inside
     passes can explain them.
     """
-    members = seen.members
     holds = (seen.iterations >= of.first_iteration) & (seen.iterations <= of.last_iteration)
     if not holds.any():
         return None
+    least_share = max(CORES.least_share, CORES.most_share * of.lost_share)
+    short = _short_of_cores(seen, waits_ns, holds, least_share)
+    if short is None or not of.ranks:
+        return short
+    rows = set(seen.members.rows_with(of.ranks))
+    is_told = set(short.rows) <= rows and (set(short.rows) == rows or seen.holds_waiting)
+    return short if is_told else None
+
+
+def _short_of_cores(
+    seen: Observations, waits_ns: Floats, holds: Flags, least_share: float
+) -> _Short | None:
+    """Return the rows that wait for a core in the iterations `holds`, on the mean, for
+    `least_share` of these longer than usual, and for several times what is usual.
+    """
     mean_ns, step_ns = waits_ns[:, holds].mean(axis=1), float(seen.iteration_ns[holds].mean())
-    usual_ns = float(np.median(mean_ns)) if len(members) > 2 else float(mean_ns.min())
-    lost_ns = step_ns * of.lost_share
-    least_ns = max(
-        CORES.least_share * step_ns,
-        CORES.far_ratio * usual_ns,
-        usual_ns + CORES.most_share * lost_ns,
-    )
-    among = members.rows_with(of.ranks) if of.ranks else range(len(members))
-    rows = tuple(row for row in among if mean_ns[row] >= least_ns)
-    others = [row for row in range(len(members)) if row not in rows]
-    if not rows or not others or (of.ranks and len(rows) < len(among) and not seen.holds_waiting):
+    usual_ns = float(np.sort(mean_ns)[(len(mean_ns) - 1) // 4])  # of a half a host may be all
+    is_short = mean_ns >= max(CORES.far_ratio * usual_ns, usual_ns + least_share * step_ns)
+    if not is_short.any():
         return None
+    beyond_ns = waits_ns[is_short].max(axis=0) - np.median(waits_ns[~is_short], axis=0)
+    computing_ns = np.nan_to_num(seen.busy_ns[~is_short]).max(axis=0)
+    longest = np.isin(waits_ns.argmax(axis=0), np.flatnonzero(is_short))[holds]
     return _Short(
-        rows=rows,
-        own_ns=float(mean_ns[list(rows)].min()),
-        others_ns=float(mean_ns[others].max()),
+        rows=tuple(np.flatnonzero(is_short).tolist()),
+        own_ns=float(mean_ns[is_short].min()),
+        others_ns=float(mean_ns[~is_short].max()),
         step_ns=step_ns,
+        saved_ns=np.clip(beyond_ns, 0.0, np.maximum(seen.iteration_ns - computing_ns, 0.0)),
+        chance=float(stats.binom.sf(longest.sum() - 1, len(longest), float(is_short.mean()))),
     )
 
 
-def _finding(seen: Observations, of: Finding, short: _Short) -> Finding:
+def _decided(seen: Observations, of: Finding, short: _Short) -> Finding:
     """Return a finding as that of the host on which its ranks have no core."""
-    members, ranks = seen.members, seen.members.ranks_of(short.rows)
-    rows = short.rows
-    subject = subject_of(members, rows[0]) if len(rows) == 1 else ranks_text(ranks)
-    slowed, cost = slowed_by(seen, of.first_iteration, of.last_iteration), of.step_time_cost_ratio
+    members, rows = seen.members, short.rows
+    ranks = members.ranks_of(rows)
+    first, last = of.first_iteration, of.last_iteration
+    is_all_lost = short.own_ns >= _runs_ahead(seen) * short.step_ns
+    estimate = cost_ratio(seen, short.saved_ns, counted_window(seen, first, last))
+    cost = max(estimate if is_all_lost else 1.0, of.step_time_cost_ratio)
+    is_replayed = of.cost_is_replayed and cost == of.step_time_cost_ratio
     return replace(
         of,
         ranks=ranks,
         cause=Cause.HOST,
         owner=Owner.NODE,
-        statement=f"{subject} could have run and had no core for "
-        f"{milliseconds(short.own_ns)} of {milliseconds(short.step_ns)} an iteration "
-        f"({of.first_iteration} to {of.last_iteration}); "
-        f"{gain(slowed, cost, is_replayed=of.cost_is_replayed)}",
-        evidence=(
-            "Linux counts this wait of the threads that launch its work; the other ranks wait for "
-            f"{milliseconds(short.others_ns)} at most, and neither data nor devices lengthen it",
-            LEFT_OPEN.format(statement=of.statement),
-        ),
+        step_time_cost_ratio=cost,
+        cost_is_replayed=is_replayed,
+        statement=f"{_subject(seen, rows)} {short.predicate} ({first} to {last}); "
+        f"{gain(slowed_by(seen, first, last), cost, is_replayed=is_replayed)}",
+        evidence=(short.evidence, LEFT_OPEN.format(statement=of.statement)),
         next_steps=ADVICE,
         coordinates=shared_place(seen, rows),
         host=", ".join(sorted(members.hosts_of(ranks))),
@@ -160,3 +202,47 @@ def _finding(seen: Observations, of: Finding, short: _Short) -> Finding:
         is_pair=False,
         is_inside=False,
     )
+
+
+def _by_themselves(inquiry: Inquiry, waits_ns: Floats, blamed: Flags) -> Iterator[Finding]:
+    """Yield the finding on ranks, named for nothing yet, that wait for so long that the step is
+    longer by it.
+    """
+    seen, everywhere = inquiry.seen, np.ones(len(inquiry.seen.iterations), dtype=bool)
+    short = _short_of_cores(seen, waits_ns, everywhere, _runs_ahead(seen))
+    if short is None or blamed[list(short.rows)].any():
+        return
+    share = short.saved_ns / seen.iteration_ns
+    if float(share.mean()) < CORES.least_share:
+        return
+    yield build_finding(
+        seen,
+        Claim(
+            ranks=seen.members.ranks_of(short.rows),
+            rows=short.rows,
+            cause=Cause.HOST,
+            owner=Owner.NODE,
+            slowdown=1.0 + float(share.mean()),
+            interval=interval_of_share(float(share.mean()), robust.standard_error(share)),
+            course=None,
+            q_value=min(1.0, short.chance * len(seen.members)),
+            num_peers=len(seen.members) - len(short.rows),
+            saved_ns=short.saved_ns,
+            subject=_subject(seen, short.rows),
+            predicate=short.predicate,
+            evidence=(short.evidence,),
+            advice=ADVICE,
+            is_replayed=False,
+        ),
+    )
+
+
+def _runs_ahead(seen: Observations) -> float:
+    """Return which share of an iteration a thread may wait for without making the step longer."""
+    is_cpu = seen.members.device_kind == "cpu"
+    return CORES.slack_share if is_cpu else CORES.longest_ahead_share
+
+
+def _subject(seen: Observations, rows: tuple[int, ...]) -> str:
+    members = seen.members
+    return subject_of(members, rows[0]) if len(rows) == 1 else ranks_text(members.ranks_of(rows))

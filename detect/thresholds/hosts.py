@@ -166,6 +166,14 @@ class _Cores:
         0.5, "share of the lost time", Origin.CONVENTION,
         "of a finding that they wait for beyond the others, if that is why",
     )  # fmt: skip
+    longest_ahead_share: float = limit(
+        0.5, "share of an iteration", Origin.CONVENTION,
+        "by which launches may run ahead of a device, so that waiting costs less than it takes",
+    )  # fmt: skip
+    slack_share: float = limit(
+        0.15, "share of an iteration", Origin.BENCHMARK,
+        "by which a process on the CPU may wait longer than others without holding them up",
+    )  # fmt: skip
 
 
 HOSTS = _Hosts()

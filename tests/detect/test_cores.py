@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from aggregate import build_timeline
@@ -58,11 +59,11 @@ def test_a_stage_that_waits_for_a_core_has_a_crowded_host(slow_stage):
     assert owners(report) == [((1,), Cause.HOST, Owner.NODE)]
     (finding,) = report.findings
     assert finding.host == "n00"
-    assert finding.step_time_cost_ratio == pytest.approx(1.16, abs=0.02)
-    assert "rank 1 (PP1, host n00, GPU 1) could have run and had no core for 459 ms of 1.53 s" in (
-        finding.headline
+    assert (
+        "rank 1 (PP1, host n00, GPU 1) waits for cores of its host, 459 ms in iterations of 1.53 s"
+        in finding.headline
     )
-    assert any("the other ranks wait for 1.53 ms at most" in one for one in finding.evidence)
+    assert any("those of the other ranks 1.53 ms at most" in one for one in finding.evidence)
     assert any("left open: last stage PP1" in one for one in finding.evidence)
     assert any("taskset -p" in one for one in finding.next_steps)
 
@@ -85,10 +86,51 @@ def test_it_stays_open_where_a_rank_does_not_tell(slow_stage):
     assert owners(judged(slow_stage, 0.0, 0.3, without=0)) == OPEN
 
 
-def test_waiting_for_a_core_alone_is_no_finding():
-    """A queue of launches may run ahead: nothing is lost, and nobody is named."""
-    seen = observe(stages(rank=None, layout=Layout(dp=4)))
-    assert not judged(seen, 0.001, 0.3, 0.001, 0.001).findings
+def test_a_wait_that_launches_may_run_ahead_of_costs_what_the_passes_show(slow_stage):
+    (open_one,), (finding,) = judged(slow_stage).findings, judged(slow_stage, 0.0, 0.3).findings
+    assert finding.step_time_cost_ratio == open_one.step_time_cost_ratio
+    assert finding.cost_is_replayed == open_one.cost_is_replayed
+
+
+@pytest.mark.parametrize("share", [0.6, 3.0])
+def test_a_longer_wait_costs_all_of_it_but_what_the_others_compute_stays(slow_stage, share):
+    (finding,) = judged(slow_stage, 0.0, share).findings
+    step_ns, others_ns = slow_stage.iteration_ns[2:].mean(), slow_stage.busy_ns[0, 2:].mean()
+    left = max(1.0 - share, others_ns / step_ns)
+    assert finding.step_time_cost_ratio == pytest.approx(1.0 / left, rel=0.02)
+    assert not finding.cost_is_replayed
+
+
+@pytest.fixture(scope="module", params=["cuda", "cpu"])
+def sound(request) -> Observations:
+    """Four sound replicas, on GPUs and on CPUs."""
+    layout = Layout(dp=4)
+    job = JobModel(layout=layout, costs=compute_bound(layout), device=request.param)
+    seen = observe(build_timeline(simulate_trace(job, seed=1)))
+    return replace(seen, busy_ns=seen.busy_ns * 0.3)  # they would be quicker without the wait
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
+def test_nobody_is_named_for_a_wait_that_launches_run_ahead_of(sound, share):
+    report = judged(sound, 0.001, share, 0.001, 0.002)
+    if share < (0.15 if sound.members.device_kind == "cpu" else 0.5):
+        assert not report.findings
+        return
+    (finding,) = report.findings
+    assert owners(report) == [((1,), Cause.HOST, Owner.NODE)]
+    assert finding.step_time_cost_ratio == pytest.approx(1.0 / (1.0 - share), rel=0.02)
+    assert finding.q_value < 1e-6
+    assert "waits for cores of its host" in finding.headline
+
+
+def test_two_of_one_host_are_one_finding(sound):
+    assert owners(judged(sound, 0.01, 0.6, 0.7, 0.02)) == [((1, 2), Cause.HOST, Owner.NODE)]
+
+
+def test_a_wait_that_no_step_is_longer_by_is_no_finding(sound):
+    """The others compute for as long as the step takes."""
+    busy = replace(sound, busy_ns=np.broadcast_to(sound.iteration_ns, sound.busy_ns.shape))
+    assert not judged(busy, 0.001, 0.9, 0.001, 0.001).findings
 
 
 def test_who_is_named_already_is_not_named_again():

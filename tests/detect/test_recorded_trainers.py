@@ -74,6 +74,25 @@ def test_a_process_that_is_taken_off_its_core_says_so(report_of):
     assert any("the other rank waits 64%" in one for one in finding.evidence)
 
 
+@pytest.mark.parametrize(
+    ("name", "rank", "iteration", "cost"),
+    [
+        # twenty processes share the core of rank 0; 5.3 beside the healthy job
+        ("h200-interleaved-of-2-rank-0-crowded-host", 0, "423 ms in iterations of 406 ms", 5.6),
+        # rank 1 has a quota of 600 ms of CPU time a second; 1.53 beside the healthy job
+        ("zero-bubble-of-2-rank-1-quota", 1, "129 ms in iterations of 332 ms", 1.6),
+    ],
+)
+def test_a_rank_whose_threads_have_no_core_is_named_for_its_host(
+    report_of, name, rank, iteration, cost
+):
+    (finding,) = report_of(name).findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((rank,), Cause.HOST, Owner.NODE)
+    assert f"waits for cores of its host, {iteration}" in finding.headline
+    assert finding.step_time_cost_ratio == pytest.approx(cost, abs=0.05)
+    assert any("Linux counts" in one for one in finding.evidence)
+
+
 def test_a_slow_rank_of_four_is_no_uneven_data(report_of):
     """Forward, backward and optimizer all take 1.4 times as long; sequences are equal."""
     uneven, awaited = report_of("ddp-rank-3-slow").findings

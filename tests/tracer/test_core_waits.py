@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,32 @@ def test_a_thread_that_shares_its_core_waits_for_about_half_of_the_time():
         os.sched_setaffinity(0, allowed)
     assert waited_ns is not None
     assert 0.2 < waited_ns / 1e9 / taken_s < 0.95
+
+
+@pytest.fixture
+def quota() -> Iterator[Path]:
+    """A control group that has a core for 30 of every 100 ms; skips where none can be made."""
+    group = Path(f"/sys/fs/cgroup/cpu/quota-of-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "cpu.cfs_period_us").write_text("100000")
+        (group / "cpu.cfs_quota_us").write_text("30000")
+    except OSError:
+        pytest.skip("no control group of CPU time (version 1) may be made here")
+    yield group
+    group.rmdir()
+
+
+def test_a_quota_of_cpu_time_counts(quota):
+    words = f"""
+import pathlib, time
+from megascan.tracer.core_waits import CoreWaits
+pathlib.Path({str(quota)!r}, "cgroup.procs").write_text("0")
+waits, begin = CoreWaits(), time.monotonic()
+waits.begin()
+while time.monotonic() < begin + 1.0:
+    pass
+print(waits.end() / 1e9 / (time.monotonic() - begin))
+"""
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert 0.4 < float(done.stdout) < 0.9

@@ -11,7 +11,7 @@ def test_every_kind_of_call_is_measured(monkeypatch):
     monkeypatch.setattr(hot_path, "NUM_CALLS", 60)
     monkeypatch.setattr(hot_path, "NUM_REPEATS", 3)
     costs = hot_path.measure()
-    assert len(costs) == 18
+    assert len(costs) == 20
     assert any(name.startswith("behind an exchange") for name in costs)
     assert all(100 < cost_ns < 1_000_000 for cost_ns in costs.values())
     backward = costs["forward and backward of a module, CPU"]
@@ -32,7 +32,7 @@ def test_a_folder_that_is_no_checkout_is_said(tmp_path):
 def test_the_same_calls_are_measured_with_cold_caches(monkeypatch):
     monkeypatch.setattr(hot_path, "NUM_COLD_CALLS", 16)
     costs = hot_path.measure(1 << 20)
-    assert len(costs) == 18 and costs["forward and backward of a module, GPU"] > 0
+    assert len(costs) == 20 and costs["forward and backward of a module, GPU"] > 0
     assert "Caches cold" in hot_path.render([costs], "a command", cold=True)
 
 
