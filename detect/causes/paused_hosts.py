@@ -237,8 +237,8 @@ def _pausing_inside(
     paused = _pausing_host(lost_ns / max(float(whole_ns), 1.0), names, host, rate, apart)
     if paused is None:
         return None
-    by_itself = _are_apart(seen, over, paused) or _leads_change(over, paused.rows)
-    return paused if by_itself or _is_of_several_replicas(seen, work, paused) else None
+    by_itself = _leads_change(over, paused.rows) or _is_of_several_replicas(seen, work, paused)
+    return paused if by_itself else None
 
 
 def _is_of_several_replicas(seen: Observations, work: Work, paused: PausedHost) -> bool:
@@ -263,21 +263,6 @@ def _is_of_several_replicas(seen: Observations, work: Work, paused: PausedHost) 
     is_repeated = int(paused.burst.hits.sum()) >= BURSTS.min_hits
     least = BURSTS.beyond_noise_ratio * float(np.delete(lost_ns, paused.rows).max())
     return is_repeated and len(by_replica) > 1 and bool(by_replica[-2] >= least)
-
-
-def _are_apart(seen: Observations, over: Floats, paused: PausedHost) -> bool:
-    """Return whether all ranks of the host pause, in passes of their own, and those of other hosts
-    never do, in a job without groups for whose members anybody waits inside passes.
-
-    Example: eight replicas of a DDP job on one host have passes of up to 1.2 times in two to five
-    iterations of ten; three of them hardly ever lead.
-    """
-    layout = seen.members.layout
-    are_all = bool(paused.pauses.all()) and not paused.burst.other_hits
-    if not (are_all and layout.tp == layout.cp == layout.ep == 1):
-        return False
-    hits = over[paused.rows] > _least_lead(over)
-    return bool(hits.any()) and float(hits[:, hits.any(axis=0)].mean()) <= BURSTS.one_go_share
 
 
 def _by_themselves(seen: Observations, over: Floats, paused: PausedHost) -> bool:
