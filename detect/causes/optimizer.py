@@ -325,8 +325,7 @@ def _doubt(inquiry: Inquiry, slow: _SlowStep, steps: Sequence[_SlowStep]) -> str
     waits = seen.waiting_ns, seen.split_wait_ns
     others = np.arange(len(seen.members)) != slow.row
     is_awaited = any(_is_awaited(seen, slow, one, others) for one in waits if one is not None)
-    is_device = slow.is_confirmed or _computes_slowly(inquiry, slow)
-    return "" if is_awaited or is_device else NOBODY_WAITS
+    return "" if is_awaited or slow.is_confirmed else NOBODY_WAITS
 
 
 def _ends_with(members: Members, slow: _SlowStep, other: _SlowStep) -> bool:
@@ -349,17 +348,6 @@ def _may_wait_for(members: Members, slow: _SlowStep, other: _SlowStep) -> bool:
     if other is slow or other.excess_ns * PAIRS.agrees_share < slow.excess_ns:
         return False
     return other.row == slow.row or other.row in mates_of(members, slow.row)
-
-
-def _computes_slowly(inquiry: Inquiry, slow: _SlowStep) -> bool:
-    """Return whether the search for slow devices found the row, and none of its TP mates, for whom
-    it may wait in its passes.
-
-    Example: slow memory, 2.45 times for the optimizer step and 1.2 times for the passes.
-    """
-    mates = mates_of(inquiry.seen.members, slow.row)
-    as_memory = slow.passes >= OPTIMIZER.memory_passes_share * slow.suspect.course.effect
-    return bool(inquiry.slow[slow.row] and as_memory and not inquiry.slow[mates].any())
 
 
 def _advice(inquiry: Inquiry, slow: _SlowStep) -> tuple[str, ...]:
