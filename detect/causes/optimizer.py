@@ -298,14 +298,13 @@ def _suspects(
     return search(task, inquiry.settings).suspects
 
 
-def _doubt(inquiry: Inquiry, slow: _SlowStep, steps: Sequence[_SlowStep]) -> str:
+def _doubt(seen: Observations, slow: _SlowStep, steps: Sequence[_SlowStep]) -> str:
     """Return why no node is at fault for sure, as a sentence; empty where one is. `steps` are all
     slow ones.
 
     Example: of two pairs of replicas one step each takes 1.59 and 1.62 times the other's. Beside
     them the NVLink of a pair is slow, through which they reduce a norm.
     """
-    seen = inquiry.seen
     launches = waits_for_launches(seen, slow.row, slow.suspect.course.active)
     if launches or slow.lookups_ns > 0:
         return launches
@@ -381,7 +380,7 @@ def _judged(inquiry: Inquiry, slow: _SlowStep, steps: Sequence[_SlowStep]) -> Fi
     """Return the finding of a slow step: undecided where something else may be the reason, nobody
     waits for it, or the job is as fast without it.
     """
-    doubt = _doubt(inquiry, slow, steps)
+    doubt = _doubt(inquiry.seen, slow, steps)
     finding = _finding(inquiry, slow, doubt)
     if doubt == NOBODY_WAITS and _holds_up_some(inquiry.seen, slow, finding):
         finding = _finding(inquiry, slow, "")

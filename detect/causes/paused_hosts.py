@@ -51,7 +51,6 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
-    rows_of_findings,
 )
 from detect.causes.hits import (
     FEW,
@@ -594,9 +593,7 @@ def search_pauses(inquiry: Inquiry) -> Answer:
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     if seen.members.device_kind == "cpu" or len(seen.iterations) < BURSTS.min_hits:
         return Answer()
-    loading = [one for one in inquiry.found if _is_host_that_loads(one)]
-    known = inquiry.slow | inquiry.named | rows_of_findings(seen.members, loading)
-    paused = _paused_host(seen, known, rate)
+    paused = _paused_host(seen, inquiry.slow | inquiry.named, rate)
     if paused is None:
         return Answer()
     finding = _finding(seen, paused)
@@ -605,14 +602,3 @@ def search_pauses(inquiry: Inquiry) -> Answer:
         findings=(finding,),
         explains=lambda other: other.owner != Owner.NODE and set(other.ranks) <= ranks,
     )
-
-
-def _is_host_that_loads(finding: Finding) -> bool:
-    """Return whether a finding says that several ranks wait for their data for long, whose fault it
-    is or not: others wait for them, some of them inside their passes.
-
-    Example: a first stage loads for 500 of 961 ms; of the last one now this rank and now that one
-    has a backward pass of 680 ms instead of 110.
-    """
-    costs = finding.step_time_cost_ratio >= 1.0 + BURSTS.sure_host_share
-    return finding.cause is Cause.LOADER and len(finding.ranks) > 1 and costs

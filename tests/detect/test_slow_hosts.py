@@ -88,11 +88,15 @@ def test_one_slow_rank_beside_chips_that_differ_is_no_slow_host(job, levels, is_
 
 
 @pytest.mark.parametrize(
-    ("waits", "names"),
-    [(True, [(8,), (10,)]), (False, [(8, 9, 10, 11)])],
-    ids=["mates wait backward", "all slow in both"],
+    ("waits", "tokens", "names"),
+    [
+        (True, None, [(8,), (10,)]),
+        (True, lambda rank: (4096, 4096), [(8,), (10,)]),
+        (False, None, [(8, 9, 10, 11)]),
+    ],
+    ids=["mates wait backward", "and data are even", "all slow in both"],
 )
-def test_ranks_that_wait_for_mates_in_one_kind_of_pass_make_no_slow_host(job, waits, names):
+def test_ranks_that_wait_for_mates_in_one_kind_of_pass_make_no_slow_host(job, waits, tokens, names):
     """Collectives inside backward passes were not recorded: a slow rank of each TP group, and a
     mate that is as quick as ever forward.
     """
@@ -107,7 +111,7 @@ def test_ranks_that_wait_for_mates_in_one_kind_of_pass_make_no_slow_host(job, wa
             return own if waits else group
         return own if waits and slot.phase == "forward" else group
 
-    report = job(layout=Layout(tp=2, dp=8), hosts=4, work=work).report()
+    report = job(layout=Layout(tp=2, dp=8), hosts=4, work=work, tokens=tokens).report()
     assert sorted(one.ranks for one in report.findings if one.owner is Owner.NODE) == names
 
 
