@@ -45,7 +45,6 @@ import numpy as np
 
 from detect.causes.device import HOST_ADVICE, UNKNOWN_ROLES, waits_beside
 from detect.causes.finding import (
-    OTHERS_WAIT,
     Answer,
     Claim,
     Inquiry,
@@ -274,18 +273,8 @@ def _by_level(
         test=test,
         tests=tests,
         excess_ns=_excess_ns(sides, test, by_compute=by_compute),
-        doubt=_doubt_of_level(inquiry, sides, test, tests) if is_shown else NOT_SHOWN,
+        doubt="" if is_shown else NOT_SHOWN,
     )
-
-
-def _doubt_of_level(
-    inquiry: Inquiry, sides: Sides, test: HostTest, tests: Mapping[str, HostTest]
-) -> str:
-    """Return why optimizer steps alone, which may hold waiting for whoever is named already, show
-    no fault of the host; empty where something else shows it, or nobody is named.
-    """
-    by_optimizer = test is tests.get(OPTIMIZER)
-    return OTHERS_WAIT if by_optimizer and _named_elsewhere(inquiry, sides) else ""
 
 
 def _by_change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Reason | None:
@@ -653,7 +642,7 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
     ranks = members.ranks_of(rows)
     if reason.cause == Cause.LOADER:
         ranks = ranks_that_load(seen, slow.rows)
-    is_log = test in (reason.tests.get(COMPUTE), reason.tests.get(OPTIMIZER))
+    is_log = test == reason.tests.get(COMPUTE)
     reach = SEARCH.interval_sigmas * test.error
     slowdown, low, high = (
         float(np.exp(one)) if is_log else 1.0 + max(one, 0.0)
