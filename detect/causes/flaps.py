@@ -74,8 +74,8 @@ class _Slow:
 
 
 def search_flaps(inquiry: Inquiry) -> Answer:
-    """Report the rank or host that all connections between hosts have in common that are slow now
-    and then; nothing on CPUs, whose transfers wait for the system.
+    """Report the host, by some or all of its ranks, that all connections between hosts have in
+    common that are slow now and then; nothing on CPUs, whose transfers wait for the system.
     """
     seen = inquiry.seen
     if seen.transfers is None or seen.members.device_kind == "cpu":
