@@ -31,7 +31,6 @@ import numpy as np
 from detect.causes.device import (
     Suspicion,
     attention_residuals,
-    beyond_others,
     lookups_follow,
     mates_of,
     optimizer_residuals,
@@ -50,7 +49,7 @@ from detect.stats.residuals import (
     stage_groups,
 )
 from detect.thresholds.bursts import BURSTS
-from detect.thresholds.devices import OPTIMIZER, PAIRS
+from detect.thresholds.devices import PAIRS
 from detect.thresholds.verdicts import IMBALANCE
 from megascan.arrays import Flags, Floats
 
@@ -175,13 +174,12 @@ def _others_spare_the_data(seen: Observations, burst: Burst) -> bool:
 
 def _slows_its_step(seen: Observations, burst: Burst) -> bool:
     """Return whether the row's optimizer step is slower in just its hits, by half of what passes
-    are and by far more than steps vary, and it does not wait in it for another rank of its replica,
-    whose step is longer by as much then: norms are summed over all stages.
+    are and by far more than steps vary.
 
     Example: steps take 2.5 times as long in the two iterations whose passes take 1.2 times as long,
     and 1.00 times in the four others.
     """
-    if burst.hits.all() or _ends_its_step_with_another(seen, burst):
+    if burst.hits.all():
         return False
     over = optimizer_residuals(seen, stage_groups(seen.members), ~burst.others)
     change = robust.median(over[burst.row][burst.hits]) - robust.median(
@@ -191,24 +189,6 @@ def _slows_its_step(seen: Observations, burst: Burst) -> bool:
     noise = BURSTS.margin_sigmas * float(robust.spread(others))
     least = max(PAIRS.agrees_share * burst.effect, noise)
     return float(change) >= least
-
-
-def _ends_its_step_with_another(seen: Observations, burst: Burst) -> bool:
-    """Return whether in most hits another rank of the row's replica takes longer for its step than
-    its peers by as much time as the row does, or more.
-
-    Example: steps of 1.0 ms. That of the second stage takes 4.5 ms in one iteration and 2.9 in
-    another, that of the first stage 4.4 and 2.9.
-    """
-    members, row = seen.members, burst.row
-    excess_ns = beyond_others(seen.optimizer_ns, stage_groups(members), ~burst.others)
-    mates = members.replica == members.replica[row]
-    mates[row] = False
-    if not mates.any():
-        return False
-    longest_ns = np.nan_to_num(excess_ns[mates]).max(axis=0)[burst.hits]
-    are_together = longest_ns >= OPTIMIZER.together_share * excess_ns[row][burst.hits]
-    return bool(np.mean(are_together) > PAIRS.agrees_share)
 
 
 def _shows_in_attention(seen: Observations, burst: Burst) -> bool:

@@ -249,16 +249,12 @@ def _throttled(inquiry: Inquiry, known: Flags, told: Flags, blamed: Flags) -> li
 
         found = _with_modules(found, bursts_of_modules(seen, told, rate, floor))
     stage, rows = seen.members.stage, np.array([one.row for one in found], dtype=np.int64)
-    waiting = _wait_for_one_of(seen, found)
     hits = hits_of(compute_excess(seen, known), known)
     return [
         replace(
             one,
-            is_shared=_has_most_of(stage == at, rows, waiting)
-            or (
-                not (one.in_modules and one.cuts_passes)
-                and _is_usual_there(_alike(seen, *hits, one), ~known & (stage == at), one)
-            ),
+            is_shared=not (one.in_modules and one.cuts_passes)
+            and _is_usual_there(_alike(seen, *hits, one), ~known & (stage == at), one),
             is_mates=(not one.in_modules or bool(seen.entangled_phases))
             and _waits_for_mate(seen, one, known | _far_slower(inquiry), rows),
         )
@@ -331,14 +327,6 @@ def _beside_mates(seen: Observations, found: list[Burst]) -> list[Burst]:
     ]
 
 
-def _has_most_of(of_stage: Flags, rows: Integers, waiting: Flags) -> bool:
-    """Return whether most ranks of a stage of several, (row,) flags, are among the `rows` that have
-    bursts and are not `waiting` for a mate.
-    """
-    num_bursts, num_ranks = int(of_stage[rows][~waiting[rows]].sum()), int(of_stage.sum())
-    return num_ranks > 1 and 2 * num_bursts > num_ranks
-
-
 def _with_modules(found: list[Burst], of_modules: list[Burst]) -> list[Burst]:
     """Return the bursts of passes, those of which parts are slow marked so, and after them the
     bursts of rows that only modules tell.
@@ -393,12 +381,6 @@ def _without_turns(seen: Observations, found: Sequence[Burst], open_rows: Flags)
     turns = np.array([stage[one.row] for one in found if open_rows[one.row]], dtype=np.int64)
     several = np.flatnonzero(np.bincount(turns) > 1)
     return [one for one in found if not (open_rows[one.row] and np.isin(stage[one.row], several))]
-
-
-def _wait_for_one_of(seen: Observations, found: list[Burst]) -> Flags:
-    """Flag the TP mates of rows that are slower than these in their bursts, (row,)."""
-    clear = [mates_of(seen.members, one.row).tolist() for one in found if one.stands_out]
-    return mask_of([row for mates in clear for row in mates], len(seen.members))
 
 
 def _alike(seen: Observations, hits: Flags, lost: Floats, burst: Burst) -> Flags:

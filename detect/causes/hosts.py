@@ -45,7 +45,6 @@ import numpy as np
 
 from detect.causes.device import HOST_ADVICE, UNKNOWN_ROLES, waits_beside
 from detect.causes.finding import (
-    OTHERS_WAIT,
     Answer,
     Claim,
     Inquiry,
@@ -76,7 +75,6 @@ from detect.stats.host_tests import (
     keeps_its_pace,
     launches_slowly,
     least_lead,
-    pace_lead,
     passes_over,
     rise_in,
     since_it_began,
@@ -275,18 +273,8 @@ def _by_level(
         test=test,
         tests=tests,
         excess_ns=_excess_ns(sides, test, by_compute=by_compute),
-        doubt=_doubt_of_level(inquiry, sides, test, tests) if is_shown else NOT_SHOWN,
+        doubt="" if is_shown else NOT_SHOWN,
     )
-
-
-def _doubt_of_level(
-    inquiry: Inquiry, sides: Sides, test: HostTest, tests: Mapping[str, HostTest]
-) -> str:
-    """Return why optimizer steps alone, which may hold waiting for whoever is named already, show
-    no fault of the host; empty where something else shows it, or nobody is named.
-    """
-    by_optimizer = test is tests.get(OPTIMIZER)
-    return OTHERS_WAIT if by_optimizer and _named_elsewhere(inquiry, sides) else ""
 
 
 def _by_change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Reason | None:
@@ -325,8 +313,6 @@ def _by_its_ranks(
 
 def _doubt(inquiry: Inquiry, sides: Sides, reason: _Reason) -> str:
     """Return why the host need not be at fault for what makes it slow; empty where it is."""
-    if _are_named_one_by_one(inquiry, sides, reason.cause):
-        return ""
     if reason.cause in LOST.values() and not sides.seen.knows_roles:
         return UNKNOWN_ROLES
     if reason.cause == Cause.LOADER and _others_load_as_long(sides):
@@ -373,14 +359,6 @@ def _computes_slowly_as_well(inquiry: Inquiry, reason: _Reason) -> bool:
     if compute is None or compute.p_value > settings.false_discovery_rate:
         return False
     return compute.effect >= float(np.log(settings.min_slowdown))
-
-
-def _are_named_one_by_one(inquiry: Inquiry, sides: Sides, cause: Cause) -> bool:
-    """Return whether most of the host's ranks are named for the same cause, each beside its own
-    peers: then no noise of two hosts, and no storage of both, is the reason.
-    """
-    named = inquiry.named_for(cause)[sides.own]
-    return float(np.mean(named)) >= HOSTS.most_of_host_share
 
 
 def _is_noisier_of_two(sides: Sides, reason: _Reason) -> bool:
@@ -551,11 +529,7 @@ def _cause_of_level(
     """
     is_doubtful = wanders or sides.lacks_peers(sides.own) or _named_elsewhere(inquiry, sides)
     least_share = HOSTS.least_doubtful_share if is_doubtful else HOSTS.least_share
-    return (
-        _cause_of_passes(inquiry, sides, sure)
-        or _heaviest_loss(sure, least_share)
-        or _cause_of_optimizer(sides, sure, least_share)
-    )
+    return _cause_of_passes(inquiry, sides, sure) or _heaviest_loss(sure, least_share)
 
 
 def _cause_of_passes(
@@ -621,26 +595,6 @@ def _heaviest_loss(
     return LOST[heaviest], sure[heaviest]
 
 
-def _cause_of_optimizer(
-    sides: Sides, sure: Mapping[str, HostTest], least_share: float
-) -> tuple[Cause, HostTest] | None:
-    """Blame the host for far slower optimizer steps next to passes that are as quick as others', if
-    with what its ranks lose beyond others they cost at least `least_share` of the iteration: with
-    what the rank loses that loses most, if they launch slowly, which a single rank may show.
-    """
-    optimizer = sure.get(OPTIMIZER)
-    computes_slowly = COMPUTE in sure and sure[COMPUTE].effect > 0
-    if optimizer is None or computes_slowly or not optimizer.effect >= HOSTS.starving_log:
-        return None
-    seen, own = sides.seen, sides.own
-    slower_ns = float(np.nanmean(seen.optimizer_ns[own])) * (1 - np.exp(-optimizer.effect))
-    step_ns = float(np.median(seen.iteration_ns))
-    lost = np.nan_to_num(sides.over[Cause.HOST.value].level[own])
-    lost_share = lost.max() if pace_lead(sides) >= SLOW_PACE.slow_host_log else lost.mean()
-    is_heavy = slower_ns + float(lost_share) * step_ns >= least_share * step_ns
-    return (Cause.HOST, optimizer) if is_heavy else None
-
-
 def _slow_clocks(seen: Observations, own: Flags, effect: float) -> str:
     """Say that the clocks of all devices of a host are as low as the host is slow; "" where they
     are not, or were not read.
@@ -688,7 +642,7 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
     ranks = members.ranks_of(rows)
     if reason.cause == Cause.LOADER:
         ranks = ranks_that_load(seen, slow.rows)
-    is_log = test in (reason.tests.get(COMPUTE), reason.tests.get(OPTIMIZER))
+    is_log = test == reason.tests.get(COMPUTE)
     reach = SEARCH.interval_sigmas * test.error
     slowdown, low, high = (
         float(np.exp(one)) if is_log else 1.0 + max(one, 0.0)

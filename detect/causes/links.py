@@ -256,8 +256,7 @@ def _are_parallel(seen: Observations, link: SlowLink, links: list[SlowLink]) -> 
     hosts_of = seen.members.hosts_of
     hosts = hosts_of(link.ranks)
     alike = [one for one in links if len(one.ranks) == 2 and hosts_of(one.ranks) == hosts]
-    are_several = len(link.ranks) == len(hosts) == 2 and len(alike) > 1
-    return are_several and not _share_a_nic(seen, link, alike)
+    return len(link.ranks) == len(hosts) == 2 and len(alike) > 1
 
 
 def _are_of_one_host(seen: Observations, link: SlowLink, links: list[SlowLink]) -> bool:
@@ -275,27 +274,6 @@ def _are_of_one_host(seen: Observations, link: SlowLink, links: list[SlowLink]) 
         and (one is link or not {*one.ranks} & {*link.ranks})
     ]
     return any(one is link for one in alike) and len(alike) > LINKS.least_of_a_host
-
-
-def _share_a_nic(seen: Observations, link: SlowLink, alike: list[SlowLink]) -> bool:
-    """Return whether the slow pairs between two hosts are those of neighbours, which share one NIC
-    at each, while at least twice as many others between these hosts are fine.
-
-    Example: of eight pairs between two hosts (6, 14) and (7, 15) take four times as long.
-    """
-    transfers, nic_size = seen.transfers, LINKS.devices_of_a_nic
-    assert transfers is not None
-    devices = [[seen.members.device_of(rank)[1] for rank in one.ranks] for one in alike]
-    nics = {tuple(device // nic_size for device in sorted(own)) for own in devices}
-    hosts, kind = seen.members.hosts_of(link.ranks), transfers.kinds.index(link.kind)
-    num_between = sum(
-        len(ranks) == 2 and seen.members.hosts_of(ranks) == hosts
-        for ranks, own in zip(transfers.members, transfers.kind.tolist(), strict=True)
-        if own == kind
-    )
-    is_known = min(min(own) for own in devices) >= 0
-    num_fine = num_between - len(alike)
-    return is_known and len(nics) == 1 and num_fine >= 2 * len(alike) and len(alike) <= nic_size
 
 
 def _finding(seen: Observations, link: SlowLink, doubt: str) -> Finding:

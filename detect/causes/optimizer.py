@@ -298,14 +298,13 @@ def _suspects(
     return search(task, inquiry.settings).suspects
 
 
-def _doubt(inquiry: Inquiry, slow: _SlowStep, steps: Sequence[_SlowStep]) -> str:
+def _doubt(seen: Observations, slow: _SlowStep, steps: Sequence[_SlowStep]) -> str:
     """Return why no node is at fault for sure, as a sentence; empty where one is. `steps` are all
     slow ones.
 
     Example: of two pairs of replicas one step each takes 1.59 and 1.62 times the other's. Beside
     them the NVLink of a pair is slow, through which they reduce a norm.
     """
-    seen = inquiry.seen
     launches = waits_for_launches(seen, slow.row, slow.suspect.course.active)
     if launches or slow.lookups_ns > 0:
         return launches
@@ -325,8 +324,7 @@ def _doubt(inquiry: Inquiry, slow: _SlowStep, steps: Sequence[_SlowStep]) -> str
     waits = seen.waiting_ns, seen.split_wait_ns
     others = np.arange(len(seen.members)) != slow.row
     is_awaited = any(_is_awaited(seen, slow, one, others) for one in waits if one is not None)
-    is_device = slow.is_confirmed or _computes_slowly(inquiry, slow)
-    return "" if is_awaited or is_device else NOBODY_WAITS
+    return "" if is_awaited or slow.is_confirmed else NOBODY_WAITS
 
 
 def _ends_with(members: Members, slow: _SlowStep, other: _SlowStep) -> bool:
@@ -349,17 +347,6 @@ def _may_wait_for(members: Members, slow: _SlowStep, other: _SlowStep) -> bool:
     if other is slow or other.excess_ns * PAIRS.agrees_share < slow.excess_ns:
         return False
     return other.row == slow.row or other.row in mates_of(members, slow.row)
-
-
-def _computes_slowly(inquiry: Inquiry, slow: _SlowStep) -> bool:
-    """Return whether the search for slow devices found the row, and none of its TP mates, for whom
-    it may wait in its passes.
-
-    Example: slow memory, 2.45 times for the optimizer step and 1.2 times for the passes.
-    """
-    mates = mates_of(inquiry.seen.members, slow.row)
-    as_memory = slow.passes >= OPTIMIZER.memory_passes_share * slow.suspect.course.effect
-    return bool(inquiry.slow[slow.row] and as_memory and not inquiry.slow[mates].any())
 
 
 def _advice(inquiry: Inquiry, slow: _SlowStep) -> tuple[str, ...]:
@@ -393,7 +380,7 @@ def _judged(inquiry: Inquiry, slow: _SlowStep, steps: Sequence[_SlowStep]) -> Fi
     """Return the finding of a slow step: undecided where something else may be the reason, nobody
     waits for it, or the job is as fast without it.
     """
-    doubt = _doubt(inquiry, slow, steps)
+    doubt = _doubt(inquiry.seen, slow, steps)
     finding = _finding(inquiry, slow, doubt)
     if doubt == NOBODY_WAITS and _holds_up_some(inquiry.seen, slow, finding):
         finding = _finding(inquiry, slow, "")

@@ -51,7 +51,6 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
-    rows_of_findings,
 )
 from detect.causes.hits import (
     FEW,
@@ -237,8 +236,8 @@ def _pausing_inside(
     paused = _pausing_host(lost_ns / max(float(whole_ns), 1.0), names, host, rate, apart)
     if paused is None:
         return None
-    by_itself = _are_apart(seen, over, paused) or _leads_change(over, paused.rows)
-    return paused if by_itself or _is_of_several_replicas(seen, work, paused) else None
+    by_itself = _leads_change(over, paused.rows) or _is_of_several_replicas(seen, work, paused)
+    return paused if by_itself else None
 
 
 def _is_of_several_replicas(seen: Observations, work: Work, paused: PausedHost) -> bool:
@@ -263,21 +262,6 @@ def _is_of_several_replicas(seen: Observations, work: Work, paused: PausedHost) 
     is_repeated = int(paused.burst.hits.sum()) >= BURSTS.min_hits
     least = BURSTS.beyond_noise_ratio * float(np.delete(lost_ns, paused.rows).max())
     return is_repeated and len(by_replica) > 1 and bool(by_replica[-2] >= least)
-
-
-def _are_apart(seen: Observations, over: Floats, paused: PausedHost) -> bool:
-    """Return whether all ranks of the host pause, in passes of their own, and those of other hosts
-    never do, in a job without groups for whose members anybody waits inside passes.
-
-    Example: eight replicas of a DDP job on one host have passes of up to 1.2 times in two to five
-    iterations of ten; three of them hardly ever lead.
-    """
-    layout = seen.members.layout
-    are_all = bool(paused.pauses.all()) and not paused.burst.other_hits
-    if not (are_all and layout.tp == layout.cp == layout.ep == 1):
-        return False
-    hits = over[paused.rows] > _least_lead(over)
-    return bool(hits.any()) and float(hits[:, hits.any(axis=0)].mean()) <= BURSTS.one_go_share
 
 
 def _by_themselves(seen: Observations, over: Floats, paused: PausedHost) -> bool:
@@ -609,9 +593,7 @@ def search_pauses(inquiry: Inquiry) -> Answer:
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     if seen.members.device_kind == "cpu" or len(seen.iterations) < BURSTS.min_hits:
         return Answer()
-    loading = [one for one in inquiry.found if _is_host_that_loads(one)]
-    known = inquiry.slow | inquiry.named | rows_of_findings(seen.members, loading)
-    paused = _paused_host(seen, known, rate)
+    paused = _paused_host(seen, inquiry.slow | inquiry.named, rate)
     if paused is None:
         return Answer()
     finding = _finding(seen, paused)
@@ -620,14 +602,3 @@ def search_pauses(inquiry: Inquiry) -> Answer:
         findings=(finding,),
         explains=lambda other: other.owner != Owner.NODE and set(other.ranks) <= ranks,
     )
-
-
-def _is_host_that_loads(finding: Finding) -> bool:
-    """Return whether a finding says that several ranks wait for their data for long, whose fault it
-    is or not: others wait for them, some of them inside their passes.
-
-    Example: a first stage loads for 500 of 961 ms; of the last one now this rank and now that one
-    has a backward pass of 680 ms instead of 110.
-    """
-    costs = finding.step_time_cost_ratio >= 1.0 + BURSTS.sure_host_share
-    return finding.cause is Cause.LOADER and len(finding.ranks) > 1 and costs

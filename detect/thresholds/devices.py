@@ -120,11 +120,6 @@ class _Optimizer:
     noise_log: float = limit(
         0.01, "log", Origin.PHYSICS, "by which the step of a sound device always varies"
     )
-    memory_passes_share: float = limit(
-        0.15, "share of the log slowdown", Origin.PHYSICS,
-        "by which slow memory slows passes at least, a fifth of which moves memory: a step that is "
-        "24 times as long beside passes of 1.3 waits",
-    )  # fmt: skip
     most_passes_share: float = limit(
         0.5, "share of the effect", Origin.CONVENTION,
         "that its passes may be slower by: more, and it is the device as a whole",

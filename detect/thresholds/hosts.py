@@ -99,10 +99,6 @@ class _Hosts:
         "range over the iterations of what other stages compute, where the passes of one are "
         "compared with them for want of layers",
     )  # fmt: skip
-    starving_log: float = limit(
-        0.15, "log", Origin.BENCHMARK,
-        "by which the optimizer's many short kernels are slower on a host that launches late",
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

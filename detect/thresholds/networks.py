@@ -38,9 +38,6 @@ class _Links:
         "of a step to the step without it, from which on a host is drained for a pair inside it of "
         "which nobody can tell the end: of 13 such pairs the eight costly ones were right",
     )  # fmt: skip
-    devices_of_a_nic: int = limit(
-        2, "devices", Origin.PHYSICS, "that share a NIC where a host has fewer NICs than GPUs"
-    )
     late_launch_ns: float = limit(
         100_000.0, "ns a transfer", Origin.PHYSICS,
         "lost where an end's device waits for its host: some launches of ten microseconds each",

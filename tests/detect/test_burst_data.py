@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detect import DetectorSettings, Owner
-from detect.causes.burst_owner import MORE_DATA
+from detect.causes.burst_owner import LENGTHS, MORE_DATA
 from detect.causes.slow_modules import bursts_of_modules
 from detect.detector import judge
 from detect.observe.extract import observe
@@ -194,3 +194,41 @@ def test_steps_that_end_with_that_of_another_stage_wait_for_it(job, of_stage, ow
 
     made = job(layout=Layout(dp=4, pp=2), iterations=14, noise=0.004, work=work)
     assert owner_of(made.report(), (2,)) is owner
+
+
+@pytest.mark.parametrize(("step", "owner"), [(1.25, Owner.NODE), (1.0, Owner.UNDECIDED)])
+def test_a_step_that_is_slower_with_a_few_passes_shows_the_device(job, step, owner):
+    """In two iterations of 14, too few to judge the step by itself; lookups are slow as well."""
+
+    def work(slot):
+        if slot.rank != 2 or slot.iteration not in (4, 7):
+            return 1.0
+        return step if slot.name == "optimizer" else 1.2
+
+    seen = observe(job(layout=Layout(dp=4), iterations=14, noise=0.004, work=work).timeline())
+    slower = np.where(np.isin(seen.iterations, (4, 7)) & (np.arange(4) == 2)[:, None], 1.2, 1.0)
+    told = Tokenwise(dense_ns=2e8 * slower, lookups_ns=2e5 * np.repeat(slower[:, :, None], 2, 2))
+    report = judge(replace(seen, tokenwise=told), DetectorSettings())
+    assert owner_of(report, (2,)) is owner
+
+
+@pytest.mark.parametrize(("spread", "owner"), [(0.06, Owner.UNDECIDED), (0.0, Owner.NODE)])
+def test_gaps_of_a_last_stage_may_come_from_data_that_vary(job, spread, owner):
+    """It computes the loss, beside its passes. Rank 6 pauses before two passes, three times."""
+    length = np.random.default_rng(5).lognormal(0.0, spread, (40, 8, 4))
+
+    def work(slot):
+        is_step = slot.name == "optimizer"
+        return 1.0 if is_step else length[slot.iteration, slot.microbatch, slot.replica]
+
+    def pause(slot):
+        is_hit = slot.rank == 6 and slot.iteration in (4, 7, 12) and slot.microbatch in (0, 3)
+        return 10.0 if is_hit else 0.0
+
+    made = job(
+        layout=Layout(dp=4, pp=2), iterations=14, noise=0.002, work=work, pause_ms=pause,
+        gc_ms=lambda slot: 0.01,
+    )  # fmt: skip
+    report = made.report()
+    assert owner_of(report, (6,)) is owner
+    assert any(LENGTHS in one.evidence for one in report.findings) == (owner is Owner.UNDECIDED)

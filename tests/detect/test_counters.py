@@ -10,6 +10,7 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.ordinary import _clock_stands_out
+from detect.causes.readings import braked, held_down
 from detect.detector import judge
 from detect.observe.extract import observe
 from megascan.topology import Layout
@@ -20,6 +21,7 @@ NORMAL = {
     "temperature_c": 38.0,
     "power_w": 610.0,
 }
+HOT = 0x40
 
 
 @pytest.mark.parametrize(
@@ -267,3 +269,22 @@ def test_a_stage_with_a_low_clock_is_no_heavy_stage(job):
     (finding,) = pipeline.but(counters=counters).report().findings
     assert (finding.ranks, finding.owner) == ((1,), Owner.NODE)
     assert any("1420 MHz against 1980 MHz" in one for one in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    ("clock", "theirs", "reason", "is_held"),
+    [
+        (1500.0, 0, HOT, True),
+        (1500.0, HOT, HOT, True),  # far below them, whatever holds all of them down
+        (1900.0, 0, HOT, True),
+        (1900.0, HOT, HOT, False),
+        (1900.0, 0, 0, False),
+    ],
+)
+def test_what_holds_down_sound_devices_as_well_is_no_reason(job, clock, theirs, reason, is_held):
+    readings = {rank: NORMAL | {"clock_event_reasons": float(theirs)} for rank in range(4)}
+    readings[1] = NORMAL | {"sm_clock_mhz": clock, "clock_event_reasons": float(reason)}
+    seen = observe(job(layout=Layout(dp=4), iterations=4, counters=readings).timeline())
+    slow = np.arange(4) == 1
+    assert held_down(seen, slow, 1) is is_held
+    assert braked(seen, slow, 1) is (reason == HOT and not theirs)

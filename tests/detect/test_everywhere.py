@@ -40,6 +40,7 @@ def test_hosts_that_wait_for_their_data_by_turns_are_the_jobs(job):
     assert finding.step_time_cost_ratio == pytest.approx(true_cost(job, **lost), rel=0.03)
     assert finding.slowdown_interval[0] < finding.slowdown < finding.slowdown_interval[1]
     assert any("several hosts take turns" in sentence for sentence in finding.evidence)
+    assert finding.evidence[1].startswith("8 of 8 ranks lose most of it"), finding.evidence
 
 
 def test_ranks_of_one_host_that_wait_by_turns_are_undecided(job):
@@ -203,3 +204,14 @@ def test_one_rank_that_stops_is_not_the_whole_job(job):
     findings = job(layout=EIGHT, hosts=4, gap_ms=stops(3, 4, 9, 17, ranks=(5,))).report().findings
     assert findings
     assert all(one.ranks == (5,) for one in findings)
+
+
+@pytest.mark.parametrize(("share", "hides"), [(0.4, True), (0.001, False)])
+def test_where_waiting_cannot_be_told_from_transfer_a_slow_link_may_hide(job, share, hides):
+    seen = observe(job(layout=EIGHT).timeline())
+    unsplit_ns = share * np.broadcast_to(seen.iteration_ns, seen.busy_ns.shape)
+    report = judge(replace(seen, unsplit_ns=unsplit_ns), DetectorSettings())
+    assert not report.findings
+    assert any("waiting cannot be told from transfer takes 40%" in one for one in report.hides) == (
+        hides
+    )

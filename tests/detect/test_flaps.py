@@ -18,9 +18,9 @@ UNITS = MESSAGES + RINGS
 HOST_C = {8, 9, 10, 11}
 
 
-def flapping(job, exchanging, is_slow, at=(8,), factor=15.0, units=UNITS):
-    """Return the findings on two stages of eight replicas on hosts A, B, C and D, connections
-    (`units`) of which take `factor` times as long in iterations `at`, if `is_slow` says so.
+def flapping_job(job, exchanging, is_slow, at=(8,), factor=15.0, units=UNITS):
+    """Observe two stages of eight replicas on hosts A, B, C and D, connections (`units`) of which
+    take `factor` times as long in iterations `at`, if `is_slow` says so.
     """
     timeline = job(layout=Layout(dp=8, pp=2), hosts=4).timeline()
     sent = [(one, 10**7, 10.0) if one in MESSAGES else (one, 10**9, 20.0) for one in units]
@@ -35,10 +35,12 @@ def flapping(job, exchanging, is_slow, at=(8,), factor=15.0, units=UNITS):
     )
     longest_ns = (transfers.sum_ns.max(axis=0) - seen.transfers.sum_ns.max(axis=0)) * now
     iteration_ns = seen.iteration_ns + longest_ns
-    found = judge(
-        replace(seen, transfers=transfers, iteration_ns=iteration_ns, costs=None),
-        DetectorSettings(),
-    ).findings
+    return replace(seen, transfers=transfers, iteration_ns=iteration_ns, costs=None)
+
+
+def flapping(*args, **settings):
+    """Return what is named of such a job."""
+    found = judge(flapping_job(*args, **settings), DetectorSettings()).findings
     return [one for one in found if one.cause is Cause.LINK and one.owner is Owner.NODE]
 
 
@@ -180,3 +182,12 @@ def test_quick_iterations_are_no_quicker_than_by_one_clock(job, exchanging):
         for each in (slow, by_one_clock)
     ]
     assert named == [[(8, 9, 10, 11)], []]
+
+
+def test_a_network_that_is_named_already_is_not_named_for_its_flaps(job, exchanging):
+    seen = flapping_job(job, exchanging, lambda unit: set(unit) & HOST_C)
+    inquiry = _inquiry(seen, DetectorSettings())
+    (finding,) = search_flaps(inquiry).findings
+    for owner, num_found in ((Owner.NODE, 0), (Owner.UNDECIDED, 1)):
+        known = replace(finding, ranks=(9,), owner=owner)
+        assert len(search_flaps(replace(inquiry, found=(known,))).findings) == num_found

@@ -15,7 +15,7 @@ from detect.causes.hosts import _launches_late
 from detect.causes.paused_hosts import EARLY, _doubts, _pausing_host
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.stats.host_tests import HostTest, keeps_its_pace
+from detect.stats.host_tests import HostTest, _lost_inside, keeps_its_pace
 from megascan.topology import Layout
 
 
@@ -193,3 +193,26 @@ def test_a_host_that_launches_far_more_slowly_at_times_is_no_load_of_any_host(
     value[7, 1] = elsewhere
     over = {"pace": SimpleNamespace(value=value)}
     assert keeps_its_pace(SimpleNamespace(own=own, control=~own, over=over)) is keeps
+
+
+@pytest.mark.parametrize(
+    ("longer", "ep", "loses"), [(2.0, 1, True), (1.1, 1, False), (4.5, 1, False), (2.0, 4, False)]
+)
+def test_passes_that_are_as_long_as_their_launches_lose_by_these(job, longer, ep, loses):
+    """Launches take twice as long on one of two hosts, whose devices all wait for theirs. Passes
+    that are not longer by as much say nothing, nor do those of ranks that wait for a router.
+    """
+    own = np.arange(8) < 4
+    work = {True: longer, False: 1.0}
+    made = job(layout=Layout(dp=8, ep=ep), hosts=4, work=lambda slot: work[slot.rank < 4])
+    seen = observe(made.timeline())
+    level = np.where(own, np.log(2.0), 0.0)
+    over = {
+        "pace": SimpleNamespace(level=level, value=np.repeat(level[:, None], 20, axis=1)),
+        "compute": SimpleNamespace(level=np.where(own, np.log(longer), 0.0)),
+    }
+    sides = SimpleNamespace(
+        seen=replace(seen, starved_share=np.ones_like(seen.busy_ns)),
+        own=own, control=~own, over=over,
+    )  # fmt: skip
+    assert (_lost_inside(sides) > 0) is loses

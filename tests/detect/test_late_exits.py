@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
-from detect.causes.losses import LATE
+from detect.causes.losses import LATE, _without_victims
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.spans import SpanIndex
@@ -128,3 +129,12 @@ def test_where_all_processes_share_one_host_a_late_exit_is_no_connections(job, h
     assert (finding.ranks, finding.cause) == ((1,), cause)
     shown = " ".join((*finding.evidence, *finding.next_steps))
     assert ("off its core" in shown) == ("iperf3" not in shown) == (cause == Cause.HOST)
+
+
+def test_who_leaves_late_behind_a_slow_rank_of_its_pipeline_only_waits_for_it(job):
+    """Whatever their messages were late by: lateness is handed on from stage to stage."""
+    seen = observe(job(layout=Layout(pp=2, dp=2)).timeline())
+    late = tuple(SimpleNamespace(row=row, course=SimpleNamespace(effect=0.1)) for row in (2, 3))
+    none_late = SimpleNamespace(late_in=())
+    kept = _without_victims(seen, none_late, late, np.arange(4) == 0)
+    assert [one.row for one in kept] == [3]

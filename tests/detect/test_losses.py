@@ -486,3 +486,24 @@ def test_which_rank_of_a_group_loses_time_is_not_told_where_its_communication_is
     report = judge(replace(seen, splits_tensor_groups=False), DetectorSettings())
     assert [(one.ranks, one.owner) for one in report.findings] == [((4, 5), Owner.UNDECIDED)]
     assert report.findings[0].headline.startswith("the group of ranks 4 and 5 (")
+
+
+@pytest.mark.parametrize(("gap_ms", "cause"), [(200.0, Cause.HOST), (60.0, Cause.COMPUTE)])
+def test_who_loses_more_than_it_computes_is_held_up_whatever_its_device_does(
+    job, slow, gap_ms, cause
+):
+    """Its passes take 1.3 times as long as well: 18 of 60 ms."""
+    report = job(
+        layout=Layout(dp=8), microbatches=2, work=slow(3, 1.3),
+        gap_ms=lambda slot: gap_ms if slot.rank == 3 else 0.1,
+    ).report()  # fmt: skip
+    assert [(one.ranks, one.cause) for one in report.findings] == [((3,), cause)]
+
+
+@pytest.mark.parametrize(("starved", "owner"), [(0.9, Owner.JOB), (0.6, Owner.NODE)])
+def test_a_late_host_is_the_jobs_where_all_hosts_are_late(job, starved, owner):
+    made = job(layout=Layout(dp=8), gap_ms=lambda slot: 25.0 if slot.rank == 3 else 0.1)
+    seen = observe(made.timeline())
+    told = replace(seen, starved_share=np.full_like(seen.busy_ns, starved))
+    found = judge(told, DetectorSettings()).findings
+    assert [(one.ranks, one.cause, one.owner) for one in found] == [((3,), Cause.HOST, owner)]

@@ -127,3 +127,20 @@ def test_one_of_two_is_named_by_a_reason_that_only_it_has(job, clock, reason, is
     assert [one.ranks for one in found if one.owner is Owner.NODE] == ([(1,)] if is_named else [])
     words = "its clock is 1600 MHz, beside 1 device of its model at 1965 MHz"
     assert any(words in one.evidence[0] for one in found) == is_named
+
+
+@pytest.mark.parametrize(
+    ("layout", "slow"), [(Layout(dp=8), (5,)), (Layout(pp=2, dp=4), (4, 5, 6, 7))],
+    ids=["its own passes", "those of its stage"],
+)  # fmt: skip
+def test_a_low_clock_explains_passes_that_may_hold_waiting_for_its_device(job, layout, slow):
+    """They take less longer than it is low by, and all of its stage wait inside them."""
+    factor = 1.1 if len(slow) == 1 else 1.15
+
+    def work(slot):
+        return factor if slot.rank in slow and slot.name != "optimizer" else 1.0
+
+    seen = observe(job(layout=layout, iterations=14, work=work).timeline())
+    told = replace(seen, counters=_readings([5], sm_clock_mhz=1500.0), waits_between_layers=True)
+    (finding,) = judge(told, DetectorSettings()).findings
+    assert (finding.ranks, finding.owner) == ((5,), Owner.NODE)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
-from detect.detector import judge
+from detect.causes.networks import search_networks
+from detect.detector import _inquiry, judge
 from detect.observe.extract import observe
-from detect.observe.observations import Transfers, steady
+from detect.observe.observations import Transfers, UntimedIn, steady
 from megascan.topology import Layout
 
 MESSAGE, RING = "p2p message of 50 MB", "dp all_reduce of unknown size"
@@ -177,3 +178,42 @@ def test_a_network_that_is_slow_half_of_the_time_is_so_by_one_clock(job, by_one_
     )
     named = [ranks for ranks, owner in found(replace(seen, transfers=slow)) if owner is Owner.NODE]
     assert ((0, 1, 2, 3) in named) is is_named
+
+
+def test_what_rings_of_unknown_size_cost_is_counted_without_messages(job):
+    """A ring loses 40 of its 80 ms an iteration; 8 ms that messages lose are not added."""
+    (finding,) = judge(
+        crossing(job, Layout(dp=8, pp=2), 4, two_stages((10.0, 5.0))), DetectorSettings()
+    ).findings
+    assert finding.step_time_cost_ratio == pytest.approx(1.193, abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("rings", "ranks"), [((10.0, 5.0), (4, 5, 6, 7)), ((5.0, 10.0), (12, 13, 14, 15))]
+)
+def test_rings_whose_ends_are_bounds_only_tell_which_host_is_slow(job, rings, ranks):
+    seen = crossing(job, Layout(dp=8, pp=2), 4, two_stages(()))
+    untimed = tuple(
+        UntimedIn((first, first + 4), "dp all_reduce", 10**9, True, ms * 1e6)
+        for stage, ms in enumerate(rings)
+        for first in range(8 * stage, 8 * stage + 4)
+    )
+    told = replace(seen, transfers=replace(seen.transfers, untimed=untimed))
+    assert found(told) == [(ranks, Owner.NODE)]
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_a_rank_whose_other_connections_are_slow_too_is_a_fault_of_its_own(job, is_slow):
+    """Host 1's network is slow; those of rank 8 with hosts 0 and 3 are as slow, or as ever."""
+    pairs = [(4 * one + k, 4 * other + k) for one in range(4) for other in range(one + 1, 4)
+             for k in range(4)]  # fmt: skip
+    units = [
+        (pair, MESSAGE, 50_000_000, 4.0 if 1 in {rank // 4 for rank in pair} or
+         (is_slow and 8 in pair) else 2.0)
+        for pair in pairs
+    ]  # fmt: skip
+    inquiry = _inquiry(crossing(job, Layout(dp=16), 4, units), DetectorSettings())
+    answer = search_networks(inquiry)
+    (network,) = answer.findings
+    assert network.ranks == (4, 5, 6, 7)
+    assert answer.explains(replace(network, ranks=(8,))) is not is_slow

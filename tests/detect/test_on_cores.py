@@ -133,3 +133,14 @@ def test_a_step_that_is_far_longer_since_some_iteration_is_not_healthy(job):
     report = longer.but(work=all_slower).report()
     assert report.verdict is Verdict.UNDECIDED
     assert any("since iteration 9 the step takes 1.6" in one for one in report.notes)
+
+
+@pytest.mark.parametrize(("factor", "ranks"), [(1.08, []), (1.12, [(3,)])])
+def test_cold_caches_on_cpus_are_not_worth_a_word(job, factor, ranks):
+    """Passes of one rank take a little longer, its optimizer step does not."""
+
+    def work(slot):
+        return factor if slot.rank == 3 and slot.name != "optimizer" else 1.0
+
+    report = job(layout=Layout(dp=8), work=work, device="cpu", noise=0.01).report()
+    assert [one.ranks for one in report.findings] == ranks

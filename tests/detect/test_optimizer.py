@@ -304,3 +304,13 @@ def test_other_pairs_tell_by_how_much_two_sound_steps_differ(job, other, is_name
     run = job(layout=Layout(pp=4, dp=2), work=work, noise=0.002)
     found = named(report_of(run, [0.0] * 8))
     assert (((2,), Cause.COMPUTE, Owner.NODE) in found) == is_named
+
+
+def test_a_few_that_wait_for_a_step_are_enough_if_the_replay_gains_without_it(job):
+    """Two of seven others, as in a pipeline; the median of them waits for nobody."""
+    made = job(layout=Layout(dp=8), work=slow_step(3, 2.5))
+    waits = np.where(np.isin(np.arange(8), (5, 6)), 60.0, 0.0)
+    for ratio, owner in ((1.05, Owner.NODE), (1.0, Owner.UNDECIDED)):
+        gains = SimpleNamespace(ratio=lambda *_: ratio, ratio_of_transfers=lambda *_: ratio)  # noqa: B023
+        (finding,) = report_of(made, waits, costs=gains).findings
+        assert (finding.ranks, finding.owner) == ((3,), owner)

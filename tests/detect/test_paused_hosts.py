@@ -419,3 +419,11 @@ def test_a_host_whose_ranks_wait_for_who_collects_garbage_does_not_pause(job, co
     seen = replace(seen, lost_ns={**seen.lost_ns, Cause.GC: collected}, costs=None)
     paused = _paused_host(seen, np.zeros(16, dtype=bool), 0.01)
     assert (paused is not None) == named
+
+
+@pytest.mark.parametrize(("known", "is_found"), [((5,), True), ((1,), False), ((), True)])
+def test_a_host_may_wait_for_who_is_known_on_another_one(paused_passes, known, is_found):
+    """What is known of its own ranks does not say why they pause."""
+    seen = observe(paused_passes().timeline())
+    paused = _paused_host(seen, np.isin(np.arange(8), known), 0.01)
+    assert (paused is not None) == is_found

@@ -72,6 +72,7 @@ def test_a_process_that_is_taken_off_its_core_says_so(report_of):
     assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.HOST, Owner.UNDECIDED)
     assert any("its thread is off its core for 187 ms" in one for one in finding.evidence)
     assert any("the other rank waits 64%" in one for one in finding.evidence)
+    assert any("it computes " in one and " and its peers " in one for one in finding.evidence)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
-from detect.causes.finding import OTHERS_WAIT
 from detect.causes.host_data import may_be_its_experts, share_their_data
-from detect.causes.hosts import _doubt_of_level
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.stats import robust
@@ -88,11 +86,15 @@ def test_one_slow_rank_beside_chips_that_differ_is_no_slow_host(job, levels, is_
 
 
 @pytest.mark.parametrize(
-    ("waits", "names"),
-    [(True, [(8,), (10,)]), (False, [(8, 9, 10, 11)])],
-    ids=["mates wait backward", "all slow in both"],
+    ("waits", "tokens", "names"),
+    [
+        (True, None, [(8,), (10,)]),
+        (True, lambda rank: (4096, 4096), [(8,), (10,)]),
+        (False, None, [(8, 9, 10, 11)]),
+    ],
+    ids=["mates wait backward", "and data are even", "all slow in both"],
 )
-def test_ranks_that_wait_for_mates_in_one_kind_of_pass_make_no_slow_host(job, waits, names):
+def test_ranks_that_wait_for_mates_in_one_kind_of_pass_make_no_slow_host(job, waits, tokens, names):
     """Collectives inside backward passes were not recorded: a slow rank of each TP group, and a
     mate that is as quick as ever forward.
     """
@@ -107,7 +109,7 @@ def test_ranks_that_wait_for_mates_in_one_kind_of_pass_make_no_slow_host(job, wa
             return own if waits else group
         return own if waits and slot.phase == "forward" else group
 
-    report = job(layout=Layout(tp=2, dp=8), hosts=4, work=work).report()
+    report = job(layout=Layout(tp=2, dp=8), hosts=4, work=work, tokens=tokens).report()
     assert sorted(one.ranks for one in report.findings if one.owner is Owner.NODE) == names
 
 
@@ -317,20 +319,6 @@ def test_of_two_iterations_a_slow_host_is_slow_in_both(by_iteration, holds):
     value = np.where(own[:, None], by_iteration, 0.01)
     sides = SimpleNamespace(own=own, control=~own)
     assert _holds_in_each_of_few(sides, value, effect=0.4) is holds
-
-
-@pytest.mark.parametrize("is_other_named", [False, True])
-def test_optimizer_steps_alone_show_no_host_while_others_may_wait(is_other_named):
-    """They may hold waiting for whoever is named; passes hold none."""
-    own, test = np.arange(8) < 4, HostTest(effect=0.4, error=0.01, p_value=1e-9)
-    named = np.zeros(8, dtype=bool)
-    named[6] = is_other_named
-    inquiry = SimpleNamespace(named=named, slow=np.zeros(8, dtype=bool))
-    doubts = [
-        _doubt_of_level(inquiry, SimpleNamespace(own=own), test, {channel: test})
-        for channel in ("optimizer", "compute")
-    ]
-    assert doubts == [OTHERS_WAIT if is_other_named else "", ""]
 
 
 @pytest.mark.parametrize(("gap_ms", "named"), [(18.0, [(4, 5, 6, 7)]), (6.0, [])])

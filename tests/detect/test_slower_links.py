@@ -85,3 +85,14 @@ def test_one_group_among_equals_that_stay_is_left_to_the_comparison_with_them(jo
     ]
     found = judge(exchanging(timeline, units), DetectorSettings()).findings
     assert [one.ranks for one in found if one.cause == Cause.LINK] == [(2, 3)]
+
+
+def test_a_lasting_change_is_found_in_times_that_vary(job, exchanging):
+    """By 8 %: no gap divides the sorted times into two speeds, the window's halves differ."""
+    noise = np.exp(np.random.default_rng(1).normal(0.0, 0.08, 40))
+    timeline = job(layout=Layout(tp=8), hosts=8, iterations=40).timeline()
+    seen = exchanging(timeline, [(GROUP, 10**8, noise * since(20, 1.65, 40))])
+    (finding,) = (
+        one for one in judge(seen, DetectorSettings()).findings if one.cause is Cause.LINK
+    )
+    assert finding.first_iteration == seen.iterations[20] and finding.onset_in_trace

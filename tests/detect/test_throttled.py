@@ -329,3 +329,71 @@ def test_of_two_mates_with_bursts_the_one_that_loses_more_stands_out(job, losses
         if loss
     ]  # fmt: skip
     assert [one.stands_out for one in _beside_mates(seen, found)] == outstanding
+
+
+def _by_turns(ranks):
+    """Two microbatches of some iterations take 1.4 times as long, of each rank in its own ones."""
+
+    def work(slot):
+        hits = {4 + slot.rank, 7 + slot.rank, 10 + 2 * slot.rank % 3}
+        is_hit = slot.rank in ranks and slot.iteration in hits and slot.microbatch in (2, 5)
+        return 1.4 if is_hit and slot.name != "optimizer" else 1.0
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("ranks", "owner"), [((0, 1, 2), Owner.UNDECIDED), ((2,), Owner.NODE)], ids=["most", "one"]
+)
+def test_ranks_of_a_stage_that_are_slow_by_turns_may_wait_for_each_other(job, ranks, owner):
+    """Those of the three other stages never are."""
+    made = job(layout=Layout(pp=4, dp=4), iterations=14, noise=0.004, work=_by_turns(ranks))
+    found = made.report().findings
+    assert {one.ranks: one.owner for one in found} == {(rank,): owner for rank in ranks}
+
+
+def test_a_mate_of_a_far_slower_rank_is_not_named_for_its_bursts(job):
+    """Both mates take 1.3 times as long, whoever waits, and one 1.5 times that now and then."""
+
+    def work(slot):
+        if slot.name == "optimizer" or slot.rank not in (2, 3):
+            return 1.0
+        is_hit = slot.iteration in (4, 6, 7, 9, 12) and slot.microbatch in (2, 5)
+        return 1.3 * (1.5 if is_hit and slot.rank == 2 else 1.0)
+
+    found = job(layout=Layout(tp=2, dp=4), iterations=14, noise=0.004, work=work).report().findings
+    assert {(one.ranks, one.owner) for one in found} == {
+        ((2,), Owner.UNDECIDED),
+        ((3,), Owner.UNDECIDED),
+    }
+
+
+@pytest.mark.parametrize(("dp", "owner"), [(3, Owner.UNDECIDED), (4, Owner.NODE)])
+def test_of_few_ranks_one_may_only_be_the_noisiest(job, dp, owner):
+    """Passes of any length in three iterations, which no other rank has."""
+    longer = 1.2 + 0.5 * np.random.default_rng(1).random((30, 8))
+
+    def work(slot):
+        is_hit = slot.iteration in (4, 7, 11) and slot.microbatch in (2, 5)
+        if slot.rank != 1 or not is_hit or slot.name == "optimizer":
+            return 1.0
+        return longer[slot.iteration, slot.microbatch + (slot.phase == "backward")]
+
+    made = job(
+        layout=Layout(dp=dp), iterations=14, noise=0.01, work=work, tokens=lambda rank: (4096, 4096)
+    )
+    (finding,) = made.report().findings
+    assert (finding.ranks, finding.owner) == ((1,), owner)
+    assert (burst_owner.FEW_OTHERS in finding.evidence) == (owner is Owner.UNDECIDED)
+
+
+def test_who_is_slow_in_both_kinds_of_passes_stands_out_from_a_mate_slow_in_one(job):
+    """By so little that only whole iterations tell: 1.08 times, in passes that vary by 2 %."""
+
+    def work(slot):
+        if slot.name == "optimizer" or slot.iteration not in (4, 5, 8, 9, 12, 14):
+            return 1.0
+        return 1.08 if slot.rank == 2 or (slot.rank == 3 and slot.phase == "forward") else 1.0
+
+    found = job(layout=Layout(tp=2, dp=4), iterations=20, work=work).report().findings
+    assert [one.ranks for one in found if one.owner is Owner.NODE] == [(2,)]
