@@ -9,10 +9,10 @@ iterations. Whoever is in all that is slow then, and is the only one, is at faul
 
     slow     sum of its transfers >= slow_ratio · that of its quick iterations
     shown    nearly all connections of these ranks, of these kinds, are slow in these iterations
-    common   the host that is in all slow connections: its ranks that have slow ones
+    common   the rank in all slow connections; if several are, the host
     alone    without each other one that is shown a good part of what is lost stays unexplained
 
-Where a NIC is one GPU's, its neighbours' connections stay quick: they are left out.
+A rank goes before its host: where a NIC is one GPU's, its neighbours' connections stay quick.
 
 Example: PP2 x DP2 x TP4 on hosts A, B (first stage), C and D (second). In iteration 5 of 6 messages
 A-C take 23 ms instead of 1.6, reductions C-D 310 instead of 19; B-D and A-B are as ever. A is in
@@ -74,8 +74,8 @@ class _Slow:
 
 
 def search_flaps(inquiry: Inquiry) -> Answer:
-    """Report the host, by some or all of its ranks, that all connections between hosts have in
-    common that are slow now and then; nothing on CPUs, whose transfers wait for the system.
+    """Report the rank or host that all connections between hosts have in common that are slow now
+    and then; nothing on CPUs, whose transfers wait for the system.
     """
     seen = inquiry.seen
     if seen.transfers is None or seen.members.device_kind == "cpu":
@@ -84,7 +84,7 @@ def search_flaps(inquiry: Inquiry) -> Answer:
     members = [seen.transfers.members[unit] for unit in np.flatnonzero(slow.units).tolist()]
     if not _are_enough(slow, members):
         return Answer()
-    ranks = _common_host(slow)
+    ranks = _common_rank(slow) or _common_host(slow)
     if not ranks or _is_known(inquiry, ranks) or not _are_others_quick(slow):
         return Answer()
     lost_ns = _lost_by(seen, slow, ranks)
@@ -159,6 +159,12 @@ def _num_of(transfers: Transfers) -> Floats:
 def _quick(values: Floats) -> Floats:
     """Return the value of a quick iteration of each unit, (unit,), of (unit, iteration)."""
     return np.quantile(values, NETWORKS.outer_share, axis=1, method="lower")
+
+
+def _common_rank(slow: _Slow) -> tuple[int, ...]:
+    """Return the only rank that is in all that is slow, (rank,); () where none or several are."""
+    only = _only(slow, [(rank,) for rank in _ranks_in(slow)])
+    return only if set(only) <= set(slow.crossings.device_of) else ()
 
 
 def _common_host(slow: _Slow) -> tuple[int, ...]:
