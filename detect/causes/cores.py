@@ -76,8 +76,9 @@ class _Short:
     step_ns: float
     saved_ns: Floats
     """(iteration,): by how much it would be shorter, where nothing runs ahead."""
-    chance: float
-    """Of one row that waits longest as often, if all waited alike."""
+    q_value: float
+    """Chance that rows chosen like these wait longest as often, if all waited alike: on cores that
+    all share now this one waits and now that."""
 
     @property
     def predicate(self) -> str:
@@ -107,7 +108,7 @@ def search_short_of_cores(inquiry: Inquiry) -> Answer:
         if one.owner is not Owner.UNDECIDED or one.cause not in OPEN_CAUSES:
             continue
         short = _behind(seen, waits_ns, one)
-        if short is None:
+        if short is None or short.q_value > inquiry.settings.false_discovery_rate:
             continue
         if not blamed[list(short.rows)].any():
             found.append(_decided(seen, one, short))
@@ -172,8 +173,13 @@ def _short_of_cores(
         others_ns=float(mean_ns[~is_short].max()),
         step_ns=step_ns,
         saved_ns=np.clip(beyond_ns, 0.0, np.maximum(seen.iteration_ns - computing_ns, 0.0)),
-        chance=float(stats.binom.sf(longest.sum() - 1, len(longest), float(is_short.mean()))),
+        q_value=_chance(int(longest.sum()), len(longest), is_short),
     )
+
+
+def _chance(num_longest: int, num_iterations: int, is_short: Flags) -> float:
+    chance = stats.binom.sf(num_longest - 1, num_iterations, float(is_short.mean()))
+    return min(1.0, float(chance) * len(is_short))
 
 
 def _decided(seen: Observations, of: Finding, short: _Short) -> Finding:
@@ -212,6 +218,8 @@ def _by_themselves(inquiry: Inquiry, waits_ns: Floats, blamed: Flags) -> Iterato
     short = _short_of_cores(seen, waits_ns, everywhere, _runs_ahead(seen))
     if short is None or blamed[list(short.rows)].any():
         return
+    if short.q_value > inquiry.settings.false_discovery_rate:
+        return
     share = short.saved_ns / seen.iteration_ns
     if float(share.mean()) < CORES.least_share:
         return
@@ -225,7 +233,7 @@ def _by_themselves(inquiry: Inquiry, waits_ns: Floats, blamed: Flags) -> Iterato
             slowdown=1.0 + float(share.mean()),
             interval=interval_of_share(float(share.mean()), robust.standard_error(share)),
             course=None,
-            q_value=min(1.0, short.chance * len(seen.members)),
+            q_value=short.q_value,
             num_peers=len(seen.members) - len(short.rows),
             saved_ns=short.saved_ns,
             subject=_subject(seen, short.rows),

@@ -123,6 +123,21 @@ def test_nobody_is_named_for_a_wait_that_launches_run_ahead_of(sound, share):
     assert "waits for cores of its host" in finding.headline
 
 
+@pytest.mark.parametrize(("num_long", "is_named"), [(18, True), (8, False)])
+def test_who_waits_now_and_then_shares_cores_with_all(num_long, is_named):
+    """Of two ranks the one has no core in few iterations, for as long altogether."""
+    layout = Layout(dp=2)
+    job = JobModel(layout=layout, costs=compute_bound(layout), device="cpu")
+    seen = observe(build_timeline(simulate_trace(job, seed=1)))
+    step_ns = float(seen.iteration_ns.mean())
+    numbers = seen.iterations.tolist()
+    long = dict.fromkeys(numbers[2 : 2 + num_long], int(0.3 * 18 / num_long * step_ns))
+    waits = {0: dict.fromkeys(numbers, 1000), 1: dict.fromkeys(numbers, 0) | long}
+    crowded = replace(seen, busy_ns=seen.busy_ns * 0.1, core_waits=waits)
+    named = [((1,), Cause.HOST, Owner.NODE)] if is_named else []
+    assert owners(judge(crowded, DetectorSettings())) == named
+
+
 def test_two_of_one_host_are_one_finding(sound):
     assert owners(judged(sound, 0.01, 0.6, 0.7, 0.02)) == [((1, 2), Cause.HOST, Owner.NODE)]
 
