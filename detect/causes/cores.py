@@ -77,8 +77,6 @@ class _Short:
     saved_ns: Floats
     """(iteration,): by how much it would be shorter, where nothing runs ahead."""
     q_value: float
-    """Chance that rows chosen like these wait longest as often, if all waited alike: on cores that
-    all share now this one waits and now that."""
 
     @property
     def predicate(self) -> str:
@@ -91,7 +89,7 @@ class _Short:
     def evidence(self) -> str:
         """Return where that is from."""
         return (
-            "Linux counts for how long the threads that launch its work could have run and had no "
+            "Linux counts for how long the threads that launch the work could have run and had no "
             f"core: together {milliseconds(self.own_ns)} an iteration, those of the other ranks "
             f"{milliseconds(self.others_ns)} at most; neither data nor devices lengthen that"
         )
@@ -107,8 +105,8 @@ def search_short_of_cores(inquiry: Inquiry) -> Answer:
     for one in inquiry.found:
         if one.owner is not Owner.UNDECIDED or one.cause not in OPEN_CAUSES:
             continue
-        short = _behind(seen, waits_ns, one)
-        if short is None or short.q_value > inquiry.settings.false_discovery_rate:
+        short = _behind(inquiry, waits_ns, one)
+        if short is None:
             continue
         if not blamed[list(short.rows)].any():
             found.append(_decided(seen, one, short))
@@ -136,16 +134,17 @@ def _waits_ns(seen: Observations) -> Floats | None:
     return np.array(rows, dtype=np.float64) if len(rows) > 1 and numbers else None
 
 
-def _behind(seen: Observations, waits_ns: Floats, of: Finding) -> _Short | None:
+def _behind(inquiry: Inquiry, waits_ns: Floats, of: Finding) -> _Short | None:
     """Return who waits for a core while a finding holds, if that is why; a finding without ranks
     may be anybody's. None where ranks that do not wait are part of it, and nobody's waiting inside
     passes can explain them.
     """
+    seen = inquiry.seen
     holds = (seen.iterations >= of.first_iteration) & (seen.iterations <= of.last_iteration)
     if not holds.any():
         return None
     least_share = max(CORES.least_share, CORES.most_share * of.lost_share)
-    short = _short_of_cores(seen, waits_ns, holds, least_share)
+    short = _short_of_cores(inquiry, waits_ns, holds, least_share)
     if short is None or not of.ranks:
         return short
     rows = set(seen.members.rows_with(of.ranks))
@@ -154,11 +153,13 @@ def _behind(seen: Observations, waits_ns: Floats, of: Finding) -> _Short | None:
 
 
 def _short_of_cores(
-    seen: Observations, waits_ns: Floats, holds: Flags, least_share: float
+    inquiry: Inquiry, waits_ns: Floats, holds: Flags, least_share: float
 ) -> _Short | None:
     """Return the rows that wait for a core in the iterations `holds`, on the mean, for
-    `least_share` of these longer than usual, and for several times what is usual.
+    `least_share` of these longer than usual, and for several times what is usual; None where it
+    may be chance that they do.
     """
+    seen = inquiry.seen
     mean_ns, step_ns = waits_ns[:, holds].mean(axis=1), float(seen.iteration_ns[holds].mean())
     usual_ns = float(np.sort(mean_ns)[(len(mean_ns) - 1) // 4])  # of a half a host may be all
     is_short = mean_ns >= max(CORES.far_ratio * usual_ns, usual_ns + least_share * step_ns)
@@ -166,19 +167,28 @@ def _short_of_cores(
         return None
     beyond_ns = waits_ns[is_short].max(axis=0) - np.median(waits_ns[~is_short], axis=0)
     computing_ns = np.nan_to_num(seen.busy_ns[~is_short]).max(axis=0)
-    longest = np.isin(waits_ns.argmax(axis=0), np.flatnonzero(is_short))[holds]
+    longest = is_short[waits_ns.argmax(axis=0)][holds]
+    q_value = _chance(longest, is_short)
+    if q_value > inquiry.settings.false_discovery_rate:
+        return None
     return _Short(
         rows=tuple(np.flatnonzero(is_short).tolist()),
         own_ns=float(mean_ns[is_short].min()),
         others_ns=float(mean_ns[~is_short].max()),
         step_ns=step_ns,
         saved_ns=np.clip(beyond_ns, 0.0, np.maximum(seen.iteration_ns - computing_ns, 0.0)),
-        q_value=_chance(int(longest.sum()), len(longest), is_short),
+        q_value=q_value,
     )
 
 
-def _chance(num_longest: int, num_iterations: int, is_short: Flags) -> float:
-    chance = stats.binom.sf(num_longest - 1, num_iterations, float(is_short.mean()))
+def _chance(longest: Flags, is_short: Flags) -> float:
+    """Return the chance that as many rows, chosen afterwards, would wait longest as often, if all
+    waited alike: on cores that all share now this one waits and now that.
+
+    `longest` (iteration,) flags where one of the rows `is_short` does.
+    """
+    share = float(is_short.mean())
+    chance = stats.binom.sf(int(longest.sum()) - 1, len(longest), share)
     return min(1.0, float(chance) * len(is_short))
 
 
@@ -215,10 +225,8 @@ def _by_themselves(inquiry: Inquiry, waits_ns: Floats, blamed: Flags) -> Iterato
     longer by it.
     """
     seen, everywhere = inquiry.seen, np.ones(len(inquiry.seen.iterations), dtype=bool)
-    short = _short_of_cores(seen, waits_ns, everywhere, _runs_ahead(seen))
+    short = _short_of_cores(inquiry, waits_ns, everywhere, _runs_ahead(seen))
     if short is None or blamed[list(short.rows)].any():
-        return
-    if short.q_value > inquiry.settings.false_discovery_rate:
         return
     share = short.saved_ns / seen.iteration_ns
     if float(share.mean()) < CORES.least_share:
