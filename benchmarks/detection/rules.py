@@ -144,6 +144,8 @@ def speaks(answer: object) -> bool:
     if isinstance(answer, Answer):
         said = (answer.findings, answer.notes, answer.hides, answer.caveat, answer.unseen)
         return any(said) or (answer.slow is not None and bool(answer.slow.any()))
+    if isinstance(answer, bool):
+        return answer
     if isinstance(answer, np.ndarray):
         return bool(answer.any())
     return answer is not None if not hasattr(answer, "__len__") else len(answer) > 0
@@ -181,7 +183,7 @@ class Hearing:
         answer = original(*given, **named)
         if number == self.silenced:
             return np.zeros_like(answer)
-        if answer is True or (answer is not False and speaks(answer)):
+        if speaks(answer):
             self.heard.add(number)
         return answer
 

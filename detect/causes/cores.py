@@ -27,17 +27,15 @@ import numpy as np
 from scipy import stats
 
 from detect.causes.finding import (
-    LEFT_OPEN,
     Answer,
     Claim,
     Inquiry,
     build_finding,
     cost_ratio,
     counted_window,
-    devices_of,
+    decided,
     gain,
     rows_of_findings,
-    shared_place,
     slowed_by,
 )
 from detect.observe.observations import Observations
@@ -101,7 +99,7 @@ def search_short_of_cores(inquiry: Inquiry) -> Answer:
     waits_ns = _waits_ns(seen)
     if waits_ns is None:
         return Answer()
-    blamed, found, decided = inquiry.blamed, list[Finding](), list[Finding]()
+    blamed, found, settled = inquiry.blamed, list[Finding](), list[Finding]()
     for one in inquiry.found:
         if one.owner is not Owner.UNDECIDED or one.cause not in OPEN_CAUSES:
             continue
@@ -111,12 +109,12 @@ def search_short_of_cores(inquiry: Inquiry) -> Answer:
         if not blamed[list(short.rows)].any():
             found.append(_decided(seen, one, short))
             blamed = blamed | rows_of_findings(members, found)
-        decided.append(one)
+        settled.append(one)
     found += _by_themselves(inquiry, waits_ns, blamed)
     return Answer(
         findings=tuple(found),
         slow=rows_of_findings(members, found),
-        explains=lambda one: one in decided,
+        explains=lambda one: one in settled,
     )
 
 
@@ -194,27 +192,26 @@ def _chance(longest: Flags, is_short: Flags) -> float:
 
 def _decided(seen: Observations, of: Finding, short: _Short) -> Finding:
     """Return a finding as that of the host on which its ranks have no core."""
-    members, rows = seen.members, short.rows
-    ranks = members.ranks_of(rows)
+    rows = short.rows
     first, last = of.first_iteration, of.last_iteration
     is_all_lost = short.own_ns >= _runs_ahead(seen) * short.step_ns
     estimate = cost_ratio(seen, short.saved_ns, counted_window(seen, first, last))
     cost = max(estimate if is_all_lost else 1.0, of.step_time_cost_ratio)
     is_replayed = of.cost_is_replayed and cost == of.step_time_cost_ratio
-    return replace(
+    finding = decided(
+        seen,
         of,
-        ranks=ranks,
+        seen.members.ranks_of(rows),
         cause=Cause.HOST,
-        owner=Owner.NODE,
-        step_time_cost_ratio=cost,
-        cost_is_replayed=is_replayed,
         statement=f"{_subject(seen, rows)} {short.predicate} ({first} to {last}); "
         f"{gain(slowed_by(seen, first, last), cost, is_replayed=is_replayed)}",
-        evidence=(short.evidence, LEFT_OPEN.format(statement=of.statement)),
-        next_steps=ADVICE,
-        coordinates=shared_place(seen, rows),
-        host=", ".join(sorted(members.hosts_of(ranks))),
-        device=devices_of(members, rows),
+        evidence=(short.evidence,),
+        advice=ADVICE,
+    )
+    return replace(
+        finding,
+        step_time_cost_ratio=cost,
+        cost_is_replayed=is_replayed,
         is_pair=False,
         is_inside=False,
     )

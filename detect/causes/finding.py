@@ -570,6 +570,35 @@ def devices_of(members: Members, rows: Iterable[int]) -> str:
     )
 
 
+def decided(
+    seen: Observations,
+    of: Finding,
+    ranks: tuple[int, ...],
+    *,
+    cause: Cause,
+    statement: str,
+    evidence: tuple[str, ...],
+    advice: tuple[str, ...],
+) -> Finding:
+    """Return an undecided finding as that of the nodes of some ranks, for a cause that a reading
+    tells; what it said before ends its evidence.
+    """
+    members = seen.members
+    rows = members.rows_with(ranks)
+    return replace(
+        of,
+        ranks=ranks,
+        cause=cause,
+        owner=Owner.NODE,
+        statement=statement,
+        evidence=(*evidence, LEFT_OPEN.format(statement=of.statement)),
+        next_steps=advice,
+        coordinates=shared_place(seen, rows),
+        host=", ".join(sorted(members.hosts_of(ranks))),
+        device=devices_of(members, rows),
+    )
+
+
 def undecided(finding: Finding, why: str) -> Finding:
     """Return the finding with nobody to blame, and with the sentence that says why in evidence."""
     return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, why))

@@ -46,16 +46,14 @@ import numpy as np
 
 from detect.causes.device import GPU_ADVICE
 from detect.causes.finding import (
-    LEFT_OPEN,
     Answer,
     Claim,
     Inquiry,
     build_finding,
-    devices_of,
+    decided,
     placed_at,
     rows_of_findings,
     saved_by_compute,
-    shared_place,
 )
 from detect.causes.launching import is_host_bound
 from detect.causes.ordinary import chance_of_sound, reach_of_sound
@@ -251,7 +249,7 @@ def search_held_clocks(inquiry: Inquiry) -> Answer:
     if members.device_kind == "cpu" or not seen.counters:
         return Answer()
     known = inquiry.blamed
-    found, decided = [], list[Finding]()
+    found, settled = [], list[Finding]()
     for one in inquiry.found:
         is_open = one.owner is Owner.UNDECIDED and one.cause is Cause.STAGE_IMBALANCE
         if not is_open or known[list(members.rows_with(one.ranks))].any():
@@ -259,11 +257,11 @@ def search_held_clocks(inquiry: Inquiry) -> Answer:
         low = _held(seen, one)
         if low:
             found.append(_finding_of_stage(seen, one, low))
-            decided.append(one)
+            settled.append(one)
     return Answer(
         findings=tuple(found),
         slow=rows_of_findings(members, found),
-        explains=lambda one: one in decided,
+        explains=lambda one: one in settled,
     )
 
 
@@ -288,21 +286,17 @@ def _held(seen: Observations, of: Finding) -> dict[int, str]:
 
 def _finding_of_stage(seen: Observations, of: Finding, low: dict[int, str]) -> Finding:
     """Return a finding as that of the devices whose clocks are low."""
-    members, ranks = seen.members, tuple(sorted(low))
-    rows = members.rows_with(ranks)
+    ranks = tuple(sorted(low))
     verb, whose = ("computes", "its clock is") if len(ranks) == 1 else ("compute", "clocks are")
-    return replace(
+    finding = decided(
+        seen,
         of,
-        ranks=ranks,
+        ranks,
         cause=Cause.COMPUTE,
-        owner=Owner.NODE,
         statement=f"{ranks_text(ranks)} {verb} {times(of.slowdown)} slower than others: {whose} "
         f"held down; without that the job would be "
         f"{times(of.step_time_cost_ratio)} as fast",
-        evidence=(*dict.fromkeys(low.values()), LEFT_OPEN.format(statement=of.statement)),
-        next_steps=GPU_ADVICE,
-        coordinates=shared_place(seen, rows),
-        host=", ".join(sorted(members.hosts_of(ranks))),
-        device=devices_of(members, rows),
-        is_read=True,
+        evidence=tuple(dict.fromkeys(low.values())),
+        advice=GPU_ADVICE,
     )
+    return replace(finding, is_read=True)

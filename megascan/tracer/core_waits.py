@@ -52,7 +52,8 @@ class CoreWaits:
     def close(self) -> None:
         """Close all files."""
         for file in self._files.values():
-            os.close(file)
+            with suppress(OSError):  # the trainer may have closed all files
+                os.close(file)
         self._files = {}
 
     def _look_for_threads(self) -> None:

@@ -140,8 +140,7 @@ class Window:
     """A finished window on its way to the file; `timed` are the iterations since the last window.
 
     `layers` are the layers whose modules were recorded, by iteration; for iterations that it does
-    not name, all layers. `tokens`, `kinds` and `core_waits` are as in a
-    WindowRecord.
+    not name, all layers. `tokens`, `kinds` and `core_waits` are as in a WindowRecord.
     """
 
     first_iteration: int
