@@ -244,10 +244,10 @@ def _calls(bench: _Bench) -> Costs:
         with tracer.span("own", "compute", microbatch=1):
             pass
 
-    def of_cores() -> None:
+    def of_threads() -> None:
         if tracer.active:
-            tracer.core_waits.begin()
-            tracer.core_waits.end()
+            tracer.threads.begin()
+            tracer.threads.end()
 
     calls: dict[str, Callable[[], object]] = {
         "forward of a module": lambda: module(layer, 1),
@@ -255,7 +255,7 @@ def _calls(bench: _Bench) -> Costs:
         "span of the trainer's own": own_span,
         "forward step of the schedule": lambda: forward(None, None, 1, config, 2),
         "backward step of the schedule": lambda: backward(None, 1, None, 1, config),
-        "waits for a core, an iteration": of_cores,
+        "what threads do, an iteration": of_threads,
     }
     return {name: bench.cost_ns(call) for name, call in calls.items()}
 

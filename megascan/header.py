@@ -410,8 +410,8 @@ class WindowRecord:
     """End mark of a finished window: its iterations and how many spans stand before it.
     `granularity` and `interval` are those of this window, which a budget may have lowered ("" and 0
     in traces that do not say). `num_dropped` counts spans, of this window and of windows lost
-    before it. `counters` holds device readings of the window (clock, power, temperature …) by name,
-    empty on the CPU. On a GPU its clock was tied to the host's at both ends, within
+    before it. `counters` holds device readings of the window (clock, power, links, other processes
+    …) by name, empty on the CPU. On a GPU its clock was tied to the host's at both ends, within
     `tie_width_ns`; `drift_ppm` is how much faster it ran between them.
     `tokens` are the fewest and the most that the first chunk got for a microbatch in any pass; none
     where that is not known, or is not all that a pass's length depends on (packed sequences).
@@ -420,7 +420,8 @@ class WindowRecord:
     `kinds` are digests of what layers are made of, with the numbers of those that are alike ("" of
     layers whose work the data decide); none where that is not known.
     `core_waits` are [iteration, ns] of the traced iterations: for how long the threads that launch
-    the rank's work could have run and had no core; none where the kernel does not tell.
+    the rank's work could have run and had no core; `other_threads` for how long other threads
+    of Python in its process ran; none where the kernel does not tell.
     `timings` are [iteration, activity, duration in ns] of iterations since the last record, traced
     ones and some that were not: what tracing costs is measured by them (megascan.overhead).
     """
@@ -440,16 +441,17 @@ class WindowRecord:
     layers: tuple[tuple[int, tuple[int, ...]], ...] = ()
     kinds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     core_waits: tuple[tuple[int, int], ...] = ()
+    other_threads: tuple[tuple[int, int], ...] = ()
     timings: tuple[tuple[int, int, int], ...] = ()
 
     def to_json(self) -> dict[str, Json]:
         """Return the `args` of the window event, without copying values.
 
-        Kinds of layers and waits for a core are left out where none is known, as in the files of
+        Kinds of layers and what threads did are left out where nothing is known, as in the files of
         older MegaScans, which read nothing that they do not know.
         """
         record = dict(vars(self))
-        for name in ("kinds", "core_waits"):
+        for name in ("kinds", "core_waits", "other_threads"):
             if not record[name]:
                 del record[name]
         return record
@@ -488,6 +490,7 @@ def _tuples_in_window(fields: dict[str, Any]) -> dict[str, Any]:
         **fields,
         "timings": tuple(tuple(timing) for timing in fields.get("timings", ())),
         "core_waits": tuple(tuple(wait) for wait in fields.get("core_waits", ())),
+        "other_threads": tuple(tuple(run) for run in fields.get("other_threads", ())),
         "tokens": tuple(fields.get("tokens", ())),
         "kinds": {kind: tuple(layers) for kind, layers in fields.get("kinds", {}).items()},
         "layers": tuple(

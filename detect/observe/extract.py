@@ -11,7 +11,7 @@ kernels of a profile         all of the above that passes would tell (detect.obs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -54,7 +54,7 @@ from detect.whatif.marks import replayed_spans
 from detect.whatif.savings import ReplayedCosts
 from detect.whatif.traced import replay_of_timeline
 from megascan.arrays import Floats, Integers, combine
-from megascan.header import RESTARTING_CLOCK, Trainer
+from megascan.header import RESTARTING_CLOCK, Trainer, WindowRecord
 from megascan.schema import Granularity
 from megascan.timeline import ShardedTimeline, Timeline
 
@@ -156,7 +156,8 @@ def _as_windows_say(seen: Observations, timeline: Timeline) -> Observations:
         has_even_data=_has_even_data(timeline, tokens),
         tokens=tokens,
         counters=typical_readings(timeline),
-        core_waits=_core_waits(timeline),
+        core_waits=_by_iteration(timeline, lambda window: window.core_waits),
+        other_threads=_by_iteration(timeline, lambda window: window.other_threads),
     )
 
 
@@ -450,12 +451,14 @@ def _tokens(timeline: Timeline) -> dict[int, int]:
     return found
 
 
-def _core_waits(timeline: Timeline) -> dict[int, dict[int, int]]:
-    """Return for how long ranks' threads had no core, by rank and iteration; of ranks that tell."""
+def _by_iteration(
+    timeline: Timeline, pairs_of: Callable[[WindowRecord], Iterable[tuple[int, int]]]
+) -> dict[int, dict[int, int]]:
+    """Return what windows say of each iteration, by rank and iteration; of ranks that tell."""
     return {
-        rank: waits
+        rank: told
         for rank, windows in timeline.windows.items()
-        if (waits := dict(wait for window in windows for wait in window.core_waits))
+        if (told := dict(pair for window in windows for pair in pairs_of(window)))
     }
 
 

@@ -587,6 +587,8 @@ class Observations:
     core_waits: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     """By rank and iteration: for how many ns the threads that launch its work could have run and
     had no core. Of ranks that tell, in a rank file on Linux."""
+    other_threads: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    """By rank and iteration: for how many ns other threads of Python in its process ran."""
     alignment: ClockAgreement | None = None
     completeness: Mapping[str, Json] = field(default_factory=dict)
     probes: Probes | None = None

@@ -7,8 +7,9 @@ Owns what happens between the call `tracer.add(...)` and the bytes of the rank f
     tracer.py      which iterations are traced, the spans of the open window: start reading here
     timer.py       marks and spans; the timer of work on the CPU
     cuda.py        the timer of work on a GPU: events, and their way onto the host's clock
+    nvml.py        what a GPU says of itself: clock, power, links, who else computes on it
     writer.py      the background thread: from a finished window to lines of the file
-    core_waits.py  for how long a rank's threads had no core
+    threads.py     for how long a rank's threads had no core, and others of it ran
     lookout.py     where this rank stands when training stands still
     budget.py      with --trace-budget: fewer layers, then base, then fewer windows
     switch.py      with --trace-armed: on and off while the job runs, by a file or a signal

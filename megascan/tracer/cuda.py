@@ -2,7 +2,7 @@
 
     CudaTimer      the timer: marks are events, recorded on the stream that training uses
     DeviceTimes    the times of a window's events on the host's clock
-    TorchDevice    the GPU of this process, as torch.cuda shows it; Nvml reads clock, power, heat
+    TorchDevice    the GPU of this process, as torch.cuda shows it
 
 Nothing here waits for the device inside a traced iteration. Events are recorded on the current
 stream while training runs, and read back by the writer's thread after the window.
@@ -29,22 +29,19 @@ a Python layer above them (`benchmarks.hot_path --cold`).
 from __future__ import annotations
 
 import bisect
-import contextlib
-import importlib
 import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from operator import itemgetter
-from types import ModuleType
 from typing import Protocol, TypeAlias, cast
 
 import torch
 
 from megascan.rankfile import SpanRecord
 from megascan.schema import Track
+from megascan.tracer.nvml import Nvml
 from megascan.tracer.timer import (
     AsyncWork,
     ClockCheck,
@@ -56,51 +53,6 @@ from megascan.tracer.timer import (
     no_step,
     now_ns,
 )
-
-_LEAST_NS_BETWEEN_READINGS = 500_000_000
-"""A reading keeps the driver busy for a millisecond, and training's launches need the driver, too.
-"""
-
-
-class Nvml:
-    """NVML's readings of a device, by its UUID; none without the pynvml package or a driver."""
-
-    def __init__(self, uuid: str) -> None:
-        self._readings: dict[str, Callable[[], float]] = {}
-        self._read_at_ns: int | None = None
-        with contextlib.suppress(Exception):  # absent package, driver or permission
-            nvml = importlib.import_module("pynvml")
-            nvml.nvmlInit()
-            self._readings = _readings_of(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
-
-    def read(self) -> dict[str, float]:
-        """Read the device; return nothing if it was read within the last half second.
-
-        Readings that the device does not support are left out.
-        """
-        now = now_ns()
-        if self._read_at_ns is not None and now - self._read_at_ns < _LEAST_NS_BETWEEN_READINGS:
-            return {}
-        self._read_at_ns = now
-        values: dict[str, float] = {}
-        for name, reading in self._readings.items():
-            with contextlib.suppress(Exception):  # NVMLError_NotSupported, a lost device
-                values[name] = float(reading())
-        return values
-
-
-def _readings_of(nvml: ModuleType, handle: object) -> dict[str, Callable[[], float]]:
-    clock, temperature = nvml.NVML_CLOCK_SM, nvml.NVML_TEMPERATURE_GPU
-    reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or (
-        nvml.nvmlDeviceGetCurrentClocksThrottleReasons  # its name before driver 535
-    )
-    return {
-        "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, clock),
-        "sm_clock_max_mhz": cache(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, clock)),
-        "clock_event_reasons": lambda: reasons(handle),
-        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, temperature),
-    }
 
 
 class DeviceEvent(Protocol):
@@ -511,7 +463,7 @@ class TorchDevice:
             event.record(stream)
 
     def counters(self) -> dict[str, float]:
-        """Read clock, power and temperature."""
+        """Read what NVML says of it."""
         return self._nvml.read()
 
 

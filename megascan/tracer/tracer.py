@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 from megascan.config import LEAST_LAYERS, TraceConfig
 from megascan.header import Activity
 from megascan.schema import Granularity, Kind, Track
-from megascan.tracer.core_waits import CoreWaits
+from megascan.tracer.threads import Threads, ThreadTimes
 from megascan.tracer.timer import Arguments, AsyncWork, Mark, Span, Timer, WindowTimes, track_of
 from megascan.tracer.writer import MAX_WAITING_WINDOWS, TimedIteration, TraceWriter, Voice, Window
 from megascan.vocabulary import ITERATION
@@ -159,7 +159,7 @@ class IterationScope(_Scope):
         """Open the iteration."""
         self._entered = self._tracer.mark()
         self._first_span = self._tracer.begin_iteration(self._number)
-        self._tracer.core_waits.begin()
+        self._tracer.threads.begin()
         self._begin = self._tracer.mark()
 
     def end(self, failed: bool) -> None:
@@ -168,7 +168,7 @@ class IterationScope(_Scope):
         if failed:
             tracer.abandon_iteration(self._first_span)
         elif tracer.active:
-            tracer.note_core_wait(self._number, tracer.core_waits.end())
+            tracer.note_threads(self._number, tracer.threads.end())
             tracer.end_iteration(self._begin)
             tracer.add_timing(self._number, Activity.TRACED, self._entered)
 
@@ -258,8 +258,8 @@ class RecordingTracer(Tracer):
     layers: LayerTurns
     """Layers whose modules are recorded in this iteration."""
 
-    core_waits: CoreWaits
-    """For how long the threads of this rank wait for a core."""
+    threads: Threads
+    """For how long this rank's threads wait for a core, and others of it run."""
 
     _timer: Timer
     _writer: TraceWriter
@@ -267,8 +267,9 @@ class RecordingTracer(Tracer):
     def __init__(self, config: TraceConfig) -> None:
         self._config = config
         self.layers = LayerTurns()
-        self.core_waits = CoreWaits()
+        self.threads = Threads()
         self._core_waits: list[tuple[int, int]] = []
+        self._other_threads: list[tuple[int, int]] = []
         self._sampled: list[tuple[int, tuple[int, ...]]] = []
         self._tokens: set[int] = set()
         self._kinds: dict[str, tuple[int, ...]] = {}
@@ -456,7 +457,7 @@ class RecordingTracer(Tracer):
         # Listeners keep models and process groups, and a group that outlives torch aborts the
         # process.
         self._listeners.clear()
-        self.core_waits.close()
+        self.threads.close()
         try:
             self._close_writer()
         except Exception as error:
@@ -508,10 +509,13 @@ class RecordingTracer(Tracer):
         """Note how long an iteration took, until now."""
         self._timed.append((number, activity, begin, self.mark()))
 
-    def note_core_wait(self, number: int, waited_ns: int | None) -> None:
-        """Note for how long an iteration's threads had no core; None where nobody tells."""
-        if waited_ns is not None:
-            self._core_waits.append((number, waited_ns))
+    def note_threads(self, number: int, times: ThreadTimes | None) -> None:
+        """Note for how long an iteration's threads had no core, and for how long others ran; None
+        where nobody tells.
+        """
+        if times is not None:
+            self._core_waits.append((number, times.waited_ns))
+            self._other_threads.append((number, times.others_ns))
 
     def note_tokens(self, count: int) -> None:
         """Note how many tokens a pass gets; 0 if the number is unknown, or does not tell all."""
@@ -579,12 +583,14 @@ class RecordingTracer(Tracer):
             timed=tuple(self._timed),
             layers=tuple(self._sampled),
             core_waits=tuple(self._core_waits),
+            other_threads=tuple(self._other_threads),
             kinds=dict(self._kinds),
             tokens=_fewest_and_most(self._tokens),
         )
         self._spans = []
         self._sampled = []
         self._core_waits = []
+        self._other_threads = []
         self._tokens = set()
         self._timed.clear()
         self._window_open = False

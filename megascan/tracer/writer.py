@@ -140,7 +140,8 @@ class Window:
     """A finished window on its way to the file; `timed` are the iterations since the last window.
 
     `layers` are the layers whose modules were recorded, by iteration; for iterations that it does
-    not name, all layers. `tokens`, `kinds` and `core_waits` are as in a WindowRecord.
+    not name, all layers. `tokens`, `kinds`, `core_waits` and `other_threads` are
+    as in a WindowRecord.
     """
 
     first_iteration: int
@@ -157,6 +158,7 @@ class Window:
     tokens: tuple[int, ...] = ()
     kinds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     core_waits: tuple[tuple[int, int], ...] = ()
+    other_threads: tuple[tuple[int, int], ...] = ()
 
 
 class TraceWriter:
@@ -323,6 +325,7 @@ class TraceWriter:
             kinds=window.kinds,
             layers=tuple(window.layers),
             core_waits=window.core_waits,
+            other_threads=window.other_threads,
             timings=tuple(
                 (timed[0], int(timed[1]), duration_ns)
                 for timed, duration_ns in zip(window.timed, durations, strict=True)

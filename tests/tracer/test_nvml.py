@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from megascan.tracer import cuda
-from megascan.tracer.cuda import Nvml
+from megascan.tracer import nvml
+from megascan.tracer.nvml import Nvml
 
 UUID = "GPU-3f9a"
 
@@ -27,7 +28,25 @@ def make_package(reasons="nvmlDeviceGetCurrentClocksEventReasons"):
     setattr(package, reasons, lambda handle: 0x8)
     package.nvmlDeviceGetPowerUsage = lambda handle: 612_345  # mW
     package.nvmlDeviceGetTemperature = lambda handle, sensor: 71
+    package.nvmlDeviceGetCurrPcieLinkWidth = lambda handle: 8
+    package.nvmlDeviceGetMaxPcieLinkWidth = lambda handle: 16
+    package.nvmlDeviceGetCurrPcieLinkGeneration = lambda handle: 4
+    package.nvmlDeviceGetMaxPcieLinkGeneration = lambda handle: 5
+    package.NVMLError, package.NVML_NVLINK_MAX_LINKS = NotSupportedError, 18
+    package.nvmlDeviceGetNvLinkState = link_state
+    package.nvmlDeviceGetComputeRunningProcesses = lambda handle: [process(os.getpid())]
     return package
+
+
+def process(pid, share=None):
+    return SimpleNamespace(pid=pid, smUtil=share)
+
+
+def link_state(handle, link):
+    """Twelve links, of which one is down."""
+    if link >= 12:
+        raise NotSupportedError
+    return int(link != 3)
 
 
 READINGS = {
@@ -36,6 +55,12 @@ READINGS = {
     "clock_event_reasons": 8.0,
     "power_w": 612.345,
     "temperature_c": 71.0,
+    "pcie_lanes": 8.0,
+    "pcie_lanes_max": 16.0,
+    "pcie_generation": 4.0,
+    "pcie_generation_max": 5.0,
+    "nvlinks_up": 11.0,
+    "others_sm_percent": 0.0,
 }
 
 
@@ -59,10 +84,56 @@ def test_a_reading_that_the_device_lacks_is_left_out(monkeypatch):
     assert set(READINGS) - set(Nvml(UUID).read()) == {"power_w"}
 
 
+def test_a_device_without_nvlinks_has_no_number_of_them(monkeypatch):
+    package = make_package()
+
+    def refuse(handle, link):
+        raise NotSupportedError
+
+    package.nvmlDeviceGetNvLinkState = refuse
+    monkeypatch.setitem(sys.modules, "pynvml", package)
+    assert set(READINGS) - set(Nvml(UUID).read()) == {"nvlinks_up"}
+
+
+@pytest.mark.parametrize(
+    ("shares", "others"),
+    [
+        ({"own": [70, 72], "hog": [27, 29]}, 28.0),
+        ({"own": [10], "hog": [60], "another": [30]}, 90.0),
+        ({"hog": [60]}, 60.0),  # this one did nothing meanwhile
+        ({"foreign": [27], "unknown": [73]}, 27.0),  # numbers of another namespace
+    ],
+)
+def test_what_other_processes_take_of_the_device(monkeypatch, shares, others):
+    package, pids = make_package(), {"own": os.getpid(), "hog": 4, "another": 5}
+    samples = [
+        process(pids.get(name, hash(name)), share)
+        for name, values in shares.items()
+        for share in values
+    ]
+    running = [process(os.getpid())] if "hog" in shares else []
+    package.nvmlDeviceGetComputeRunningProcesses = lambda handle: [*running, *samples]
+    package.nvmlDeviceGetProcessUtilization = lambda handle, since_us: samples
+    monkeypatch.setitem(sys.modules, "pynvml", package)
+    assert Nvml(UUID).read()["others_sm_percent"] == others
+
+
+def test_others_that_do_nothing_are_not_read(monkeypatch):
+    package = make_package()
+
+    def find_nothing(handle, since_us):
+        raise NotSupportedError  # NVMLError_NotFound
+
+    package.nvmlDeviceGetComputeRunningProcesses = lambda handle: [process(1), process(2)]
+    package.nvmlDeviceGetProcessUtilization = find_nothing
+    monkeypatch.setitem(sys.modules, "pynvml", package)
+    assert "others_sm_percent" not in Nvml(UUID).read()
+
+
 def test_short_windows_share_a_reading(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", make_package())
     now_ms = [0]
-    monkeypatch.setattr(cuda, "now_ns", lambda: now_ms[0] * 1_000_000)
+    monkeypatch.setattr(nvml, "now_ns", lambda: now_ms[0] * 1_000_000)
     device, found = Nvml(UUID), []
     for now_ms[0] in (0, 100, 499, 500, 900, 1001):
         found.append(bool(device.read()))

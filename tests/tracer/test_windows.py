@@ -16,6 +16,7 @@ from megascan.instrument import start
 from megascan.instrument.megatron import GarbageCollections
 from megascan.schema import Kind, Track
 from megascan.tracer import TraceWriter
+from megascan.tracer.threads import ThreadTimes
 from megascan.tracer.tracer import MAX_TIMED_BETWEEN
 
 
@@ -65,16 +66,17 @@ def test_a_window_says_how_many_tokens_passes_got(make_tracer, read_rank_file, n
     assert [window["tokens"] for window in read_rank_file(path).windows] == [written, [64, 64]]
 
 
-def test_a_window_says_for_how_long_threads_had_no_core(make_tracer, read_rank_file):
+def test_a_window_says_what_threads_did(make_tracer, read_rank_file):
     tracer, path = make_tracer(interval=3, window=2)
-    waits = iter([40, None, 7])
-    tracer.core_waits.end = lambda: next(waits)
+    times = iter([ThreadTimes(40, 900), None, ThreadTimes(7, 0)])
+    tracer.threads.end = lambda: next(times)
     train(tracer, [1, 2, 3, 4])
     with pytest.raises(ZeroDivisionError), tracer.iteration(5):
         raise ZeroDivisionError
     tracer.close()
     windows = read_rank_file(path).windows
     assert [window.get("core_waits") for window in windows] == [[[1, 40]], [[4, 7]]]
+    assert [window.get("other_threads") for window in windows] == [[[1, 900]], [[4, 0]]]
 
 
 def test_training_that_ends_inside_a_window_leaves_a_shorter_one(make_tracer, read_rank_file):

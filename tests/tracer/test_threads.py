@@ -1,4 +1,4 @@
-"""For how long a rank's launching threads had no core: read from the kernel's own account."""
+"""What a rank's threads did: read from the kernel's own account."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from megascan.tracer import core_waits
-from megascan.tracer.core_waits import CoreWaits
+from megascan.tracer import threads
+from megascan.tracer.threads import Threads, ThreadTimes
 
 SPIN = "while True: pass"
 
@@ -24,11 +24,11 @@ class Tasks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def thread(self, number: int, name: str, waited_ns: int) -> None:
+    def thread(self, number: int, name: str, waited_ns: int, ran_ns: int = 123_456) -> None:
         files = self.folder / str(number)
         files.mkdir(exist_ok=True)
         (files / "comm").write_text(f"{name}\n")
-        (files / "schedstat").write_text(f"123456 {waited_ns} 7\n")
+        (files / "schedstat").write_text(f"{ran_ns} {waited_ns} 7\n")
 
     def end(self, number: int) -> None:
         for file in (self.folder / str(number)).iterdir():
@@ -38,7 +38,7 @@ class Tasks:
 
 @pytest.fixture
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tasks:
-    monkeypatch.setattr(core_waits, "_TASKS", tmp_path)
+    monkeypatch.setattr(threads, "_TASKS", tmp_path)
     return Tasks(tmp_path)
 
 
@@ -50,44 +50,106 @@ def test_the_training_thread_and_those_of_backward_passes_count_and_no_others(ta
     tasks.thread(own(), "python", 100)
     tasks.thread(2, "pt_autograd_0", 1_000)
     tasks.thread(3, "pt_data_worker", 10_000)
-    waits = CoreWaits()
+    waits = Threads()
     waits.begin()
-    tasks.thread(own(), "python", 105)
-    tasks.thread(2, "pt_autograd_0", 1_070)
-    tasks.thread(3, "pt_data_worker", 90_000)
-    assert waits.end() == 75
+    tasks.thread(own(), "python", 105, ran_ns=900_000)
+    tasks.thread(2, "pt_autograd_0", 1_070, ran_ns=900_000)
+    tasks.thread(3, "pt_data_worker", 90_000, ran_ns=900_000)
+    assert waits.end() == ThreadTimes(75, 0)
     waits.begin()
-    assert waits.end() == 0
+    assert waits.end() == ThreadTimes(0, 0)
     waits.close()
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """The numbers of another thread of Python, and of the tracer's writer, while the test lasts."""
+    ended = threading.Event()
+    others = [
+        threading.Thread(target=ended.wait, name=name) for name in ("logger", "megascan-writer")
+    ]
+    for thread in others:
+        thread.start()
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), *others])
+    yield others[0].native_id, others[1].native_id
+    ended.set()
+    for thread in others:
+        thread.join()
+
+
+def test_other_threads_of_python_count_by_how_long_they_run(tasks, beside):
+    logger, writer = beside
+    tasks.thread(own(), "python", 100)
+    tasks.thread(logger, "python", 10_000)
+    tasks.thread(writer, "python", 10_000)
+    running = Threads()
+    running.begin()
+    for number in (own(), logger, writer):
+        tasks.thread(number, "python", 10_000, ran_ns=123_456 + 80)
+    assert running.end() == ThreadTimes(9_900, 80)
+    tasks.end(logger)
+    running.begin()
+    assert running.end() == ThreadTimes(0, 0)
+    running.close()
+
+
+def test_threads_of_the_tracer_do_not_count(make_tracer):
+    """Their names say whose they are."""
+    before = set(threading.enumerate())
+    tracer, _ = make_tracer(interval=3, window=2)
+    started = [one for one in threading.enumerate() if one not in before]
+    assert started
+    assert {str(one.native_id) for one in started} & threads._others_of_python() == set()
+    tracer.close()
+
+
+def test_a_thread_that_computes_in_python_runs_for_most_of_the_time():
+    ended = threading.Event()
+
+    def compute() -> None:
+        while not ended.is_set():
+            pass
+
+    other = threading.Thread(target=compute)
+    other.start()
+    running, begin_s = Threads(), time.monotonic()
+    running.begin()
+    time.sleep(0.5)
+    times, taken_s = running.end(), time.monotonic() - begin_s
+    ended.set()
+    other.join()
+    running.close()
+    assert times is not None
+    assert 0.25 < times.others_ns / 1e9 / taken_s < 1.05
 
 
 def test_what_a_thread_waited_before_it_was_known_does_not_count(tasks):
     tasks.thread(own(), "python", 100)
-    waits = CoreWaits()
+    waits = Threads()
     waits.begin()
     tasks.thread(2, "pt_autograd_0", 5_000)  # the first backward pass starts it
-    assert waits.end() == 0
+    assert waits.end() == ThreadTimes(0, 0)
     waits.begin()
     tasks.thread(2, "pt_autograd_0", 5_300)
-    assert waits.end() == 300
+    assert waits.end() == ThreadTimes(300, 0)
     waits.close()
 
 
 def test_a_thread_that_has_ended_is_forgotten(tasks):
     tasks.thread(own(), "python", 100)
     tasks.thread(2, "pt_autograd_0", 1_000)
-    waits = CoreWaits()
+    waits = Threads()
     waits.begin()
     tasks.end(2)
     waits.begin()
     tasks.thread(own(), "python", 140)
-    assert waits.end() == 40
+    assert waits.end() == ThreadTimes(40, 0)
     waits.close()
 
 
 @pytest.mark.parametrize("words", ["", "no numbers here\n", "12\n"])
 def test_a_kernel_that_does_not_tell_is_no_error(tasks, words):
-    waits = CoreWaits()
+    waits = Threads()
     waits.begin()
     assert waits.end() is None  # no such folder of this thread
     tasks.thread(own(), "python", 0)
@@ -99,8 +161,8 @@ def test_a_kernel_that_does_not_tell_is_no_error(tasks, words):
 
 
 def test_a_system_without_proc_is_no_error(tasks, monkeypatch):
-    monkeypatch.setattr(core_waits, "_TASKS", tasks.folder / "nowhere")
-    waits = CoreWaits()
+    monkeypatch.setattr(threads, "_TASKS", tasks.folder / "nowhere")
+    waits = Threads()
     waits.begin()
     assert waits.end() is None
 
@@ -115,18 +177,18 @@ def test_a_thread_that_shares_its_core_waits_for_about_half_of_the_time():
     other = subprocess.Popen([sys.executable, "-c", SPIN])
     try:
         time.sleep(0.2)  # it starts
-        waits, begin_s = CoreWaits(), time.monotonic()
+        waits, begin_s = Threads(), time.monotonic()
         waits.begin()
         while time.monotonic() < begin_s + 1.0:
             pass
-        waited_ns, taken_s = waits.end(), time.monotonic() - begin_s
+        times, taken_s = waits.end(), time.monotonic() - begin_s
         waits.close()
     finally:
         other.kill()
         other.wait()
         os.sched_setaffinity(0, allowed)
-    assert waited_ns is not None
-    assert 0.2 < waited_ns / 1e9 / taken_s < 0.95
+    assert times is not None
+    assert 0.2 < times.waited_ns / 1e9 / taken_s < 0.95
 
 
 @pytest.fixture
@@ -146,13 +208,13 @@ def quota() -> Iterator[Path]:
 def test_a_quota_of_cpu_time_counts(quota):
     words = f"""
 import pathlib, time
-from megascan.tracer.core_waits import CoreWaits
+from megascan.tracer.threads import Threads
 pathlib.Path({str(quota)!r}, "cgroup.procs").write_text("0")
-waits, begin = CoreWaits(), time.monotonic()
+waits, begin = Threads(), time.monotonic()
 waits.begin()
 while time.monotonic() < begin + 1.0:
     pass
-print(waits.end() / 1e9 / (time.monotonic() - begin))
+print(waits.end().waited_ns / 1e9 / (time.monotonic() - begin))
 """
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
     assert 0.4 < float(done.stdout) < 0.9
