@@ -208,13 +208,22 @@ def _search_far_loaders(inquiry: Inquiry) -> Answer:
     return search_far_loaders(inquiry)
 
 
-def _search_short_of_cores(inquiry: Inquiry) -> Answer:
-    """Search hosts whose cores others take, where waits for a core were recorded."""
+def _search_held_up(inquiry: Inquiry) -> Answer:
+    """Search ranks whose threads have no core or are held up, where that was recorded."""
     if not inquiry.seen.core_waits:
         return Answer()
-    from detect.causes.cores import search_short_of_cores
+    from detect.causes.held_up import search_held_up
 
-    return search_short_of_cores(inquiry)
+    return search_held_up(inquiry)
+
+
+def _search_shared_devices(inquiry: Inquiry) -> Answer:
+    """Search devices on which other processes compute, where that was read."""
+    if not inquiry.seen.counters:
+        return Answer()
+    from detect.causes.shared_devices import search_shared_devices
+
+    return search_shared_devices(inquiry)
 
 
 def _search_low_clocks(inquiry: Inquiry) -> Answer:
@@ -259,7 +268,8 @@ FAR_LOADERS = CauseSpec(cause=Cause.LOADER, search=_search_far_loaders)
 SPARED = CauseSpec(cause=Cause.COMPUTE, search=_search_spared)
 BY_TOKENS = CauseSpec(cause=Cause.COMPUTE, search=_search_by_tokens)
 HELD_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_held_clocks)
-SHORT_OF_CORES = CauseSpec(cause=Cause.HOST, search=_search_short_of_cores)
+SHARED_DEVICES = CauseSpec(cause=Cause.COMPUTE, search=_search_shared_devices)
+HELD_UP = CauseSpec(cause=Cause.HOST, search=_search_held_up)
 LOW_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_low_clocks)
 CORRUPTION = CauseSpec(cause=Cause.CORRUPTION, search=_search_corruption)
 
@@ -304,7 +314,8 @@ CAUSES: tuple[CauseSpec, ...] = (
     unexplained.AWAITED,
     everywhere.STOPS,
     everywhere.UNEVEN,
-    SHORT_OF_CORES,
+    SHARED_DEVICES,
+    HELD_UP,
 )
 
 WITHOUT_WORK = (
@@ -323,7 +334,8 @@ WITHOUT_WORK = (
     nvlinks.UNMATCHED,
     CORRUPTION,
     unexplained.AWAITED,
-    SHORT_OF_CORES,
+    SHARED_DEVICES,
+    HELD_UP,
 )
 """What is asked where no rank's computing can be compared: lost time and transfers still can.
 Example: sequences of all lengths, so no two ranks launch the same kernels; two of sixteen devices

@@ -422,6 +422,9 @@ class WindowRecord:
     `core_waits` are [iteration, ns] of the traced iterations: for how long the threads that launch
     the rank's work could have run and had no core; `other_threads` for how long other threads
     of Python in its process ran; none where the kernel does not tell.
+    `connections` are [own address, other address, bytes, us, segments, us] of TCP connections with
+    other hosts: what they have carried, for how long some of it was on its way and the other end
+    had room, how many segments were sent again, and over what time all this was counted.
     `timings` are [iteration, activity, duration in ns] of iterations since the last record, traced
     ones and some that were not: what tracing costs is measured by them (megascan.overhead).
     """
@@ -442,16 +445,17 @@ class WindowRecord:
     kinds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     core_waits: tuple[tuple[int, int], ...] = ()
     other_threads: tuple[tuple[int, int], ...] = ()
+    connections: tuple[tuple[str, str, int, int, int, int], ...] = ()
     timings: tuple[tuple[int, int, int], ...] = ()
 
     def to_json(self) -> dict[str, Json]:
         """Return the `args` of the window event, without copying values.
 
-        Kinds of layers and what threads did are left out where nothing is known, as in the files of
-        older MegaScans, which read nothing that they do not know.
+        Kinds of layers and what the system counts are left out where nothing is known, as in the
+        files of older MegaScans, which read nothing that they do not know.
         """
         record = dict(vars(self))
-        for name in ("kinds", "core_waits", "other_threads"):
+        for name in ("kinds", "core_waits", "other_threads", "connections"):
             if not record[name]:
                 del record[name]
         return record
@@ -491,6 +495,7 @@ def _tuples_in_window(fields: dict[str, Any]) -> dict[str, Any]:
         "timings": tuple(tuple(timing) for timing in fields.get("timings", ())),
         "core_waits": tuple(tuple(wait) for wait in fields.get("core_waits", ())),
         "other_threads": tuple(tuple(run) for run in fields.get("other_threads", ())),
+        "connections": tuple(tuple(one) for one in fields.get("connections", ())),
         "tokens": tuple(fields.get("tokens", ())),
         "kinds": {kind: tuple(layers) for kind, layers in fields.get("kinds", {}).items()},
         "layers": tuple(

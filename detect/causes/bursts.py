@@ -190,7 +190,8 @@ def _worth_naming(members: Members, burst: Burst, finding: Finding) -> Finding:
     if cost < ORDINARY.worthwhile_ratio and not (is_sure or burst.is_one_speed):
         return undecided(finding, HARDLY_SURE)
     is_alone = len(members.rows_of_stage(int(members.stage[burst.row]))) == 1
-    return undecided(finding, ALONE) if is_alone and cost < ORDINARY.small_gain_ratio else finding
+    is_little = cost < ORDINARY.small_gain_ratio or finding.slowdown < BURSTS.least_of_lone_ratio
+    return undecided(finding, ALONE) if is_alone and is_little else finding
 
 
 def _pauses(inquiry: Inquiry) -> list[Burst]:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 
 REASONS_NAME = "clock_event_reasons"
+OTHERS_NAME = "others_sm_percent"
 REASONS = {
     0x1: "idle",
     0x2: "application clocks setting",
@@ -107,7 +108,11 @@ def typical_readings(timeline: Timeline) -> dict[int, dict[str, float]]:
 
 
 def _typical(name: str, values: Sequence[float]) -> float:
-    """Return the median; of the mask of reasons the bits that are set in more than half of them."""
+    """Return the median; the mean of a share of time, which comes and goes; of the mask of reasons
+    the bits that are set in more than half of them.
+    """
+    if name == OTHERS_NAME:
+        return float(np.mean(values))
     if name != REASONS_NAME:
         return float(np.median(values))
     masks = np.array(values, dtype=np.int64)

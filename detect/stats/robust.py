@@ -45,6 +45,13 @@ def mean(values: Floats, axis: int | None = None) -> Floats:
         return np.asarray(given.sum(axis=axis) / (~missing).sum(axis=axis))
 
 
+def usual(values: Floats) -> float:
+    """Return what most of some values reach: their lower quartile, for as many as half of few may
+    be far above what is usual. Raises IndexError for none.
+    """
+    return float(np.sort(values)[(len(values) - 1) // 4])
+
+
 def standard_error(series: Floats) -> float:
     """Return the standard error of the mean of (iteration,); infinite of a single value."""
     if len(series) < 2:

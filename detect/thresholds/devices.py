@@ -490,6 +490,24 @@ class _ChangedEnds:
     kinds: int = limit(6, "kinds", Origin.MATHEMATICS, "of work that are tried")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Shared:
+    """Devices on which other processes compute."""
+
+    least_share: float = limit(
+        0.05, "share of the time", Origin.CONVENTION,
+        "for which they do before it is worth a word; of sound ones it was 0 in all readings",
+    )  # fmt: skip
+    far_ratio: float = limit(
+        3.0, "ratio", Origin.CONVENTION,
+        "to what most devices have, from which on it is this one's: jobs may share all on purpose",
+    )  # fmt: skip
+    most_share: float = limit(
+        0.5, "share of the lost time", Origin.CONVENTION,
+        "of a finding that they take at least, if that is why: NVML samples, and misses copies",
+    )  # fmt: skip
+
+
 COMPUTE = _Compute()
 MEMORY = _Memory()
 OPTIMIZER = _Optimizer()
@@ -497,5 +515,6 @@ SPELLS = _Spells()
 ORDINARY = _Ordinary()
 PAIRS = _Pairs()
 DEVICE = _Device()
+SHARED = _Shared()
 ENDS = _Ends()
 CHANGED_ENDS = _ChangedEnds()

@@ -10,6 +10,7 @@ Owns what happens between the call `tracer.add(...)` and the bytes of the rank f
     nvml.py        what a GPU says of itself: clock, power, links, who else computes on it
     writer.py      the background thread: from a finished window to lines of the file
     threads.py     for how long a rank's threads had no core, and others of it ran
+    sockets.py     how fast its TCP connections are while they carry something
     lookout.py     where this rank stands when training stands still
     budget.py      with --trace-budget: fewer layers, then base, then fewer windows
     switch.py      with --trace-armed: on and off while the job runs, by a file or a signal

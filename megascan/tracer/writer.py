@@ -41,6 +41,7 @@ from megascan.rankfile import (
 )
 from megascan.schema import Granularity, Kind
 from megascan.topology import RANK_FILE_PATTERNS, rank_file_name
+from megascan.tracer.sockets import Sockets
 from megascan.tracer.timer import Mark, Span, Timer, WindowTimes
 
 logger = logging.getLogger("megascan")
@@ -193,6 +194,7 @@ class TraceWriter:
         self._num_windows = 0
         self._num_lost_spans = 0
         self._has_passes = False
+        self._sockets = Sockets()
         self._voice = voice or Voice()
         self._queue: Queue[Window | None] = Queue(maxsize=MAX_WAITING_WINDOWS)
         self._handed_over = threading.Event()
@@ -238,6 +240,7 @@ class TraceWriter:
     def _run(self) -> None:
         try:
             self._open()
+            self._sockets.begin()
             while (window := self._queue.get()) is not None:
                 self.num_steps += 1
                 self._write(window)
@@ -326,6 +329,7 @@ class TraceWriter:
             layers=tuple(window.layers),
             core_waits=window.core_waits,
             other_threads=window.other_threads,
+            connections=self._sockets.read(self._pace.step),
             timings=tuple(
                 (timed[0], int(timed[1]), duration_ns)
                 for timed, duration_ns in zip(window.timed, durations, strict=True)

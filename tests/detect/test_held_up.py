@@ -1,4 +1,4 @@
-"""Ranks whose threads could have run and had no core: what was open is their host's."""
+"""Ranks whose threads had no core, or waited for others of the process: it was open, and is theirs."""
 
 from __future__ import annotations
 
@@ -35,15 +35,28 @@ def slow_stage() -> Observations:
     return observe(stages())
 
 
-def judged(seen: Observations, *shares: float, without: int | None = None) -> Report:
-    """Judge with waits of each rank, as shares of the mean iteration."""
+def lasting(seen: Observations, *shares: float) -> dict[int, dict[int, int]]:
+    """Return ns by rank and iteration, of shares of the mean iteration."""
     step_ns = float(seen.iteration_ns.mean())
-    waits = {
+    return {
         rank: dict.fromkeys(seen.iterations.tolist(), int(share * step_ns))
         for rank, share in enumerate(shares)
-        if rank != without
     }
+
+
+def judged(seen: Observations, *shares: float, without: int | None = None) -> Report:
+    """Judge with waits of each rank, as shares of the mean iteration."""
+    waits = lasting(seen, *shares)
+    if without is not None:
+        del waits[without]
     return judge(replace(seen, core_waits=waits), DetectorSettings())
+
+
+def judged_beside(seen: Observations, *shares: float) -> Report:
+    """Judge with other threads of Python in each rank's process, and no waits for a core."""
+    none = lasting(seen, *(0.0 for _ in shares))
+    others = lasting(seen, *shares)
+    return judge(replace(seen, core_waits=none, other_threads=others), DetectorSettings())
 
 
 def owners(report: Report) -> list[tuple[tuple[int, ...], Cause, Owner]]:
@@ -151,3 +164,54 @@ def test_a_wait_that_no_step_is_longer_by_is_no_finding(sound):
 def test_who_is_named_already_is_not_named_again():
     seen = observe(stages(rank=2, layout=Layout(pp=2, dp=2)))
     assert owners(judged(seen, 0.0, 0.0, 0.3, 0.0)) == owners(judged(seen))
+
+
+def test_a_stage_beside_which_python_runs_is_held_up(slow_stage):
+    report = judged_beside(slow_stage, 0.001, 0.3)
+    assert owners(report) == [((1,), Cause.HOST, Owner.NODE)]
+    (finding,) = report.findings
+    assert (
+        "rank 1 (PP1, host n00, GPU 1) is held up by other threads of its own process, 459 ms in "
+        "iterations of 1.53 s" in finding.headline
+    )
+    assert any("py-spy dump" in one for one in finding.next_steps)
+    assert any("interpreter's lock" in one for one in finding.evidence)
+    (before,) = judged(slow_stage).findings
+    assert finding.step_time_cost_ratio == before.step_time_cost_ratio
+
+
+@pytest.mark.parametrize(
+    ("shares", "why"),
+    [
+        ((0.3, 0.3), "both have such threads"),
+        ((0.15, 0.3), "the other one's run for half as long"),
+        ((0.0, 0.06), "less than half of what the finding costs"),
+        ((0.3, 0.001), "the other one has them"),
+    ],
+)
+def test_a_stage_stays_open_where_other_threads_do_not_tell(slow_stage, shares, why):
+    assert owners(judged_beside(slow_stage, *shares)) == OPEN, why
+
+
+def test_threads_that_cost_nothing_are_a_note(sound):
+    report = judged_beside(sound, 0.001, 0.4, 0.001, 0.002)
+    assert not report.findings
+    (note,) = [note for note in report.notes if "other threads" in note]
+    assert note.startswith("rank 1 (DP1, host n00")
+    assert "is held up by other threads of its own process" in note
+    assert note.endswith("; no cost of it is seen")
+    assert not any("other threads" in note for note in judged_beside(sound, *4 * [0.4]).notes)
+
+
+@pytest.mark.parametrize("judge_with", [judged, judged_beside])
+@pytest.mark.parametrize(("usual", "owner"), [(0.0, Owner.NODE), (0.3, Owner.UNDECIDED)])
+def test_a_late_host_is_open_where_all_are_held_up_for_as_long(judge_with, usual, owner):
+    layout = Layout(dp=4)
+    job = JobModel(layout=layout, costs=compute_bound(layout))
+    late = Fault(rank=2, kind=FaultKind.HOST, factor=1.2)
+    seen = observe(build_timeline(simulate_trace(job, [late], seed=1)))
+    report = judge_with(seen, *4 * [usual])
+    assert owners(report) == [((2,), Cause.HOST, owner)]
+    (finding,) = report.findings
+    doubts = [one for one in finding.evidence if "the last by chance" in one]
+    assert len(doubts) == (owner is Owner.UNDECIDED)

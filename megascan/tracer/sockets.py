@@ -1,0 +1,150 @@
+"""How fast a process's TCP connections are while they carry something, by Linux's own account.
+
+A collective over a ring takes as long on each rank, whichever host's port is slow. But of every
+connection Linux counts the bytes that have arrived, the time for which some were on their way, and
+how much of that the other end had no room (`TCP_INFO`, tcp(7)): bytes over the time that is left is
+what the way between the two carries, whoever waits for whom. gloo and NCCL without RDMA talk over
+such sockets; RDMA shows nothing here.
+
+Read by the writer's thread after a window, at most twice a second. Sockets are looked at by a
+second number for each, which is closed at once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple
+
+from megascan.tracer.timer import Step, no_step, now_ns
+
+_FILES = "/proc/self/fd"
+_INFO_BYTES = 192
+_LOST_AT, _ACKED_AT, _BUSY_AT = 100, 120, 168
+"""Offsets in `struct tcp_info` (linux/tcp.h), bytes: segments sent again (u32); bytes that were
+acknowledged (u64); µs for which something was on its way, and of these, for which the other end had
+no room (u64 each, since Linux 4.9; counted in ticks of some ms)."""
+_LEAST_NS_BETWEEN_READINGS = 500_000_000
+_LEAST_BYTES = 1 << 20
+"""Of a connection, below which its speed is that of its latency."""
+_MOST = 32
+"""Connections of a record: those with most bytes."""
+
+
+class Carried(NamedTuple):
+    """What connections between two addresses have carried from the first to the second."""
+
+    own: str
+    other: str
+    num_bytes: int
+    busy_us: int
+    """For which some were on their way, and the other end had room; of all connections together."""
+    num_resent: int
+    """Segments."""
+    of_us: int
+    """For how long this was counted."""
+
+
+class _Counts(NamedTuple):
+    num_bytes: int
+    busy_us: int
+    num_resent: int
+
+
+class Sockets:
+    """Reads what the connections of this process have carried since the last reading."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, _Counts] = {}
+        """At the last reading, by the kernel's name of a socket."""
+        self._read_at_ns = 0
+
+    def begin(self) -> None:
+        """Note what connections have carried so far."""
+        self._read_at_ns = now_ns()
+        with suppress(OSError):
+            self._counts = {name: counts for name, _, counts in _connections(no_step)}
+
+    def read(self, step: Step = no_step) -> tuple[Carried, ...]:
+        """Return the connections to other hosts that have carried most since the last reading, or
+        `begin`; nothing within half a second of it, and where the kernel does not tell.
+
+        Calls `step` after each socket.
+        """
+        now = now_ns()
+        of_ns = now - self._read_at_ns
+        if of_ns < _LEAST_NS_BETWEEN_READINGS:
+            return ()
+        self._read_at_ns = now
+        before, self._counts = self._counts, {}
+        carried: dict[tuple[str, str], list[_Counts]] = defaultdict(list)
+        with suppress(OSError):
+            for name, addresses, counts in _connections(step):
+                self._counts[name] = counts
+                earlier = before.get(name, _Counts(0, 0, 0))
+                since = _Counts(*(new - old for new, old in zip(counts, earlier, strict=True)))
+                if since.num_bytes >= _LEAST_BYTES:
+                    carried[addresses].append(since)
+        sums = [_sum(ends, each, of_ns // 1000) for ends, each in carried.items()]
+        return tuple(sorted(sums, key=lambda one: -one.num_bytes)[:_MOST])
+
+
+def _sum(ends: tuple[str, str], each: list[_Counts], of_us: int) -> Carried:
+    num_bytes, busy_us, num_resent = map(sum, zip(*each, strict=True))
+    return Carried(*ends, num_bytes, busy_us, num_resent, of_us)
+
+
+def _connections(step: Step) -> Iterator[tuple[str, tuple[str, str], _Counts]]:
+    """Yield the name, the addresses and the counts of each connection with another host."""
+    for file in os.listdir(_FILES):  # noqa: PTH208  # some hundreds, each window: no paths needed
+        with suppress(OSError, ValueError, struct.error):
+            name = os.readlink(f"{_FILES}/{file}")  # noqa: PTH115  # nor here
+            if not name.startswith("socket:"):
+                continue
+            with _opened_again(int(file)) as one:
+                ends = _ends(one)
+                if ends is not None:
+                    yield name, ends, _counts(one)
+            step()
+
+
+def _opened_again(file: int) -> socket.socket:
+    number = os.dup(file)
+    try:
+        return socket.socket(fileno=number)
+    except OSError:
+        os.close(number)
+        raise
+
+
+def _ends(one: socket.socket) -> tuple[str, str] | None:
+    """Return both ends' addresses; None where that is no TCP connection between two hosts."""
+    if one.type != socket.SOCK_STREAM or one.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    own, other = _plain(one.getsockname()[0]), _plain(one.getpeername()[0])
+    return (own, other) if _are_two_hosts(own, other) else None
+
+
+def _plain(address: str) -> str:
+    """Return an address as others write it: IPv4 also where a socket of IPv6 carries it."""
+    parsed = ip_address(address.partition("%")[0])
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    return str(parsed)
+
+
+def _are_two_hosts(own: str, other: str) -> bool:
+    return own != other and not ip_address(other).is_loopback
+
+
+def _counts(one: socket.socket) -> _Counts:
+    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    (num_resent,) = struct.unpack_from("=I", info, _LOST_AT)
+    (num_bytes,) = struct.unpack_from("=Q", info, _ACKED_AT)
+    busy_us, no_room_us = struct.unpack_from("=QQ", info, _BUSY_AT)
+    return _Counts(num_bytes, busy_us - no_room_us, num_resent)
