@@ -217,6 +217,15 @@ def _search_held_up(inquiry: Inquiry) -> Answer:
     return search_held_up(inquiry)
 
 
+def _search_tcp(inquiry: Inquiry) -> Answer:
+    """Search hosts whose network is slow by what TCP carries, where that was recorded."""
+    if not inquiry.seen.carried:
+        return Answer()
+    from detect.causes.tcp import search_tcp
+
+    return search_tcp(inquiry)
+
+
 def _search_shared_devices(inquiry: Inquiry) -> Answer:
     """Search devices on which other processes compute, where that was read."""
     if not inquiry.seen.counters:
@@ -268,6 +277,7 @@ FAR_LOADERS = CauseSpec(cause=Cause.LOADER, search=_search_far_loaders)
 SPARED = CauseSpec(cause=Cause.COMPUTE, search=_search_spared)
 BY_TOKENS = CauseSpec(cause=Cause.COMPUTE, search=_search_by_tokens)
 HELD_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_held_clocks)
+TCP_BETWEEN_HOSTS = CauseSpec(cause=Cause.LINK, search=_search_tcp)
 SHARED_DEVICES = CauseSpec(cause=Cause.COMPUTE, search=_search_shared_devices)
 HELD_UP = CauseSpec(cause=Cause.HOST, search=_search_held_up)
 LOW_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_low_clocks)
@@ -314,6 +324,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     unexplained.AWAITED,
     everywhere.STOPS,
     everywhere.UNEVEN,
+    TCP_BETWEEN_HOSTS,
     SHARED_DEVICES,
     HELD_UP,
 )
@@ -334,6 +345,7 @@ WITHOUT_WORK = (
     nvlinks.UNMATCHED,
     CORRUPTION,
     unexplained.AWAITED,
+    TCP_BETWEEN_HOSTS,
     SHARED_DEVICES,
     HELD_UP,
 )

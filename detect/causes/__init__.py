@@ -51,6 +51,8 @@ Causes:                                             What they share, and what fo
     everywhere.py    all wait for data, collect or
                      get uneven work, by turns; all
                      links of a kind become slower
+    tcp.py           what TCP connections between hosts
+                     carry while they are busy
     shared_devices.py  on whose device other processes compute
     held_up.py       who waits for a core, or for other threads of its process
     low_clocks.py    clocks far below all others;

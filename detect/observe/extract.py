@@ -11,7 +11,7 @@ kernels of a profile         all of the above that passes would tell (detect.obs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,6 +21,7 @@ from detect.observe.facts import Cells, Facts, facts_in, facts_of, joined
 from detect.observe.launches import launch_pace
 from detect.observe.observations import (
     BACKWARD,
+    Carried,
     Members,
     Observations,
     Tokenwise,
@@ -158,6 +159,7 @@ def _as_windows_say(seen: Observations, timeline: Timeline) -> Observations:
         counters=typical_readings(timeline),
         core_waits=_by_iteration(timeline, lambda window: window.core_waits),
         other_threads=_by_iteration(timeline, lambda window: window.other_threads),
+        carried=tuple(_carried(timeline)),
     )
 
 
@@ -460,6 +462,28 @@ def _by_iteration(
         for rank, windows in timeline.windows.items()
         if (told := dict(pair for window in windows for pair in pairs_of(window)))
     }
+
+
+def _carried(timeline: Timeline) -> Iterator[Carried]:
+    """Yield what TCP connections between hosts have carried, of addresses that ranks have."""
+    hosts = hosts_of(timeline.headers)
+    told = [
+        (rank, window, one)
+        for rank, windows in timeline.windows.items()
+        for window in windows
+        for one in window.connections
+    ]
+    owners = {own: hosts[rank] for rank, _, (own, *_) in told if hosts[rank]}
+    for _, window, (own, other, num_bytes, busy_us, _, of_us) in told:
+        if {own, other} <= owners.keys() and owners[own] != owners[other]:
+            yield Carried(
+                iterations=(window.first_iteration, window.last_iteration),
+                sender=owners[own],
+                receiver=owners[other],
+                num_bytes=num_bytes,
+                busy_ns=busy_us * 1000,
+                of_ns=of_us * 1000,
+            )
 
 
 def _has_even_data(timeline: Timeline, tokens: Mapping[int, int]) -> bool:

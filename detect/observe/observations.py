@@ -172,6 +172,20 @@ def _cut_along(value: Any, number: int, kept: Flags | Integers) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Carried:
+    """What a rank's TCP connections have carried from its host to another one, over some time."""
+
+    iterations: tuple[int, int]
+    """The first and the last of the window, about whose time it is."""
+    sender: str
+    receiver: str
+    num_bytes: int
+    busy_ns: int
+    """For which some were on their way, and the receiver had room."""
+    of_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Members:
     """The recorded ranks: where they sit and what they run on; row order of all matrices."""
 
@@ -594,6 +608,8 @@ class Observations:
     had no core. Of ranks that tell, in a rank file on Linux."""
     other_threads: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     """By rank and iteration: for how many ns other threads of Python in its process ran."""
+    carried: tuple[Carried, ...] = ()
+    """By TCP connections between hosts, of windows that tell."""
     alignment: ClockAgreement | None = None
     completeness: Mapping[str, Json] = field(default_factory=dict)
     probes: Probes | None = None

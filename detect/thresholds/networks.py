@@ -247,7 +247,33 @@ class _NvLinks:
     )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Tcp:
+    """What TCP connections carry while they are busy, by the kernel's account."""
+
+    least_busy_ns: float = limit(
+        100_000_000.0, "ns", Origin.PHYSICS,
+        "for which a way is busy at least: the kernel counts in ticks of up to 10 ms",
+    )  # fmt: skip
+    alike_ratio: float = limit(
+        1.5, "ratio", Origin.CONVENTION,
+        "of bytes within which ways do the same for the job: members of a ring carry as many",
+    )  # fmt: skip
+    named_ratio: float = limit(
+        1.33, "ratio", Origin.CONVENTION,
+        "by which a way carries less than others: ports fall to half their speed or less",
+    )  # fmt: skip
+    spread_log: float = limit(
+        0.08, "log", Origin.CONVENTION, "by which sound ways differ at least, since few tell it"
+    )
+    least_share: float = limit(
+        0.03, "share of an iteration", Origin.CONVENTION,
+        "for which a slow way is busy beyond what others would be, before anybody may wait for it",
+    )  # fmt: skip
+
+
 LINKS = _Links()
 NETWORKS = _Networks()
 FLAPS = _Flaps()
 NVLINKS = _NvLinks()
+TCP = _Tcp()

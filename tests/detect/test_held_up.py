@@ -1,4 +1,4 @@
-"""Ranks whose threads had no core, or waited for others of the process: it was open, and is theirs."""
+"""Ranks whose threads had no core, or waited for others of their process: it is no longer open."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_threads_that_cost_nothing_are_a_note(sound):
     (note,) = [note for note in report.notes if "other threads" in note]
     assert note.startswith("rank 1 (DP1, host n00")
     assert "is held up by other threads of its own process" in note
-    assert note.endswith("; no cost of it is seen")
+    assert note.endswith("whether that costs the step anything is not seen")
     assert not any("other threads" in note for note in judged_beside(sound, *4 * [0.4]).notes)
 
 

@@ -1,0 +1,207 @@
+"""Hosts whose TCP connections carry little while busy, of rings that take as long for all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aggregate import build_timeline
+from detect import Cause, DetectorSettings, Owner, Report
+from detect.detector import judge
+from detect.observe.extract import observe
+from detect.observe.observations import Carried, Observations
+from megascan.simulate import JobModel, compute_bound, simulate_trace
+from megascan.topology import Layout
+
+MBIT = 1e6 / 8 / 1e9
+"""Bytes per ns of a Mbit/s."""
+
+
+@pytest.fixture(autouse=True)
+def _quick(without_power: None) -> None:
+    """Every verdict here is one without its power."""
+
+
+def replicas(num_hosts: int, ranks_each: int = 1) -> Observations:
+    """Replicas on hosts n00, n01, …; a fifth of each iteration is computing."""
+    layout = Layout(dp=num_hosts * ranks_each)
+    job = JobModel(layout=layout, costs=compute_bound(layout), ranks_per_host=ranks_each)
+    seen = observe(build_timeline(simulate_trace(job, seed=1)))
+    return replace(seen, busy_ns=seen.busy_ns * 0.2)
+
+
+@pytest.fixture(scope="module")
+def four() -> Observations:
+    return replicas(4)
+
+
+def host(number: int) -> str:
+    return f"n{number:02d}"
+
+
+Speeds = dict[tuple[int, int], float]
+
+
+def ring(num_hosts: int, *, usual: float = 400.0, **slow: float) -> Speeds:
+    """Mbit/s of a ring 0 > 1 > 2 …, of which `_1_2=200` is one way."""
+    speeds = {(one, (one + 1) % num_hosts): usual for one in range(num_hosts)}
+    for name, speed in slow.items():
+        _, sender, receiver = name.split("_")
+        speeds[int(sender), int(receiver)] = speed
+    return speeds
+
+
+def carried(
+    speeds: Speeds, *, share: float = 0.5, num_bytes: dict[tuple[int, int], float] | None = None
+) -> tuple[Carried, ...]:
+    """What ways carry over 10 s: of the fastest way for `share` of the time, each as many bytes."""
+    of_ns, noise = 10_000_000_000, np.random.default_rng(1)
+    most = share * of_ns * max(speeds.values()) * MBIT
+    found = []
+    for ends, speed in speeds.items():
+        count = (num_bytes or {}).get(ends, 1.0) * most
+        busy_ns = count / (speed * MBIT * noise.normal(1.0, 0.02))
+        found.append(
+            Carried(
+                iterations=(1, 20),
+                sender=host(ends[0]),
+                receiver=host(ends[1]),
+                num_bytes=int(count),
+                busy_ns=int(busy_ns),
+                of_ns=of_ns,
+            )
+        )
+    return tuple(found)
+
+
+def judged(seen: Observations, *each: tuple[Carried, ...]) -> Report:
+    told = tuple(one for some in each for one in some)
+    return judge(replace(seen, carried=told), DetectorSettings())
+
+
+def owners(report: Report) -> list[tuple[tuple[int, ...], Cause, Owner]]:
+    return [(one.ranks, one.cause, one.owner) for one in report.findings]
+
+
+def test_the_slow_port_of_a_ring_is_the_host_between_two_slow_ways(four):
+    report = judged(four, carried(ring(4, _1_2=200, _2_3=190), share=0.2))
+    assert owners(report) == [((2,), Cause.LINK, Owner.NODE)]
+    (finding,) = report.findings
+    assert finding.slowdown == pytest.approx(2.05, rel=0.03)
+    assert finding.host == "n02"
+    assert "the network of host n02 (ranks 2) carries 2.01x less" in finding.headline
+    (words,) = [one for one in finding.evidence if "Linux counts" in one]
+    assert "n01 to n02 19" in words or "n01 to n02 20" in words
+    assert "2 ways between other hosts" in words
+    # busy for 42 % of the time instead of 20
+    assert finding.step_time_cost_ratio == pytest.approx(1 / (1 - 0.22), rel=0.03)
+    assert not finding.cost_is_replayed
+
+
+def test_all_ranks_of_the_host_are_one_finding():
+    seen = replicas(4, ranks_each=2)
+    report = judged(seen, carried(ring(4, _1_2=200, _2_3=190)))
+    assert owners(report) == [((4, 5), Cause.LINK, Owner.NODE)]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "why"),
+    [
+        (ring(4), "all as quick"),
+        (ring(4, usual=50), "all as slow"),
+        (ring(4, _1_2=330, _2_3=330), "slower by a little"),
+        (ring(2, _0_1=100), "of two hosts either may be it"),
+        ({(0, 1): 100.0, (1, 0): 100.0, (1, 2): 400.0, (2, 1): 400.0}, "a neighbour only"),
+    ],
+)
+def test_nobody_is_named(four, speeds, why):
+    report = judged(four, carried(speeds))
+    assert not [one for one in report.findings if one.owner is Owner.NODE], why
+
+
+def test_one_slow_way_may_be_either_ends(four):
+    report = judged(four, carried(ring(4, _1_2=200)))
+    assert owners(report) == [((1, 2), Cause.LINK, Owner.UNDECIDED)]
+    assert any("the port of either may be slow" in one for one in report.findings[0].evidence)
+
+
+def mesh(num_hosts: int, usual: float = 400.0) -> Speeds:
+    return {
+        (one, other): usual
+        for one in range(num_hosts)
+        for other in range(num_hosts)
+        if one != other
+    }
+
+
+def test_a_way_whose_ends_are_quick_elsewhere_is_the_connection(four):
+    report = judged(four, carried(mesh(4) | {(1, 2): 200.0}))
+    assert owners(report) == [((1, 2), Cause.LINK, Owner.NODE)]
+    assert report.findings[0].is_pair
+
+
+@pytest.mark.parametrize("direction", ["sends", "receives"])
+def test_a_port_that_is_slow_one_way(four, direction):
+    slow = {ends: 200.0 for ends in mesh(4) if (ends[0] if direction == "sends" else ends[1]) == 3}
+    report = judged(four, carried(mesh(4) | slow))
+    assert owners(report) == [((3,), Cause.LINK, Owner.NODE)]
+
+
+def test_two_slow_ports_of_eight():
+    seen = replicas(8)
+    slow = {"_1_2": 200, "_2_3": 190, "_5_6": 210, "_6_7": 200}
+    report = judged(seen, carried(ring(8, **slow)))
+    assert sorted(owners(report)) == [
+        ((2,), Cause.LINK, Owner.NODE),
+        ((6,), Cause.LINK, Owner.NODE),
+    ]
+
+
+def test_ways_of_another_kind_are_no_measure(four):
+    """Small messages between two stages are slow for their latency, and carry little."""
+    messages = {(0, 2): 100.0, (2, 0): 100.0, (0, 3): 90.0, (3, 0): 90.0}
+    few = dict.fromkeys(messages, 0.1)
+    report = judged(four, carried(ring(4) | messages, num_bytes=few))
+    assert not report.findings
+
+
+def test_a_slow_way_that_is_hardly_used_costs_nothing(four):
+    assert not judged(four, carried(ring(4, _1_2=200, _2_3=190), share=0.02)).findings
+
+
+def test_a_way_that_computing_hides_costs_nothing(four):
+    busy = replace(four, busy_ns=np.broadcast_to(four.iteration_ns, four.busy_ns.shape))
+    assert not judged(busy, carried(ring(4, _1_2=200, _2_3=190))).findings
+
+
+def test_ways_that_are_hardly_busy_say_nothing(four):
+    short = carried(ring(4, _1_2=200, _2_3=190), share=0.004)
+    assert not judged(four, short).findings
+
+
+def test_windows_are_added_up(four):
+    parts = [carried(ring(4, _1_2=200, _2_3=190), share=0.2)] * 3
+    assert owners(judged(four, *parts)) == [((2,), Cause.LINK, Owner.NODE)]
+
+
+def test_addresses_are_told_by_who_has_them():
+    layout = Layout(dp=3)
+    job = JobModel(layout=layout, costs=compute_bound(layout), ranks_per_host=1)
+    timeline = build_timeline(simulate_trace(job, seed=1))
+    own = {0: "10.0.0.1", 1: "10.0.0.2", 2: "fe80::3"}
+    for rank, address in own.items():
+        others = [other for other in (*own.values(), "10.9.9.9") if other != address]
+        timeline.windows[rank] = [
+            replace(
+                window,
+                connections=tuple((address, other, 1000, 20, 0, 500) for other in others),
+            )
+            for window in timeline.windows[rank][:1]
+        ]
+    found = observe(timeline).carried
+    assert {(one.sender, one.receiver) for one in found} == {
+        (host(one), host(other)) for one in range(3) for other in range(3) if one != other
+    }
+    assert {(one.num_bytes, one.busy_ns, one.of_ns) for one in found} == {(1000, 20_000, 500_000)}
