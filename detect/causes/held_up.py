@@ -343,7 +343,8 @@ def _notes(inquiry: Inquiry, accounts: Accounts, blamed: Flags) -> Iterator[str]
     for account, times_ns in accounts:
         apart = _apart(inquiry, account, times_ns, everywhere, CORES.slack_share)
         if apart is not None and not blamed[list(apart.rows)].any():
-            yield f"{_subject(inquiry.seen, apart.rows)} {apart.predicate}; whether that costs the step anything is not seen"
+            subject = _subject(inquiry.seen, apart.rows)
+            yield f"{subject} {apart.predicate}; whether that costs the step anything is not seen"
 
 
 def _runs_ahead(seen: Observations) -> float:

@@ -52,6 +52,7 @@ from detect.thresholds.networks import TCP
 from megascan.arrays import Floats
 from megascan.errors import listed
 
+BITS_PER_BYTE, NS_PER_US = 8, 1000
 EITHER_END = (
     "it shows on the way from one host to one other only: the port of either may be slow, or what "
     "lies between"
@@ -283,4 +284,4 @@ def _evidence(slow: _Slow) -> str:
 
 
 def _megabits(way: _Way) -> float:
-    return way.speed * 8e3
+    return way.speed * BITS_PER_BYTE * NS_PER_US  # bits in a µs are megabits in a second
