@@ -93,6 +93,9 @@ class TimedDevice(Protocol):
     def record_after(self, event: DeviceEvent, work: AsyncWork, lane: str) -> None:
         """Record an event when `work` is done, on a stream of the timer's own for each lane."""
 
+    def begin_counting(self) -> None:
+        """Count what the device does, for `counters`, from now on."""
+
     def counters(self) -> dict[str, float]:
         """Read the device; empty without NVML."""
 
@@ -321,6 +324,8 @@ class CudaTimer:
         """
         if isinstance(last, Tie) and now_ns() - last.host_ns < _TIE_LASTS_NS:
             return last
+        if not self._narrowest_ns:
+            self._device.begin_counting()
         best = self._try_tie()
         for _ in range(_TIE_ATTEMPTS - 1):
             if best.width_ns <= _NARROW_RATIO * self._narrowest_ns:
@@ -461,6 +466,10 @@ class TorchDevice:
         with torch.cuda.stream(stream):
             work.wait()
             event.record(stream)
+
+    def begin_counting(self) -> None:
+        """Have NVML count from now on."""
+        self._nvml.begin()
 
     def counters(self) -> dict[str, float]:
         """Read what NVML says of it."""

@@ -1,7 +1,8 @@
-"""What NVML says of a rank's device: clock, power, heat, links, and who else computes on it.
+"""What NVML says of a rank's device: clock, power, heat, links, what it does, and for whom else.
 
-Read by the writer's thread after a window, at most twice a second. A reading that the device, the
-driver or a container does not give is left out.
+Read by the writer's thread after a window, at most twice a second; what counts from the last
+reading on begins with the first window. A reading that the device, the driver or a container does
+not give is left out.
 """
 
 from __future__ import annotations
@@ -28,11 +29,20 @@ class Nvml:
 
     def __init__(self, uuid: str) -> None:
         self._readings: dict[str, Callable[[], float]] = {}
+        self._activity: _Activity | None = None
         self._read_at_ns: int | None = None
         with contextlib.suppress(Exception):  # absent package, driver or permission
             nvml = importlib.import_module("pynvml")
             nvml.nvmlInit()
-            self._readings = _readings_of(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._readings = _readings_of(nvml, handle)
+            self._activity = _Activity(nvml, handle)  # raises for devices before Hopper
+
+    def begin(self) -> None:
+        """Count what the device does from now on."""
+        if self._activity is not None:
+            with contextlib.suppress(Exception):
+                self._activity.begin()
 
     def read(self) -> dict[str, float]:
         """Read the device; return nothing if it was read within the last half second.
@@ -47,6 +57,9 @@ class Nvml:
         for name, reading in self._readings.items():
             with contextlib.suppress(Exception):  # NVMLError_NotSupported, a lost device
                 values[name] = float(reading())
+        if self._activity is not None:
+            with contextlib.suppress(Exception):
+                values |= self._activity.read()
         return values
 
 
@@ -77,6 +90,45 @@ def _num_nvlinks_up(nvml: ModuleType, handle: object) -> int:
         for link in range(1, nvml.NVML_NVLINK_MAX_LINKS):
             num_up += nvml.nvmlDeviceGetNvLinkState(handle, link)
     return num_up
+
+
+class _Activity:
+    """For which share of the time a device multiplied matrices, and which share of what its memory
+    can carry it carried, in per cent since the last reading: how much it has done, however fast.
+
+    Raises NVMLError where the device does not count that: before Hopper, and for parts of a device.
+    """
+
+    def __init__(self, nvml: ModuleType, handle: object) -> None:
+        if not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+        self._nvml, self._handle = nvml, handle
+        self._last, self._next = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
+        self._names = {
+            nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL: "tensor_percent",
+            nvml.NVML_GPM_METRIC_DRAM_BW_UTIL: "dram_percent",
+        }
+        self._asked = nvml.c_nvmlGpmMetricsGet_t()
+        self._asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        self._asked.numMetrics = len(self._names)
+        for place, number in enumerate(self._names):
+            self._asked.metrics[place].metricId = number
+        self._has_begun = False
+
+    def begin(self) -> None:
+        self._nvml.nvmlGpmSampleGet(self._handle, self._last)
+        self._has_begun = True
+
+    def read(self) -> dict[str, float]:
+        self._nvml.nvmlGpmSampleGet(self._handle, self._next)
+        self._asked.sample1, self._asked.sample2 = self._last, self._next
+        self._last, self._next = self._next, self._last
+        if not self._has_begun:
+            self._has_begun = True
+            return {}
+        self._nvml.nvmlGpmMetricsGet(self._asked)
+        told = self._asked.metrics[: self._asked.numMetrics]
+        return {self._names[one.metricId]: one.value for one in told if not one.nvmlReturn}
 
 
 class _OtherProcesses:

@@ -34,6 +34,7 @@ class Gpu:
         self.rate = rate
         self.can_wait_aside = not blocking
         self.num_made = 0
+        self.num_counts = 0
         self.num_waits = 0
         self.query_ns = 1_000
         self.aside_ns = 2_000  # the way to an idle stream
@@ -68,6 +69,9 @@ class Gpu:
         work.wait()
         event.true_ns = work.end_ns
         event.recorded = True
+
+    def begin_counting(self):
+        self.num_counts += 1
 
     def counters(self):
         return {"sm_clock_mhz": 1980.0}
@@ -228,6 +232,7 @@ def test_a_window_opens_with_the_tie_that_just_closed_the_one_before(gpu, make_t
         device.host(5_000_000)
     num_windows, num_first = 6, cuda._TIE_ATTEMPTS - 1
     assert len(launches) == num_first + num_windows + 2  # the first opens, and the sixth
+    assert device.num_counts == 1  # what the device does counts from the first window on
 
 
 def test_events_are_used_again(gpu):

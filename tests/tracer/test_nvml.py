@@ -130,6 +130,80 @@ def test_others_that_do_nothing_are_not_read(monkeypatch):
     assert "others_sm_percent" not in Nvml(UUID).read()
 
 
+class Gpm:
+    """Counts of a Hopper: of each sample the per cent since the last one."""
+
+    def __init__(self, package):
+        self.now, self.lacks_memory = 0.0, False
+        package.NVML_GPM_METRIC_ANY_TENSOR_UTIL, package.NVML_GPM_METRIC_DRAM_BW_UTIL = 5, 10
+        package.NVML_GPM_METRICS_GET_VERSION = 1
+        package.nvmlGpmQueryDeviceSupport = lambda handle: SimpleNamespace(isSupportedDevice=1)
+        package.nvmlGpmSampleAlloc = lambda: SimpleNamespace(time=None)
+        package.nvmlGpmSampleGet = self.sample
+        package.c_nvmlGpmMetricsGet_t = lambda: SimpleNamespace(
+            metrics=[SimpleNamespace(metricId=0, nvmlReturn=0, value=0.0) for _ in range(9)]
+        )
+        package.nvmlGpmMetricsGet = self.get
+
+    def sample(self, handle, sample):
+        sample.time = self.now
+
+    def get(self, asked):
+        assert asked.numMetrics == 2
+        passed = asked.sample2.time - asked.sample1.time
+        for metric in asked.metrics[:2]:
+            metric.value = metric.metricId * passed
+            metric.nvmlReturn = 3 * (metric.metricId == 10 and self.lacks_memory)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_what_a_hopper_does_counts_from_the_last_reading_on(monkeypatch, begins):
+    package = make_package()
+    gpm = Gpm(package)
+    monkeypatch.setitem(sys.modules, "pynvml", package)
+    now_ms = [0]
+    monkeypatch.setattr(nvml, "now_ns", lambda: now_ms[0] * 1_000_000)
+    device, found = Nvml(UUID), []
+    gpm.now = 3.0
+    if begins:
+        device.begin()
+    for now_ms[0], gpm.now in ((1000, 4.0), (1400, 5.0), (2000, 7.0)):
+        read = device.read()
+        found.append((read.get("tensor_percent"), read.get("dram_percent")))
+    first = (5.0, 10.0) if begins else (None, None)
+    assert found == [first, (None, None), (15.0, 30.0)]
+
+
+def test_a_count_that_the_device_lacks_is_left_out(monkeypatch):
+    package = make_package()
+    gpm = Gpm(package)
+    gpm.lacks_memory = True
+    monkeypatch.setitem(sys.modules, "pynvml", package)
+    device = Nvml(UUID)
+    device.begin()
+    assert device.read() == READINGS | {"tensor_percent": 0.0}
+
+
+def test_an_older_device_and_a_part_of_one_count_nothing(monkeypatch):
+    package = make_package()
+    gpm = Gpm(package)
+    package.NVML_ERROR_NOT_SUPPORTED = 3
+    monkeypatch.setitem(sys.modules, "pynvml", package)
+
+    def refuse(handle, sample):
+        raise NotSupportedError
+
+    package.nvmlGpmSampleGet = refuse
+    part = Nvml(UUID)
+    part.begin()
+    assert part.read() == READINGS
+    package.nvmlGpmSampleGet = gpm.sample
+    package.nvmlGpmQueryDeviceSupport = lambda handle: SimpleNamespace(isSupportedDevice=0)
+    older = Nvml(UUID)
+    older.begin()
+    assert older.read() == READINGS
+
+
 def test_short_windows_share_a_reading(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", make_package())
     now_ms = [0]
