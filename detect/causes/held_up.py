@@ -21,7 +21,8 @@ stage 1, and may be heavy. Its threads wait for 423 ms an iteration for a core, 
 while one of them has the interpreter's lock nothing is launched. Most release it where they wait or
 compute in C, so that a thread by itself is a note; where an open finding points at a rank of which
 other threads run for most of what it costs, and for several times as long as those of all others,
-that is why. The process is held up, and not its host: the advice says so.
+that is why; but slow computing of a GPU is not, since a thread may as well run in C. The process is
+held up, and not its host: the advice says so.
 
 **What all have.** Where the threads of every rank are held up, one of them is the last in each
 iteration, and of few iterations it may be the same by chance. A host that was named, and loses no
@@ -67,6 +68,8 @@ OPEN_CAUSES = (
     Cause.STAGE_IMBALANCE,
 )
 """What a rank that waits for a core may be taken for."""
+OF_DEVICES = (Cause.COMPUTE, Cause.STAGE_IMBALANCE)
+"""Of them, what a GPU with work before it shows, however long its host is held up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +225,8 @@ def _behind(inquiry: Inquiry, account: _Account, times_ns: Floats, of: Finding) 
     """
     seen = inquiry.seen
     holds = (seen.iterations >= of.first_iteration) & (seen.iterations <= of.last_iteration)
-    if not holds.any():
+    is_cpu = seen.members.device_kind == "cpu"
+    if not holds.any() or not (is_cpu or account.is_lost or of.cause not in OF_DEVICES):
         return None
     least_share = max(CORES.least_share, CORES.most_share * of.lost_share)
     apart = _apart(inquiry, account, times_ns, holds, least_share)

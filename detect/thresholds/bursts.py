@@ -109,9 +109,10 @@ class _Bursts:
         0.01, "share", Origin.BENCHMARK, "of the iteration, lost to pauses on the mean of all"
     )
     least_of_lone_ratio: float = limit(
-        1.03, "ratio", Origin.BENCHMARK,
-        "of its passes, on the mean of all, by which bursts of a lone stage are named: on two "
-        "sound H200 three of ten iterations were longer by 5 %, 1.6 % on the mean",
+        1.05, "ratio", Origin.BENCHMARK,
+        "of its passes, on the mean of all, by which bursts of a lone stage are named: of sound "
+        "H200 at their power limit 3 and 7 of ten iterations were longer, by 1.6 and 3.9 % on the "
+        "mean",
     )  # fmt: skip
     least_host_share: float = limit(
         0.03, "share", Origin.BENCHMARK, "of the iteration, lost by a host's ranks on the mean"
