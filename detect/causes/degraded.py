@@ -26,7 +26,7 @@ is named because either may be at fault, the end that is degraded is.
 port's rate is short of the others'. The host is named without an open finding where
 
 * no transfer between hosts goes without it, so that nothing tells which host is slow;
-* in its rings the port carries what it can, no less than half of its rate (something else would
+* in its rings the port carries what it can, no less than 0.7 of its rate (something else would
   limit them) and no more: what the rings carry, by the port's share in what the host sends;
 * the step would be shorter by 3 %, by replay, or at least as long as the busiest rank computes.
 

@@ -317,8 +317,8 @@ class _Degraded:
         "by which connections are slower whose port is down, if another port takes them as well",
     )  # fmt: skip
     least_flow_share: float = limit(
-        0.5, "share of a port's rate", Origin.PHYSICS,
-        "that it carries in rings, if it limits them: sound rings reach 0.8 to 0.9",
+        0.7, "share of a port's rate", Origin.PHYSICS,
+        "that it carries in rings, if it limits them: large ones reach 0.8 to 0.9",
     )  # fmt: skip
     most_flow_share: float = limit(
         1.05, "share of a port's rate", Origin.PHYSICS,
