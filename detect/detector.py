@@ -235,6 +235,15 @@ def _search_shared_devices(inquiry: Inquiry) -> Answer:
     return search_shared_devices(inquiry)
 
 
+def _search_degraded(inquiry: Inquiry) -> Answer:
+    """Let what ports and links say of themselves decide what is open, where they were read."""
+    if not inquiry.seen.counters:
+        return Answer()
+    from detect.causes.degraded import search_degraded
+
+    return search_degraded(inquiry)
+
+
 def _search_low_clocks(inquiry: Inquiry) -> Answer:
     """Search devices whose clocks are far below all others, where clocks were read."""
     if not inquiry.seen.counters:
@@ -278,6 +287,7 @@ SPARED = CauseSpec(cause=Cause.COMPUTE, search=_search_spared)
 BY_TOKENS = CauseSpec(cause=Cause.COMPUTE, search=_search_by_tokens)
 HELD_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_held_clocks)
 TCP_BETWEEN_HOSTS = CauseSpec(cause=Cause.LINK, search=_search_tcp)
+DEGRADED_LINKS = CauseSpec(cause=Cause.LINK, search=_search_degraded)
 SHARED_DEVICES = CauseSpec(cause=Cause.COMPUTE, search=_search_shared_devices)
 HELD_UP = CauseSpec(cause=Cause.HOST, search=_search_held_up)
 LOW_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_low_clocks)
@@ -325,6 +335,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     everywhere.STOPS,
     everywhere.UNEVEN,
     TCP_BETWEEN_HOSTS,
+    DEGRADED_LINKS,
     SHARED_DEVICES,
     HELD_UP,
 )
@@ -346,6 +357,7 @@ WITHOUT_WORK = (
     CORRUPTION,
     unexplained.AWAITED,
     TCP_BETWEEN_HOSTS,
+    DEGRADED_LINKS,
     SHARED_DEVICES,
     HELD_UP,
 )

@@ -410,9 +410,10 @@ class WindowRecord:
     """End mark of a finished window: its iterations and how many spans stand before it.
     `granularity` and `interval` are those of this window, which a budget may have lowered ("" and 0
     in traces that do not say). `num_dropped` counts spans, of this window and of windows lost
-    before it. `counters` holds device readings of the window (clock, power, links, other processes
-    …) by name, empty on the CPU. On a GPU its clock was tied to the host's at both ends, within
-    `tie_width_ns`; `drift_ppm` is how much faster it ran between them.
+    before it. `counters` holds readings by name: of the device (clock, power, links, other
+    processes …), none on the CPU, and of the host's network ports (`nic.<port>.…`). On a GPU its
+    clock was tied to the host's at both ends, within `tie_width_ns`; `drift_ppm` is how much faster
+    it ran between them.
     `tokens` are the fewest and the most that the first chunk got for a microbatch in any pass; none
     where that is not known, or is not all that a pass's length depends on (packed sequences).
     `layers` are [iteration, [layers]] of the iterations in which modules of these layers only were

@@ -55,6 +55,8 @@ Causes:                                             What they share, and what fo
                      carry while they are busy
     shared_devices.py  on whose device other processes compute
     held_up.py       who waits for a core, or for other threads of its process
+    degraded.py      ports and links that read worse
+                     than their equals
     low_clocks.py    clocks far below all others;
                      slow stages from heavy ones
     unexplained.py   all wait for one rank; the step

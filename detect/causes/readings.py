@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from detect.observe.observations import (
+    PORT_PREFIX,
     REASONS_NAME,
     Observations,
     is_at_rest,
@@ -207,6 +208,7 @@ def _own_and_theirs(
 def reading_evidence(seen: Observations, row: int) -> list[str]:
     """Return sentences about a rank's device readings next to its stage peers' medians."""
     own, peers = _own_and_theirs(seen, row)
+    own = {name: value for name, value in own.items() if not name.startswith(PORT_PREFIX)}
     sentences = []
     for name in sorted(own):
         theirs = [readings[name] for readings in peers if name in readings]

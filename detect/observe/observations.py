@@ -21,7 +21,7 @@ So a trace that names no hosts tells them all the same, if all of its ranks keep
 Ranks record a sample of each counter of their device at a window's end, twice a second at most;
 what counts is the median over the windows, and of the mask of reasons for a lowered clock the bits
 that are set in more than half of them: 0x4, 0x44, 0x44 over three windows are 0x44, power cap and
-thermal slowdown.
+thermal slowdown. What a network port counts from one reading to the next is summed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, reduce
 from operator import or_
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 
 REASONS_NAME = "clock_event_reasons"
 OTHERS_NAME = "others_sm_percent"
+PORT_PREFIX, RATE_NAME = "nic.", "gbps"
+"""Readings of the host's network ports are called `nic.<port>.<reading>`."""
 REASONS = {
     0x1: "idle",
     0x2: "application clocks setting",
@@ -109,12 +112,14 @@ def typical_readings(timeline: Timeline) -> dict[int, dict[str, float]]:
 
 def _typical(name: str, values: Sequence[float]) -> float:
     """Return the median; the mean of a share of time, which comes and goes; of the mask of reasons
-    the bits that are set in more than half of them.
+    the bits that are set in more than half of them; of what a port counts the sum.
     """
     if name == OTHERS_NAME:
-        return float(np.mean(values))
+        return fmean(values)
+    if name.startswith(PORT_PREFIX) and not name.endswith(f".{RATE_NAME}"):
+        return float(sum(values))
     if name != REASONS_NAME:
-        return float(np.median(values))
+        return float(median(values))
     masks = np.array(values, dtype=np.int64)
     return float(sum(bit for bit in REASONS if 2 * np.sum((masks & bit) > 0) > len(masks)))
 
@@ -602,7 +607,7 @@ class Observations:
     has_equal_layers: bool = False
     """Whether all ranks recorded what their layers are made of, and all layers are of one kind."""
     counters: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    """Device readings by rank, median over windows."""
+    """Readings of devices and of hosts' ports by rank, median over windows; counts their sum."""
     core_waits: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     """By rank and iteration: for how many ns the threads that launch its work could have run and
     had no core. Of ranks that tell, in a rank file on Linux."""

@@ -1,4 +1,4 @@
-"""Connections: pairs, NICs, rails, switches, ports that flap, NVLink."""
+"""Connections: pairs, NICs, rails, switches, ports that flap, NVLink, what ports read."""
 
 from __future__ import annotations
 
@@ -272,8 +272,68 @@ class _Tcp:
     )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Degraded:
+    """Ports and links that read worse than their equals."""
+
+    most_share: float = limit(
+        0.25, "share of the equals", Origin.CONVENTION,
+        "that may read worse, or one: of more, whoever built the hosts may have chosen so",
+    )  # fmt: skip
+    least_sound: int = limit(
+        2, "equals", Origin.CONVENTION, "that read alike, before another one is worse"
+    )
+    least_known_share: float = limit(
+        0.5, "share of the ranks, or hosts", Origin.CONVENTION, "that were read"
+    )
+    least_lasting_share: float = limit(
+        0.5, "share of the iterations", Origin.MATHEMATICS,
+        "in which a connection is slow whose port typically is: readings count by their median",
+    )  # fmt: skip
+    most_rate_share: float = limit(
+        0.75, "share of the equals' rate", Origin.PHYSICS,
+        "at which a port is worse: one that lost a lane of four, or a generation, has no more",
+    )  # fmt: skip
+    carrying_share: float = limit(
+        0.1, "share of what the host's busiest port sends", Origin.CONVENTION,
+        "that a port sends on sound hosts if the job uses it: ports for logins and storage do not",
+    )  # fmt: skip
+    least_errors: float = limit(
+        100.0, "errors", Origin.PHYSICS,
+        "of a port whose equals have next to none: sound links of 400 Gbit/s show some an hour",
+    )  # fmt: skip
+    errors_an_hour: float = limit(
+        600.0, "errors an hour", Origin.PHYSICS, "the same of a long trace: ten a minute"
+    )
+    lost_an_hour: float = limit(
+        1.0, "lost links an hour", Origin.PHYSICS,
+        "of a port whose equals lost none: each stops its connections for seconds",
+    )  # fmt: skip
+    others_share: float = limit(
+        0.01, "share of the errors", Origin.CONVENTION, "that any of its equals may have"
+    )
+    slower_ratio: float = limit(
+        2.0, "ratio", Origin.PHYSICS,
+        "by which connections are slower whose port is down, if another port takes them as well",
+    )  # fmt: skip
+    least_flow_share: float = limit(
+        0.7, "share of a port's rate", Origin.PHYSICS,
+        "that it carries in rings, if it limits them: large ones reach 0.8 to 0.9",
+    )  # fmt: skip
+    most_flow_share: float = limit(
+        1.05, "share of a port's rate", Origin.PHYSICS,
+        "that it carries at most: what seems to carry more does not go through it",
+    )  # fmt: skip
+    least_cost_ratio: float = limit(
+        1.03, "ratio", Origin.CONVENTION,
+        "of a step to the one with a sound port, from which on its host is named though rings "
+        "through all hosts hide which of them is slow",
+    )  # fmt: skip
+
+
 LINKS = _Links()
 NETWORKS = _Networks()
 FLAPS = _Flaps()
 NVLINKS = _NvLinks()
 TCP = _Tcp()
+DEGRADED = _Degraded()

@@ -8,6 +8,7 @@ Owns what happens between the call `tracer.add(...)` and the bytes of the rank f
     timer.py       marks and spans; the timer of work on the CPU
     cuda.py        the timer of work on a GPU: events, and their way onto the host's clock
     nvml.py        what a GPU says of itself: clock, power, links, who else computes on it
+    nics.py        what Linux says of the host's network ports: rate, errors, lost links
     writer.py      the background thread: from a finished window to lines of the file
     threads.py     for how long a rank's threads had no core, and others of it ran
     sockets.py     how fast its TCP connections are while they carry something

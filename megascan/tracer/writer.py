@@ -41,6 +41,7 @@ from megascan.rankfile import (
 )
 from megascan.schema import Granularity, Kind
 from megascan.topology import RANK_FILE_PATTERNS, rank_file_name
+from megascan.tracer.nics import Nics
 from megascan.tracer.sockets import Sockets
 from megascan.tracer.timer import Mark, Span, Timer, WindowTimes
 
@@ -283,6 +284,7 @@ class TraceWriter:
             set_earlier_run_aside(self.path)
             self._file = self._open_file()
         self._file.begin_run(self._header)
+        self._nics = Nics()
 
     def _open_file(self) -> LimitedFile:
         settings = self._header.trace
@@ -321,7 +323,7 @@ class TraceWriter:
             num_dropped=window.num_dropped + self._num_lost_spans,
             granularity=window.granularity,
             interval=window.interval,
-            counters=self._timer.counters(),
+            counters={**self._timer.counters(), **self._nics.read(self._pace.step)},
             tie_width_ns=check.tie_width_ns,
             drift_ppm=check.drift_ppm,
             tokens=window.tokens,
