@@ -87,10 +87,10 @@ class Network:
             self._make()
         except (OSError, subprocess.CalledProcessError) as error:
             self.close()
-            said = getattr(error, "stderr", None) or str(error)
+            said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
             raise NoHostsHereError(
                 "hosts of their own cannot be made here (it takes root, ip and tc, network "
-                f"namespaces, veth, a bridge and tbf): {said.strip()}"
+                f"namespaces, veth, a bridge and tbf): {said}"
             ) from error
         except BaseException:
             self.close()

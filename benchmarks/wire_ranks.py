@@ -15,7 +15,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,10 @@ from megascan.errors import report_errors
 READY, GO, HALFWAY = "ready", "go", "halfway"
 NUM_FIRST = 2
 """Iterations that are left out of the mean: they allocate, and DDP builds its buckets anew."""
-LOOPS = {**trainer_ranks.LOOPS, "ddp in buckets": partial(ddp, bucket_mb=1)}
+LOOPS: dict[str, Callable[[Run], None]] = {
+    **trainer_ranks.LOOPS,
+    "ddp in buckets": partial(ddp, bucket_mb=1),
+}
 
 
 def marker(trace: Path, word: str) -> Path:

@@ -161,8 +161,8 @@ def render(rows: Sequence[Row], failed: Sequence[str], environment: str, command
             f"| job {head}",
             *count_table(Counter((row.case.job, row.result) for row in rows)),
             "",
-            "Means of all iterations but the first two, beside those of the same healthy job; x: what "
-            "is left of a rate; cores: the share of the machine's that the job used + that of others.",
+            "Iterations: mean of all but the first two, beside that of the same job while healthy; "
+            "x: what is left of a rate; cores: how much of them the job used + what others did.",
             "",
             "| case | at fault | verdict | findings | iterations, ms | beside healthy | cores "
             "| result |",
