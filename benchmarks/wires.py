@@ -5,9 +5,10 @@
     python -m benchmarks.wires --judge DIR          (what --keep packed again, on any machine)
 
 Hosts are network namespaces whose NICs have real rates (`wire_hosts.py`); what happens to these is
-in `wire_troubles.py`. On each host a launcher of torch's starts the ranks: plain loops of
-`benchmarks.trainers`, all cases of a job in one process group. Every job is tried healthy, with
-some troubles, other ones at the next seed, and with something that is nobody's fault.
+in `wire_troubles.py`. On each host a launcher of torch's starts the ranks (`wire_runs.py`): loops
+of `benchmarks.trainers`, all cases of a job in one process group, or the repository's own engine,
+anew for each case. Every job (`wire_jobs.py`) is tried healthy, with some troubles, other ones at
+the next seed, and with something that is nobody's fault. Jobs run one after the other.
 
 - right: ranks of the host at fault are named, and no others, with the cause `link`; of a slow
   connection, ranks of either end; where nobody is at fault, nobody
@@ -15,6 +16,9 @@ some troubles, other ones at the next seed, and with something that is nobody's 
 - undecided: no node is named, and the verdict is undecided
 - missed: no node is named, and the verdict is another one
 - WRONG NAME: a node is named that is not at fault
+
+Of two hosts no trace can tell whose NIC is slow, for all that one sends the other receives: that a
+verdict is undecided is then all that can be wished for.
 
 Exit 1 when there was a wrong name, a job failed, or hosts cannot be made here.
 """
