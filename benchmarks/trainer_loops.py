@@ -211,9 +211,9 @@ def built(run: Run, **parts: bool) -> Gpt:
         return Gpt(run, run.layers, **parts).to(run.dtype)
 
 
-def ddp(run: Run) -> None:
+def ddp(run: Run, *, bucket_mb: float | None = None) -> None:
     """DDP with gradient accumulation; batches by a function of the loop's own."""
-    model = DistributedDataParallel(built(run))
+    model = DistributedDataParallel(built(run), bucket_cap_mb=bucket_mb)
     optimizer = adam(run, model)
     tracer = run.start(model=model)
     for number in run.numbers:

@@ -36,15 +36,15 @@ import tarfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from benchmarks import trainer_libraries, trainer_modern
 from benchmarks.jobs import ROOT, environment_line, publish, torchrun, unpack
@@ -84,6 +84,8 @@ SIZES = {
     "cpu": {"hidden": 192, "heads": 6, "layers": 4, "sequence": 256, "microbatches": 2},
     "gpu": {"hidden": 4096, "heads": 32, "layers": 4, "sequence": 2048, "microbatches": 2},
 }
+CASE = "case.json"
+"""In the files of a packed case: what it is."""
 HAS_STAGES = ("pipeline", "megatron PP")
 HAS_REPLICAS = ("ddp", "fsdp", "hybrid", *LIBRARIES)
 
@@ -224,9 +226,16 @@ def score(case: Case, findings: Sequence[dict[str, object]], verdict: str) -> st
     at_fault = {case.rank}
     if fault.reaches_next:
         at_fault.add((case.rank + 1) % case.num_ranks)
-    if any(not _names(one, at_fault) for one in blamed) or (blamed and not fault.causes):
+    return result_of(blamed, at_fault, fault.causes, verdict)
+
+
+def result_of(
+    blamed: Sequence[dict[str, object]], at_fault: set[int], causes: Sequence[str], verdict: str
+) -> str:
+    """Compare findings that blame ranks with the ranks at fault; no causes: nobody is."""
+    if any(not _names(one, at_fault) for one in blamed) or (blamed and not causes):
         return WRONG
-    if not fault.causes or any(one["cause"] in fault.causes for one in blamed):
+    if not causes or any(one["cause"] in causes for one in blamed):
         return RIGHT
     if blamed:
         return OTHER
@@ -241,26 +250,17 @@ def _names(finding: dict[str, object], at_fault: set[int]) -> bool:
 
 def judge(case: Case, trace: Path, keep: Path | None, *, keeps_right: bool = False) -> Row:
     """Detect in the files of a case, as the command does; packs them into `keep`."""
-    from aggregate import build_timeline
-    from detect import detect
-    from megascan.reader import read_trace
-
     done = trace / DONE
     machine = json.loads(done.read_text(encoding="utf-8"))
     done.unlink()
-    with redirect_stderr(io.StringIO()):  # notes, which the verdict holds, too
-        report = json.loads(json.dumps(detect(build_timeline(read_trace(trace))).to_json()))
+    report = report_of(trace)
     findings = report["findings"]
     result = score(case, findings, report["verdict"])
     row = Row(
         case=case,
         result=result,
         verdict=report["verdict"],
-        named="; ".join(
-            f"{','.join(map(str, one['ranks']))} {one['cause']} {one['slowdown']:.2f}x"
-            f" ({one['owner']}, cost {one['step_time_cost_ratio']:.3f})"
-            for one in findings
-        ),
+        named=described(findings),
         iteration_ms=report["iteration_ns"] / 1e6,
         cores_ratio=max(max(times) / min(times) for times in machine["core_ms"]),
         waited_ms=tuple(machine["waited_ms"]),
@@ -268,8 +268,28 @@ def judge(case: Case, trace: Path, keep: Path | None, *, keeps_right: bool = Fal
     )
     if keep is not None and (keeps_right or result != RIGHT):
         (trace / DONE).write_text(json.dumps(machine), encoding="utf-8")
-        _pack(case, trace, keep / result.replace(" ", "-"))
+        pack(asdict(case), case.file_name, trace, keep / result.replace(" ", "-"))
     return row
+
+
+def report_of(trace: Path) -> dict[str, Any]:
+    """Return what `detect --json` says of a folder."""
+    from aggregate import build_timeline
+    from detect import detect
+    from megascan.reader import read_trace
+
+    with redirect_stderr(io.StringIO()):  # notes, which the verdict holds, too
+        report = json.loads(json.dumps(detect(build_timeline(read_trace(trace))).to_json()))
+    return cast("dict[str, Any]", report)
+
+
+def described(findings: Sequence[dict[str, Any]]) -> str:
+    """Return a line that tells all findings."""
+    return "; ".join(
+        f"{','.join(map(str, one['ranks']))} {one['cause']} {one['slowdown']:.2f}x"
+        f" ({one['owner']}, cost {one['step_time_cost_ratio']:.3f})"
+        for one in findings
+    )
 
 
 def _suspected(findings: Sequence[dict[str, object]], notes: Sequence[str]) -> tuple[int, ...]:
@@ -281,21 +301,29 @@ def _suspected(findings: Sequence[dict[str, object]], notes: Sequence[str]) -> t
     return next(((int(one[1]),) for one in found if one is not None), ())
 
 
-def _pack(case: Case, trace: Path, folder: Path) -> None:
+def pack(case: dict[str, object], name: str, trace: Path, folder: Path) -> None:
+    """Pack the files of a case, and what it is, into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (trace / "case.json").write_text(json.dumps(asdict(case)), encoding="utf-8")
-    with tarfile.open(folder / f"{case.file_name}.tar.xz", "w:xz", preset=2) as archive:
-        archive.add(trace, case.file_name)
+    (trace / CASE).write_text(json.dumps(case), encoding="utf-8")
+    with tarfile.open(folder / f"{name}.tar.xz", "w:xz", preset=2) as archive:
+        archive.add(trace, name)
 
 
 def judge_kept(packed: Path) -> Row:
     """Detect again in what `--keep` packed."""
+    with unpacked(packed) as (case, trace):
+        return judge(Case(**case), trace, None)
+
+
+@contextmanager
+def unpacked(packed: Path) -> Iterator[tuple[dict[str, Any], Path]]:
+    """Yield what `pack` was given of a case, and the folder of its files."""
     with TemporaryDirectory() as temporary:
         unpack(packed, Path(temporary))
         (trace,) = Path(temporary).iterdir()
-        case = Case(**json.loads((trace / "case.json").read_text(encoding="utf-8")))
-        (trace / "case.json").unlink()
-        return judge(case, trace, None)
+        case = json.loads((trace / CASE).read_text(encoding="utf-8"))
+        (trace / CASE).unlink()
+        yield case, trace
 
 
 class Campaign:
@@ -354,7 +382,7 @@ class Campaign:
                     for is_profiled in (False, True)[: 1 + self._given.profiles]
                     if not (is_profiled and _is_traced_only(case))
                 ]
-                if wanted := [case for case in cases if _is_wanted(case.name, self._given.only)]:
+                if wanted := [case for case in cases if is_wanted(case.name, self._given.only)]:
                     yield wanted
 
     def _take(self, number: int) -> list[list[int]] | None:
@@ -479,7 +507,8 @@ def _is_traced_only(case: Case) -> bool:
     return fault.num_kept > 0 or fault.only_traced or case.loop in ("transformers", "lightning")
 
 
-def _is_wanted(name: str, only: Sequence[str] | None) -> bool:
+def is_wanted(name: str, only: Sequence[str] | None) -> bool:
+    """Tell whether a name holds one of the texts of `--only`."""
     return not only or any(text in name for text in only)
 
 
@@ -500,10 +529,10 @@ def render(rows: Sequence[Row], failed: Sequence[str], environment: str, command
             "",
             *([f"Failed: {'; '.join(failed)}.", ""] if failed else ()),
             f"| fault {head}",
-            *_table(faults),
+            *count_table(faults),
             "",
             f"| trainer {head}",
-            *_table(loops),
+            *count_table(loops),
             "",
             _first_looks(rows),
             "",
@@ -538,7 +567,8 @@ def _order(row: Row) -> tuple[int, str]:
     return -RESULTS.index(row.result), row.case.name
 
 
-def _table(counts: Counter[tuple[str, str]]) -> list[str]:
+def count_table(counts: Counter[tuple[str, str]]) -> list[str]:
+    """Return rows of how often each name had each result."""
     rows = []
     for name in sorted({name for name, _ in counts}):
         numbers = [counts[name, result] for result in RESULTS]
@@ -590,7 +620,7 @@ def main() -> int:
         packed = sorted(given.judge.rglob("*.tar.xz"))
         rows = []
         for path in packed:
-            if _is_wanted(path.name, given.only):
+            if is_wanted(path.name, given.only):
                 rows.append(judge_kept(path))
                 print(rows[-1].text(), flush=True)
     else:
