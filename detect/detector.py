@@ -217,6 +217,15 @@ def _search_held_up(inquiry: Inquiry) -> Answer:
     return search_held_up(inquiry)
 
 
+def _search_work_done(inquiry: Inquiry) -> Answer:
+    """Tell slow devices from more work, where devices count what they do."""
+    if not inquiry.seen.work_done or not inquiry.found:
+        return Answer()
+    from detect.causes.work_done import search_work_done
+
+    return search_work_done(inquiry)
+
+
 def _search_tcp(inquiry: Inquiry) -> Answer:
     """Search hosts whose network is slow by what TCP carries, where that was recorded."""
     if not inquiry.seen.carried:
@@ -286,6 +295,7 @@ FAR_LOADERS = CauseSpec(cause=Cause.LOADER, search=_search_far_loaders)
 SPARED = CauseSpec(cause=Cause.COMPUTE, search=_search_spared)
 BY_TOKENS = CauseSpec(cause=Cause.COMPUTE, search=_search_by_tokens)
 HELD_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_held_clocks)
+WORK_DONE = CauseSpec(cause=Cause.COMPUTE, search=_search_work_done)
 TCP_BETWEEN_HOSTS = CauseSpec(cause=Cause.LINK, search=_search_tcp)
 DEGRADED_LINKS = CauseSpec(cause=Cause.LINK, search=_search_degraded)
 SHARED_DEVICES = CauseSpec(cause=Cause.COMPUTE, search=_search_shared_devices)
@@ -337,6 +347,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     TCP_BETWEEN_HOSTS,
     DEGRADED_LINKS,
     SHARED_DEVICES,
+    WORK_DONE,
     HELD_UP,
 )
 

@@ -51,6 +51,7 @@ Causes:                                             What they share, and what fo
     everywhere.py    all wait for data, collect or
                      get uneven work, by turns; all
                      links of a kind become slower
+    work_done.py     slow devices from more work, by what they count
     tcp.py           what TCP connections between hosts
                      carry while they are busy
     shared_devices.py  on whose device other processes compute

@@ -571,6 +571,10 @@ DATA_ADVICE = (
     "balance the documents of a global batch over the data-parallel ranks by their cost (length "
     "squared for attention)"
 )
+STAGE_ADVICE = (
+    "give the heavy stage fewer layers (--decoder-first-pipeline-num-layers, "
+    "--decoder-last-pipeline-num-layers) or split the output layer"
+)
 JOB_ADVICE = (
     "the hosts launch too late everywhere: fewer and larger kernels (fused layers and optimizer, "
     "torch.compile, CUDA graphs), less Python between them",

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from detect.causes.device import DATA_ADVICE, HOST_ADVICE, optimizer_residuals
+from detect.causes.device import DATA_ADVICE, HOST_ADVICE, STAGE_ADVICE, optimizer_residuals
 from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations
 from detect.report import Cause, Finding, Owner
@@ -48,10 +48,6 @@ from detect.thresholds.verdicts import IMBALANCE
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
-STAGE_ADVICE = (
-    "give the heavy stage fewer layers (--decoder-first-pipeline-num-layers, "
-    "--decoder-last-pipeline-num-layers) or split the output layer"
-)
 DOUBTFUL_ADVICE = (
     "run the same GEMM benchmark on a device of this stage and on one of another: slower there, "
     "too, means the hardware; as fast means more work",

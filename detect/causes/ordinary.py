@@ -57,9 +57,9 @@ from detect.causes.device import (
     spares_lookups,
 )
 from detect.causes.finding import Inquiry
-from detect.causes.readings import CLOCK_NAME, held_down, slow_clock
+from detect.causes.readings import held_down, slow_clock
 from detect.causes.searches import ComputeSearch, SlowRow
-from detect.observe.observations import BACKWARD, FORWARD, Members
+from detect.observe.observations import BACKWARD, CLOCK_NAME, FORWARD, Members
 from detect.report import Owner
 from detect.stats import robust
 from detect.stats.residuals import deviations, stage_groups

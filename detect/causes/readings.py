@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from detect.observe.observations import (
+    CLOCK_NAME,
     PORT_PREFIX,
     REASONS_NAME,
     Observations,
@@ -34,7 +35,7 @@ from detect.thresholds.observing import READINGS
 from megascan.arrays import Flags
 from megascan.errors import listed
 
-CLOCK_NAME, HIGHEST_CLOCK_NAME, POWER_NAME = "sm_clock_mhz", "sm_clock_max_mhz", "power_w"
+HIGHEST_CLOCK_NAME, POWER_NAME = "sm_clock_max_mhz", "power_w"
 
 
 def slow_clock(seen: Observations, slow: Flags, row: int, effect: float) -> tuple[int, str] | None:

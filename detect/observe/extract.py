@@ -21,12 +21,16 @@ from detect.observe.facts import Cells, Facts, facts_in, facts_of, joined
 from detect.observe.launches import launch_pace
 from detect.observe.observations import (
     BACKWARD,
+    CLOCK_NAME,
+    DRAM_NAME,
+    TENSOR_NAME,
     Carried,
     Members,
     Observations,
     Tokenwise,
     Transfers,
     Work,
+    WorkDone,
     are_guessed,
     hidden_axes,
     hosts_of,
@@ -157,6 +161,7 @@ def _as_windows_say(seen: Observations, timeline: Timeline) -> Observations:
         has_even_data=_has_even_data(timeline, tokens),
         tokens=tokens,
         counters=typical_readings(timeline),
+        work_done=_work_done(timeline),
         core_waits=_by_iteration(timeline, lambda window: window.core_waits),
         other_threads=_by_iteration(timeline, lambda window: window.other_threads),
         carried=tuple(_carried(timeline)),
@@ -461,6 +466,26 @@ def _by_iteration(
         rank: told
         for rank, windows in timeline.windows.items()
         if (told := dict(pair for window in windows for pair in pairs_of(window)))
+    }
+
+
+def _work_done(timeline: Timeline) -> dict[int, tuple[WorkDone, ...]]:
+    """Return what devices have done, by rank, of windows that tell."""
+    names = {CLOCK_NAME, TENSOR_NAME, DRAM_NAME}
+    return {
+        rank: done
+        for rank, windows in timeline.windows.items()
+        if (
+            done := tuple(
+                WorkDone(
+                    window=one.window,
+                    multiplied=one.counters[TENSOR_NAME] * one.counters[CLOCK_NAME],
+                    moved=one.counters[DRAM_NAME],
+                )
+                for one in windows
+                if names <= one.counters.keys()
+            )
+        )
     }
 
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 REASONS_NAME = "clock_event_reasons"
 OTHERS_NAME = "others_sm_percent"
+CLOCK_NAME, TENSOR_NAME, DRAM_NAME = "sm_clock_mhz", "tensor_percent", "dram_percent"
 PORT_PREFIX, RATE_NAME = "nic.", "gbps"
 """Readings of the host's network ports are called `nic.<port>.<reading>`."""
 REASONS = {
@@ -188,6 +189,17 @@ class Carried:
     busy_ns: int
     """For which some were on their way, and the receiver had room."""
     of_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkDone:
+    """What a device has done from a window to the next one, as it counts itself."""
+
+    window: int
+    multiplied: float
+    """Cycles in which it multiplied matrices, in units that devices of a model share."""
+    moved: float
+    """What its memory carried, likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -608,6 +620,8 @@ class Observations:
     """Whether all ranks recorded what their layers are made of, and all layers are of one kind."""
     counters: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """Readings of devices and of hosts' ports by rank, median over windows; counts their sum."""
+    work_done: Mapping[int, tuple[WorkDone, ...]] = field(default_factory=dict)
+    """By rank, of devices that count it."""
     core_waits: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     """By rank and iteration: for how many ns the threads that launch its work could have run and
     had no core. Of ranks that tell, in a rank file on Linux."""

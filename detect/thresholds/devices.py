@@ -508,6 +508,31 @@ class _Shared:
     )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """How much devices have done, as they count it themselves."""
+
+    min_windows: int = limit(
+        2, "windows", Origin.MATHEMATICS, "after the first, in which the count has a spread"
+    )
+    noise_log: float = limit(
+        0.03, "log", Origin.BENCHMARK,
+        "by which the work of sound devices differs in two windows: clocks are read at their ends",
+    )  # fmt: skip
+    not_why_share: float = limit(
+        0.5, "share of the log slowdown", Origin.CONVENTION,
+        "that more work explains at most for a device to be slow",
+    )  # fmt: skip
+    why_share: float = limit(
+        0.67, "share of the log slowdown", Origin.CONVENTION,
+        "that it explains at least for the job to be why",
+    )  # fmt: skip
+    least_lasting: float = limit(
+        0.75, "share of the iterations", Origin.CONVENTION,
+        "in which a finding holds: work is counted over all of them",
+    )  # fmt: skip
+
+
 COMPUTE = _Compute()
 MEMORY = _Memory()
 OPTIMIZER = _Optimizer()
@@ -516,5 +541,6 @@ ORDINARY = _Ordinary()
 PAIRS = _Pairs()
 DEVICE = _Device()
 SHARED = _Shared()
+WORK = _Work()
 ENDS = _Ends()
 CHANGED_ENDS = _ChangedEnds()

@@ -18,6 +18,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple
 
@@ -36,7 +37,8 @@ _MOST = 32
 """Connections of a record: those with most bytes."""
 
 
-class Carried(NamedTuple):
+@dataclass(frozen=True)
+class Carried:
     """What connections between two addresses have carried from the first to the second."""
 
     own: str
@@ -48,6 +50,11 @@ class Carried(NamedTuple):
     """Segments."""
     of_us: int
     """For how long this was counted."""
+
+    def as_tuple(self) -> tuple[str, str, int, int, int, int]:
+        """Return it as a window's record has it."""
+        own, other = self.own, self.other
+        return own, other, self.num_bytes, self.busy_us, self.num_resent, self.of_us
 
 
 class _Counts(NamedTuple):

@@ -331,7 +331,7 @@ class TraceWriter:
             layers=tuple(window.layers),
             core_waits=window.core_waits,
             other_threads=window.other_threads,
-            connections=self._sockets.read(self._pace.step),
+            connections=tuple(one.as_tuple() for one in self._sockets.read(self._pace.step)),
             timings=tuple(
                 (timed[0], int(timed[1]), duration_ns)
                 for timed, duration_ns in zip(window.timed, durations, strict=True)

@@ -16,6 +16,7 @@ from megascan.instrument import start
 from megascan.instrument.megatron import GarbageCollections
 from megascan.schema import Kind, Track
 from megascan.tracer import TraceWriter
+from megascan.tracer.sockets import Carried
 from megascan.tracer.threads import ThreadTimes
 from megascan.tracer.tracer import MAX_TIMED_BETWEEN
 
@@ -77,6 +78,17 @@ def test_a_window_says_what_threads_did(make_tracer, read_rank_file):
     windows = read_rank_file(path).windows
     assert [window.get("core_waits") for window in windows] == [[[1, 40]], [[4, 7]]]
     assert [window.get("other_threads") for window in windows] == [[[1, 900]], [[4, 0]]]
+
+
+def test_a_window_says_what_connections_carried(make_tracer, read_rank_file):
+    tracer, path = make_tracer(interval=1, window=1)
+    carried = iter([(), (Carried("10.0.0.1", "10.0.0.2", 1 << 20, 4000, 3, 700_000),)])
+    tracer._writer._sockets.read = lambda step: next(carried)
+    train(tracer, [1, 2])
+    tracer.close()
+    windows = read_rank_file(path).windows
+    told = [["10.0.0.1", "10.0.0.2", 1 << 20, 4000, 3, 700_000]]
+    assert [window.get("connections") for window in windows] == [None, told]
 
 
 def test_training_that_ends_inside_a_window_leaves_a_shorter_one(make_tracer, read_rank_file):
