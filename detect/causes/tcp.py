@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -106,15 +106,14 @@ class _Slow:
     def sigma_log(self) -> float:
         """Return by how much sound ways differ, log: at least by what is always so."""
         logs = np.log([way.speed for way in self.others])
-        spread = float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0
-        return max(spread, TCP.spread_log)
+        return max(float(np.std(logs, ddof=1)), TCP.spread_log)
 
 
 def search_tcp(inquiry: Inquiry) -> Answer:
     """Name hosts and connections whose TCP carries little for the time that it takes."""
     seen, members = inquiry.seen, inquiry.seen.members
-    slow = list(_slow_hosts(_ways(seen.carried)))
-    slow = slow or list(_slow_connections(_ways(seen.carried)))
+    ways = _ways(seen.carried)
+    slow = _slow_hosts(ways) or list(_slow_connections(ways))
     found = [
         finding
         for one in slow
@@ -161,29 +160,31 @@ def _usual(ways: Iterable[_Way]) -> float:
     return float(np.median([way.speed for way in ways]))
 
 
-def _split(ways: list[_Way], ends: frozenset[str]) -> tuple[list[_Way], list[_Way]]:
-    """Return the ways from or to some hosts, and all others."""
-    own = [way for way in ways if way.ends & ends]
-    return own, [way for way in ways if not way.ends & ends]
-
-
-def _is_slow(way: _Way, others: Iterable[_Way]) -> bool:
-    like = [other for other in others if way.is_like(other)]
+def _is_slow(way: _Way, others: list[_Way]) -> bool:
+    like = _like([way], others)
     return bool(like) and way.speed * TCP.named_ratio <= _usual(like)
 
 
-def _sound_like(slow: list[_Way], others: list[_Way]) -> tuple[_Way, ...]:
-    """Return those of other ways that carry about as much as some, but for slow ones: further hosts
-    may have slow ports.
+def _like(some: list[_Way], others: list[_Way]) -> tuple[_Way, ...]:
+    """Return those of other ways that carry about as much as some."""
+    return tuple(way for way in others if any(way.is_like(one) for one in some))
+
+
+def _slow_hosts(ways: list[_Way]) -> list[_Slow]:
+    """Return the hosts all of whose sending or receiving is slow, with two other hosts at least,
+    beside ways that touch none of them.
     """
-    like = [way for way in others if any(way.is_like(one) for one in slow)]
-    return tuple(way for way in like if way.speed * TCP.named_ratio > _usual(like))
+    found = list(_candidates(ways))
+    touched = {host for one in found for host in one.hosts}
+    return [
+        replace(one, others=tuple(w for w in one.others if not w.ends & touched)) for one in found
+    ]
 
 
-def _slow_hosts(ways: list[_Way]) -> Iterator[_Slow]:
-    """Yield the hosts all of whose sending or receiving is slow, with two other hosts at least."""
+def _candidates(ways: list[_Way]) -> Iterator[_Slow]:
     for host in dict.fromkeys(chain.from_iterable((way.sender, way.receiver) for way in ways)):
-        own, others = _split(ways, frozenset((host,)))
+        own = [way for way in ways if host in way.ends]
+        others = [way for way in ways if host not in way.ends]
         slow = [way for way in own if _is_slow(way, others)]
         quick = [way for way in own if way not in slow]
         whole = [
@@ -192,15 +193,13 @@ def _slow_hosts(ways: list[_Way]) -> Iterator[_Slow]:
             if not any((way.sender == host) == (one.sender == host) for one in quick)
         ]
         if len(frozenset().union(*(way.ends for way in whole))) > 2:  # itself, and two others
-            yield _Slow(
-                hosts=(host,), ways=tuple(whole), others=_sound_like(whole, others), is_told=True
-            )
+            yield _Slow(hosts=(host,), ways=tuple(whole), others=_like(whole, others), is_told=True)
 
 
 def _slow_connections(ways: list[_Way]) -> Iterator[_Slow]:
     """Yield the ways between two hosts that alone are slow."""
     for way in ways:
-        _, others = _split(ways, way.ends)
+        others = [one for one in ways if one.sender != way.sender and one.receiver != way.receiver]
         if not _is_slow(way, others):
             continue
         beside = [one for one in ways if one != way and way.is_like(one)]
@@ -213,7 +212,7 @@ def _slow_connections(ways: list[_Way]) -> Iterator[_Slow]:
         yield _Slow(
             hosts=(way.sender, way.receiver),
             ways=(way,),
-            others=_sound_like([way], others),
+            others=_like([way], others),
             is_told=all(are_quick),
         )
 
@@ -221,6 +220,8 @@ def _slow_connections(ways: list[_Way]) -> Iterator[_Slow]:
 def _finding(inquiry: Inquiry, slow: _Slow) -> Finding | None:
     """Return what is said of slow ways; None where chance is not excluded, or nobody waits."""
     seen, members = inquiry.seen, inquiry.seen.members
+    if len(slow.others) < TCP.least_others:
+        return None
     rows = tuple(row for row, host in enumerate(members.hosts) if host in slow.hosts)
     error = slow.sigma_log * np.sqrt(1.0 / len(slow.ways) + 1.0 / len(slow.others))
     chance = float(stats.norm.sf(slow.ratio_log / error)) * len(set(members.hosts))

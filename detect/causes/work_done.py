@@ -54,6 +54,11 @@ class _More:
     level: float
     reach: float
 
+    @property
+    def ratio(self) -> float:
+        """Return how many times as much, 1 where it may be as much."""
+        return float(np.exp(self.level)) if abs(self.level) > self.reach else 1.0
+
     def is_why(self, slower: float) -> bool:
         """Return whether more work makes ranks slower by so much, log."""
         return self.level - self.reach >= WORK.why_share * slower
@@ -134,22 +139,26 @@ def _done(seen: Observations, rank: int, what: str) -> dict[int, float]:
 
 
 def _as_device(seen: Observations, of: Finding, more: _More) -> Finding:
-    """Return a finding as that of slow devices: they have done no more than others."""
+    """Return a finding as that of slow devices: they have done hardly more than others, and are
+    slower by the rest.
+    """
     first, last = of.first_iteration, of.last_iteration
-    cost = of.step_time_cost_ratio
+    cost, factor = of.step_time_cost_ratio, of.slowdown / more.ratio
     verb = "computes" if len(of.ranks) == 1 else "compute"
     finding = decided(
         seen,
         of,
         of.ranks,
         cause=Cause.COMPUTE,
-        statement=f"{_subject(seen, of)} {verb} {times(of.slowdown)} slower than others for as "
+        statement=f"{_subject(seen, of)} {verb} {times(factor)} slower than others for as "
         f"much work ({first} to {last}); "
         f"{gain(slowed_by(seen, first, last), cost, is_replayed=of.cost_is_replayed)}",
         evidence=(_evidence(more),),
         advice=GPU_ADVICE,
     )
-    return replace(finding, is_read=True)
+    low, high = of.slowdown_interval
+    interval = (low / more.ratio, high / more.ratio)
+    return replace(finding, slowdown=factor, slowdown_interval=interval, is_read=True)
 
 
 def _as_work(seen: Observations, of: Finding, more: _More) -> Finding:

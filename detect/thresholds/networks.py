@@ -259,6 +259,11 @@ class _Tcp:
         1.5, "ratio", Origin.CONVENTION,
         "of bytes within which ways do the same for the job: members of a ring carry as many",
     )  # fmt: skip
+    least_others: int = limit(
+        2, "ways", Origin.MATHEMATICS,
+        "beside slow ones, which show how sound ones differ: the messages of a healthy pipeline "
+        "over gloo were carried at 54 to 164 Mbit/s",
+    )  # fmt: skip
     named_ratio: float = limit(
         1.33, "ratio", Origin.CONVENTION,
         "by which a way carries less than others: ports fall to half their speed or less",
