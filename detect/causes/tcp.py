@@ -8,15 +8,18 @@ their way while the receiver had room (`megascan/tracer/sockets.py`). Their rati
 carries, whoever waits for whom. Ways that carry about as many bytes do the same for the job, and
 are compared.
 
-* A way is slow if it carries at most three quarters of what most of those ways do that neither
-  begin nor end at its sender, or at its receiver.
-* A host is named where all that it sends is slow, or all that it receives, or both, and two other
-  hosts at least are at the other ends.
-* Ways between two hosts only may be slow at either end, or between: undecided, unless the sender
-  sends as quickly as others elsewhere, and the receiver receives so: then it is the connection.
+* Some of them are slow if they lie apart: the quickest of them carries at most three quarters of
+  what the slowest of the others does.
+* A host is named where all that it sends and all that it receives is slow; or one of both, to or
+  from two hosts at least, while two others do as much and none of that is slow. All that is slow
+  must begin or end at such hosts: messages of a healthy pipeline differ by their direction.
+* A single slow way may be slow at either end, or between: undecided, unless the sender sends as
+  quickly as others elsewhere, and the receiver receives so: then it is the connection.
 
-The step would be shorter by what the slowest of these ways takes beyond what the others would, but
-not shorter than ranks compute.
+The step would be shorter by what the slow way that is busy longest takes beyond what others would,
+but not shorter than ranks compute. Connections that share a port meet there, at a slow one nearly
+always and elsewhere now and then: then the port is slower by something between nothing and what
+they are, and the geometric mean of both is said.
 
 Example: a ring of four hosts at 400 Mbit/s; the port of the third one runs at 200. Each of 20
 collectives takes 0.6 s on all ranks. What the fourth sends to it and what it sends to the second
@@ -27,10 +30,10 @@ Limits: gloo, and NCCL over sockets. RDMA goes past the kernel; there the rates 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
 
 import numpy as np
 from scipy import stats
@@ -46,7 +49,6 @@ from detect.causes.finding import (
 )
 from detect.observe.observations import Carried, Observations
 from detect.report import Cause, Finding, Owner
-from detect.stats.search import interval_of_ratio
 from detect.text import counted, times
 from detect.thresholds.networks import TCP
 from megascan.arrays import Floats
@@ -71,6 +73,8 @@ class _Way:
     busy_ns: int
     of_ns: int
     """The time over which that was counted."""
+    num_sharing: int
+    """Connections that share the sender's port, or the receiver's: of ranks with other hosts."""
 
     @property
     def speed(self) -> float:
@@ -78,13 +82,8 @@ class _Way:
         return self.num_bytes / self.busy_ns
 
     @property
-    def ends(self) -> frozenset[str]:
-        return frozenset((self.sender, self.receiver))
-
-    def is_like(self, other: _Way) -> bool:
-        """Return whether both carry about as much, as ways of one kind do."""
-        most, least = max(self.num_bytes, other.num_bytes), min(self.num_bytes, other.num_bytes)
-        return most <= TCP.alike_ratio * least
+    def ends(self) -> tuple[str, str]:
+        return self.sender, self.receiver
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,25 +94,36 @@ class _Slow:
     """One, or the sender and the receiver of a single connection."""
     ways: tuple[_Way, ...]
     others: tuple[_Way, ...]
+    """All ways that do the same and are not slow."""
     is_told: bool
     """Whether that is at fault: the host's port, or the connection."""
 
     @property
     def ratio_log(self) -> float:
+        """Return how much slower they are while they are busy, log."""
         return float(np.log(_usual(self.others) / _usual(self.ways)))
 
     @property
-    def sigma_log(self) -> float:
-        """Return by how much sound ways differ, log: at least by what is always so."""
-        logs = np.log([way.speed for way in self.others])
-        return max(float(np.std(logs, ddof=1)), TCP.spread_log)
+    def port_log(self) -> float:
+        """Return how much slower the port is, log."""
+        are_shared = any(way.num_sharing > 1 for way in (*self.ways, *self.others))
+        return self.ratio_log / 2 if are_shared else self.ratio_log
+
+    @property
+    def chance(self) -> float:
+        """Return the chance that ways of one speed lie so far apart, by how the slow ones differ:
+        they carry what they can, while others are quicker the more they rest.
+        """
+        logs = np.log([way.speed for way in self.ways])
+        gap_log = float(np.log(min(way.speed for way in self.others)) - logs.max())
+        spread_log = float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0
+        return float(stats.norm.sf(gap_log / max(spread_log, TCP.spread_log)))
 
 
 def search_tcp(inquiry: Inquiry) -> Answer:
     """Name hosts and connections whose TCP carries little for the time that it takes."""
     seen, members = inquiry.seen, inquiry.seen.members
-    ways = _ways(seen.carried)
-    slow = _slow_hosts(ways) or list(_slow_connections(ways))
+    slow = [one for kind in _kinds(_ways(seen.carried)) for one in _slow_of(kind)]
     found = [
         finding
         for one in slow
@@ -132,16 +142,18 @@ def _explains(seen: Observations, named: list[Finding], other: Finding) -> bool:
     """Return whether an open finding is what others wait for a network that was named."""
     is_open = other.owner is Owner.UNDECIDED and other.cause in EXPLAINED
     hosts = seen.members.hosts_of(chain.from_iterable(one.ranks for one in named))
-    return bool(named) and is_open and (
-        not other.ranks or bool(hosts & seen.members.hosts_of(other.ranks))
-    )  # fmt: skip
+    touches = not other.ranks or bool(hosts & seen.members.hosts_of(other.ranks))
+    return bool(named) and is_open and touches
 
 
-def _ways(carried: Iterable[Carried]) -> list[_Way]:
+def _ways(carried: Sequence[Carried]) -> list[_Way]:
     """Return what went between each two hosts that kept a connection busy for long enough."""
     parts: dict[tuple[str, str], list[Carried]] = defaultdict(list)
+    sending, receiving = defaultdict(set), defaultdict(set)
     for one in carried:
         parts[one.sender, one.receiver].append(one)
+        sending[one.sender].add((one.rank, one.receiver))
+        receiving[one.receiver].add((one.rank, one.sender))
     ways = [
         _Way(
             sender=sender,
@@ -149,10 +161,11 @@ def _ways(carried: Iterable[Carried]) -> list[_Way]:
             num_bytes=sum(one.num_bytes for one in each),
             busy_ns=sum(one.busy_ns for one in each),
             of_ns=sum(one.of_ns for one in each),
+            num_sharing=max(len(sending[sender]), len(receiving[receiver])),
         )
         for (sender, receiver), each in parts.items()
     ]
-    return [way for way in ways if way.busy_ns >= TCP.least_busy_ns]
+    return [way for way in ways if way.busy_ns >= TCP.least_busy_ns and way.num_bytes > 0]
 
 
 def _usual(ways: Iterable[_Way]) -> float:
@@ -160,71 +173,93 @@ def _usual(ways: Iterable[_Way]) -> float:
     return float(np.median([way.speed for way in ways]))
 
 
-def _is_slow(way: _Way, others: list[_Way]) -> bool:
-    like = _like([way], others)
-    return bool(like) and way.speed * TCP.named_ratio <= _usual(like)
+def _kinds(ways: list[_Way]) -> Iterator[list[_Way]]:
+    """Yield ways that carry about as many bytes each, and so do the same for the job."""
+    kind: list[_Way] = []
+    for way in sorted(ways, key=lambda way: way.num_bytes):
+        if kind and way.num_bytes > TCP.alike_ratio * kind[0].num_bytes:
+            yield kind
+            kind = []
+        kind.append(way)
+    yield kind
 
 
-def _like(some: list[_Way], others: list[_Way]) -> tuple[_Way, ...]:
-    """Return those of other ways that carry about as much as some."""
-    return tuple(way for way in others if any(way.is_like(one) for one in some))
-
-
-def _slow_hosts(ways: list[_Way]) -> list[_Slow]:
-    """Return the hosts all of whose sending or receiving is slow, with two other hosts at least,
-    beside ways that touch none of them.
+def _slow_of(kind: list[_Way]) -> list[_Slow]:
+    """Return what is slow of ways of one kind: hosts, or a connection; nothing where not all that
+    is slow is explained.
     """
-    found = list(_candidates(ways))
-    touched = {host for one in found for host in one.hosts}
+    kind = sorted(kind, key=lambda way: way.speed)
+    gaps = [float(np.log(more.speed / less.speed)) for less, more in pairwise(kind)]
+    if max(gaps, default=0.0) < np.log(TCP.named_ratio):
+        return []
+    place = int(np.argmax(gaps)) + 1
+    slow, others = kind[:place], kind[place:]
+    if len(others) < TCP.least_others:
+        return []
+    if len(slow) == 1:
+        return [_slow_connection(slow[0], others)]
+    touched = sorted({end for way in slow for end in way.ends})
+    hosts = [host for host in touched if _is_slow_host(host, slow, others)]
+    if not all({*way.ends} & {*hosts} for way in slow):
+        return []
     return [
-        replace(one, others=tuple(w for w in one.others if not w.ends & touched)) for one in found
+        _Slow(
+            hosts=(host,),
+            ways=tuple(way for way in slow if host in way.ends),
+            others=tuple(others),
+            is_told=True,
+        )
+        for host in hosts
     ]
 
 
-def _candidates(ways: list[_Way]) -> Iterator[_Slow]:
-    for host in dict.fromkeys(chain.from_iterable((way.sender, way.receiver) for way in ways)):
-        own = [way for way in ways if host in way.ends]
-        others = [way for way in ways if host not in way.ends]
-        slow = [way for way in own if _is_slow(way, others)]
-        quick = [way for way in own if way not in slow]
-        whole = [
-            way
-            for way in slow
-            if not any((way.sender == host) == (one.sender == host) for one in quick)
-        ]
-        if len(frozenset().union(*(way.ends for way in whole))) > 2:  # itself, and two others
-            yield _Slow(hosts=(host,), ways=tuple(whole), others=_like(whole, others), is_told=True)
+def _is_slow_host(host: str, slow: list[_Way], others: list[_Way]) -> bool:
+    """Return whether all that a host sends and receives is slow, with two hosts; or all that it
+    sends, or receives, while two others do as much and none of that is slow.
+    """
+    if not any(host in way.ends for way in others):
+        peers = {end for way in slow if host in way.ends for end in way.ends}
+        return len(peers - {host}) >= TCP.least_others
+    return _is_slow_one_way(host, slow, others, _sender) or _is_slow_one_way(
+        host, slow, others, _receiver
+    )
 
 
-def _slow_connections(ways: list[_Way]) -> Iterator[_Slow]:
-    """Yield the ways between two hosts that alone are slow."""
-    for way in ways:
-        others = [one for one in ways if one.sender != way.sender and one.receiver != way.receiver]
-        if not _is_slow(way, others):
-            continue
-        beside = [one for one in ways if one != way and way.is_like(one)]
-        sends = [one for one in beside if one.sender == way.sender]
-        receives = [one for one in beside if one.receiver == way.receiver]
-        are_quick = [
-            bool(each) and not any(_is_slow(one, others) for one in each)
-            for each in (sends, receives)
-        ]
-        yield _Slow(
-            hosts=(way.sender, way.receiver),
-            ways=(way,),
-            others=_like([way], others),
-            is_told=all(are_quick),
-        )
+def _is_slow_one_way(
+    host: str, slow: list[_Way], others: list[_Way], end: Callable[[_Way], str]
+) -> bool:
+    slowly, quickly = (Counter(end(way) for way in each) for each in (slow, others))
+    as_much = [one for one, count in quickly.items() if count >= TCP.least_others]
+    are_quick = [one for one in as_much if one not in slowly]
+    is_whole = host not in quickly and slowly[host] >= TCP.least_others
+    return is_whole and len(are_quick) >= TCP.least_others
+
+
+def _sender(way: _Way) -> str:
+    return way.sender
+
+
+def _receiver(way: _Way) -> str:
+    return way.receiver
+
+
+def _slow_connection(way: _Way, others: list[_Way]) -> _Slow:
+    """Return the one way that is slow, told where its ends are quick elsewhere."""
+    sends = any(one.sender == way.sender for one in others)
+    receives = any(one.receiver == way.receiver for one in others)
+    return _Slow(
+        hosts=(way.sender, way.receiver),
+        ways=(way,),
+        others=tuple(others),
+        is_told=sends and receives,
+    )
 
 
 def _finding(inquiry: Inquiry, slow: _Slow) -> Finding | None:
     """Return what is said of slow ways; None where chance is not excluded, or nobody waits."""
     seen, members = inquiry.seen, inquiry.seen.members
-    if len(slow.others) < TCP.least_others:
-        return None
     rows = tuple(row for row, host in enumerate(members.hosts) if host in slow.hosts)
-    error = slow.sigma_log * np.sqrt(1.0 / len(slow.ways) + 1.0 / len(slow.others))
-    chance = float(stats.norm.sf(slow.ratio_log / error)) * len(set(members.hosts))
+    chance = slow.chance * len(set(members.hosts))
     saved_ns = _saved_ns(seen, slow)
     if chance > inquiry.settings.false_discovery_rate or not rows:
         return None
@@ -241,8 +276,8 @@ def _finding(inquiry: Inquiry, slow: _Slow) -> Finding | None:
             rows=rows,
             cause=Cause.LINK,
             owner=Owner.NODE if slow.is_told else Owner.UNDECIDED,
-            slowdown=float(np.exp(slow.ratio_log)),
-            interval=interval_of_ratio(slow.ratio_log, error),
+            slowdown=float(np.exp(slow.port_log)),
+            interval=(1.0, float(np.exp(slow.ratio_log))),
             course=None,
             q_value=chance,
             num_peers=len(slow.others),
@@ -261,12 +296,11 @@ def _finding(inquiry: Inquiry, slow: _Slow) -> Finding | None:
 
 
 def _saved_ns(seen: Observations, slow: _Slow) -> Floats:
-    """Return by how much iterations would be shorter if the slowest way were as quick as others,
-    (iteration,): no shorter than ranks compute.
+    """Return by how much iterations would be shorter if the way that is busy longest were as quick
+    as others, (iteration,): no shorter than ranks compute.
     """
-    share = max(
-        (way.busy_ns - way.num_bytes / _usual(slow.others)) / way.of_ns for way in slow.ways
-    )
+    busiest = max(way.busy_ns / way.of_ns for way in slow.ways)
+    share = -busiest * float(np.expm1(-slow.port_log))
     computing_ns = np.nan_to_num(seen.busy_ns).max(axis=0)
     most_ns = np.maximum(seen.iteration_ns - computing_ns, 0.0)
     return np.asarray(np.minimum(share * seen.iteration_ns, most_ns))
@@ -274,12 +308,10 @@ def _saved_ns(seen: Observations, slow: _Slow) -> Floats:
 
 def _evidence(slow: _Slow) -> str:
     quick = [_megabits(way) for way in slow.others]
+    ways = [f"{way.sender} to {way.receiver} {_megabits(way):.0f} Mbit/s" for way in slow.ways]
     return (
         "Linux counts what TCP connections carry and for how long something is on its way: "
-        + listed(
-            [f"{way.sender} to {way.receiver} {_megabits(way):.0f} Mbit/s" for way in slow.ways]
-        )
-        + f"; {counted(len(quick), 'way')} between other hosts {min(quick):.0f} to "
+        f"{listed(ways)}; {counted(len(quick), 'way')} that are not slow {min(quick):.0f} to "
         f"{max(quick):.0f} Mbit/s, with about as many bytes"
     )
 

@@ -499,9 +499,10 @@ def _carried(timeline: Timeline) -> Iterator[Carried]:
         for one in window.connections
     ]
     owners = {own: hosts[rank] for rank, _, (own, *_) in told if hosts[rank]}
-    for _, window, (own, other, num_bytes, busy_us, _, of_us) in told:
+    for rank, window, (own, other, num_bytes, busy_us, _, of_us) in told:
         if {own, other} <= owners.keys() and owners[own] != owners[other]:
             yield Carried(
+                rank=rank,
                 iterations=(window.first_iteration, window.last_iteration),
                 sender=owners[own],
                 receiver=owners[other],

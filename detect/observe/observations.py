@@ -181,6 +181,7 @@ def _cut_along(value: Any, number: int, kept: Flags | Integers) -> Any:
 class Carried:
     """What a rank's TCP connections have carried from its host to another one, over some time."""
 
+    rank: int
     iterations: tuple[int, int]
     """The first and the last of the window, about whose time it is."""
     sender: str
