@@ -160,6 +160,52 @@ def test_two_slow_ports_of_eight():
     ]
 
 
+PIPELINE = {
+    (0, 1): 68.0, (3, 2): 74.0, (1, 2): 76.0, (2, 1): 117.0, (2, 3): 126.0, (1, 0): 150.0,
+}  # fmt: skip
+"""Of four sound hosts, each a stage of a pipeline over gloo: its messages."""
+SENDS_SLOWLY = {
+    (1, 2): 133.0, (2, 0): 133.0, (2, 1): 148.0, (0, 2): 150.0, (0, 1): 332.0, (1, 0): 426.0,
+}  # fmt: skip
+"""Of three hosts with FSDP, host 2's port sends at half its rate: confirmations are late as well."""
+AT_A_THIRD = {(2, 1): 35.0, (3, 2): 35.0, (0, 3): 201.0, (1, 0): 595.0}
+"""A ring of four hosts, host 2's port at a third: the others are quicker the longer they rested."""
+
+
+@pytest.mark.parametrize(
+    ("num_hosts", "speeds", "named"),
+    [
+        (4, PIPELINE, None),
+        (4, PIPELINE | {(0, 1): 25.0}, None),
+        (3, SENDS_SLOWLY, 2),
+        (4, AT_A_THIRD, 2),
+        (4, dict.fromkeys(ring(4), 115.0) | {(3, 2): 122.0}, None),
+    ],
+)
+def test_speeds_of_recorded_jobs(num_hosts, speeds, named):
+    report = judged(replicas(num_hosts), carried(speeds))
+    found = [one.ranks for one in report.findings if one.owner is Owner.NODE]
+    assert found == ([] if named is None else [(named,)])
+
+
+def test_connections_that_share_a_port_meet_there(four):
+    """Of two ranks each: the port may be slower by less than what its connections are."""
+    alone = judged(four, carried(ring(4, _1_2=100, _2_3=100))).findings[0]
+    pairs = carried(ring(4, _1_2=100, _2_3=100))
+    both = (pairs, tuple(replace(one, rank=one.rank + 4) for one in pairs))
+    shared = judged(four, *both).findings[0]
+    assert alone.slowdown == pytest.approx(4.0, rel=0.05)
+    assert shared.slowdown == pytest.approx(2.0, rel=0.05)
+    assert shared.slowdown_interval[1] == pytest.approx(4.0, rel=0.05)
+    assert 1.0 < shared.step_time_cost_ratio < alone.step_time_cost_ratio
+
+
+def test_slow_ways_that_no_host_explains_name_nobody(four):
+    """One of them begins and ends elsewhere."""
+    speeds = ring(8, _1_2=200, _2_3=200, _5_6=200)
+    assert not judged(replicas(8), carried(speeds)).findings
+
+
 def test_ways_of_another_kind_are_no_measure(four):
     """Small messages between two stages are slow for their latency, and carry little."""
     messages = {(0, 2): 100.0, (2, 0): 100.0, (0, 3): 90.0, (3, 0): 90.0}
