@@ -31,7 +31,7 @@ Limits: gloo, and NCCL over sockets. RDMA goes past the kernel; there the rates 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
@@ -198,8 +198,7 @@ def _slow_of(kind: list[_Way]) -> list[_Slow]:
         return []
     if len(slow) == 1:
         return [_slow_connection(slow[0], others)]
-    touched = sorted({end for way in slow for end in way.ends})
-    hosts = [host for host in touched if _is_slow_host(host, slow, others)]
+    hosts = list(_slow_hosts(slow, others))
     if not all({*way.ends} & {*hosts} for way in slow):
         return []
     return [
@@ -213,34 +212,31 @@ def _slow_of(kind: list[_Way]) -> list[_Slow]:
     ]
 
 
-def _is_slow_host(host: str, slow: list[_Way], others: list[_Way]) -> bool:
-    """Return whether all that a host sends and receives is slow, with two hosts; or all that it
-    sends, or receives, while two others do as much and none of that is slow.
+def _slow_hosts(slow: list[_Way], others: list[_Way]) -> Iterator[str]:
+    """Yield the hosts of which all that they send and receive is slow, with two hosts; or all that
+    they send, or receive, while two others do as much and none of that is slow.
     """
-    if not any(host in way.ends for way in others):
-        peers = {end for way in slow if host in way.ends for end in way.ends}
-        return len(peers - {host}) >= TCP.least_others
-    return _is_slow_one_way(host, slow, others, _sender) or _is_slow_one_way(
-        host, slow, others, _receiver
-    )
+    peers: dict[str, set[str]] = defaultdict(set)
+    for way in slow:
+        peers[way.sender].add(way.receiver)
+        peers[way.receiver].add(way.sender)
+    quick = {end for way in others for end in way.ends}
+    one_way = {host for end in (0, 1) for host in _slow_one_way(slow, others, end)}
+    for host in sorted(peers):
+        is_whole = host not in quick and len(peers[host]) >= TCP.least_others
+        if is_whole or host in one_way:
+            yield host
 
 
-def _is_slow_one_way(
-    host: str, slow: list[_Way], others: list[_Way], end: Callable[[_Way], str]
-) -> bool:
-    slowly, quickly = (Counter(end(way) for way in each) for each in (slow, others))
-    as_much = [one for one, count in quickly.items() if count >= TCP.least_others]
-    are_quick = [one for one in as_much if one not in slowly]
-    is_whole = host not in quickly and slowly[host] >= TCP.least_others
-    return is_whole and len(are_quick) >= TCP.least_others
-
-
-def _sender(way: _Way) -> str:
-    return way.sender
-
-
-def _receiver(way: _Way) -> str:
-    return way.receiver
+def _slow_one_way(slow: list[_Way], others: list[_Way], end: int) -> set[str]:
+    """Return the hosts all of whose ways begin, or end, slowly, of two and more."""
+    slowly, quickly = (Counter(way.ends[end] for way in each) for each in (slow, others))
+    as_much = {host for host, count in quickly.items() if count >= TCP.least_others}
+    if len(as_much - slowly.keys()) < TCP.least_others:
+        return set()
+    return {
+        host for host, count in slowly.items() if count >= TCP.least_others and host not in quickly
+    }
 
 
 def _slow_connection(way: _Way, others: list[_Way]) -> _Slow:

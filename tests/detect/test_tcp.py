@@ -167,7 +167,7 @@ PIPELINE = {
 SENDS_SLOWLY = {
     (1, 2): 133.0, (2, 0): 133.0, (2, 1): 148.0, (0, 2): 150.0, (0, 1): 332.0, (1, 0): 426.0,
 }  # fmt: skip
-"""Of three hosts with FSDP, host 2's port sends at half its rate: confirmations are late as well."""
+"""Of three hosts with FSDP, host 2's port sends at half its rate: what confirms is late, too."""
 AT_A_THIRD = {(2, 1): 35.0, (3, 2): 35.0, (0, 3): 201.0, (1, 0): 595.0}
 """A ring of four hosts, host 2's port at a third: the others are quicker the longer they rested."""
 
