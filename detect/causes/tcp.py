@@ -17,11 +17,11 @@ are compared.
 * A single slow way may be slow at either end, or between: undecided, unless the sender sends as
   quickly as others elsewhere, and the receiver receives so: then it is the connection.
 
-While the others wait for a slow way they rest, and then carry more at once than they could all the
-time: what ports hold back, and what connections that share a port would take of each other, is free.
+While the others wait for a slow way they rest, and then carry more at once than all the time: what
+ports hold back is there for them, and what connections that share a port take of each other is not.
 So the port is slower by something between nothing and what its ways are, and the geometric mean of
-both is said: in real jobs at a half and a third of their speed it was 1.3 to 3.4. The step would be
-shorter by what the slow way that is busy longest takes beyond that, but not shorter than ranks
+both is said: of real ports at a half and a third of their speed it was 1.6 to 3.4. The step would
+be shorter by what the slow way that is busy longest takes beyond that, but not shorter than ranks
 compute.
 
 Example: a ring of four hosts at 400 Mbit/s; the port of the third one runs at 200. Each of 20

@@ -388,10 +388,11 @@ def test_what_groups_transfer_says_nothing_of_single_passes(job):
     ("layout", "share", "factor", "owner"),
     [
         (Layout(pp=2), 0.03, 1.5, Owner.UNDECIDED),
-        (Layout(pp=2), 0.1, 1.5, Owner.NODE),
+        (Layout(pp=2), 0.1, 1.5, Owner.UNDECIDED),
+        (Layout(pp=2), 0.2, 1.5, Owner.NODE),
         (Layout(pp=2, dp=4), 0.03, 1.5, Owner.NODE),
     ],
-    ids=["gains 0.7 %", "gains 2.6 %", "beside ranks of its stage"],
+    ids=["gains 0.7 %", "gains 2.6 %", "gains more", "beside ranks of its stage"],
 )
 def test_slow_passes_of_a_lone_stage_that_cost_next_to_nothing_name_nobody(
     job, layout, share, factor, owner
