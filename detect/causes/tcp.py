@@ -28,13 +28,19 @@ Example: a ring of four hosts at 400 Mbit/s; the port of the third one runs at 2
 collectives takes 0.6 s on all ranks. What the fourth sends to it and what it sends to the second
 are carried at 190 and 180 Mbit/s, the other two at 400 and 404.
 
+**Now and then.** A port that is slow for a part of the time is told by the past of its own ways: in
+a window they carry at most three quarters of what they carry in their better windows, while all
+that neither begins nor ends at that host carries as much as ever. By as much the port is slower.
+Example: of four hosts' ways at 380 to 413 Mbit/s, those to and from host 3 carry 196 and 202 in one
+of six windows, and the others 509.
+
 Limits: gloo, and NCCL over sockets. RDMA goes past the kernel; there the rates of ports may tell.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -52,9 +58,10 @@ from detect.causes.finding import (
 )
 from detect.observe.observations import Carried, Observations
 from detect.report import Cause, Finding, Owner
-from detect.text import counted, times
+from detect.stats.stretches import Course
+from detect.text import times
 from detect.thresholds.networks import TCP
-from megascan.arrays import Floats
+from megascan.arrays import Flags, Floats
 from megascan.errors import listed
 
 BITS_PER_BYTE, NS_PER_US = 8, 1000
@@ -98,35 +105,40 @@ class _Slow:
     """All ways that do the same and are not slow."""
     is_told: bool
     """Whether that is at fault: the host's port, or the connection."""
+    slower: tuple[float, ...]
+    """Log of how much slower each is than others usually are, or than itself in better windows."""
+    gap_log: float
+    """Log of how far they lie apart at least."""
+    windows: tuple[tuple[int, int], ...] = ()
+    """Those in which they are slow, by first and last iteration; none: all."""
 
     @property
     def ratio_log(self) -> float:
         """Return how much slower they are while they are busy, log."""
-        return float(np.log(_usual(self.others) / _usual(self.ways)))
+        return float(np.median(self.slower))
 
     @property
     def port_log(self) -> float:
-        """Return how much slower the port is, log: the middle between not at all and as much."""
-        return self.ratio_log / 2
+        """Return how much slower the port is, log: as much as its ways beside their own past, else
+        the middle between not at all and as much.
+        """
+        return self.ratio_log if self.windows else self.ratio_log / 2
 
     @property
     def chance(self) -> float:
         """Return the chance that ways of one speed lie so far apart, by how the slow ones differ:
         they carry what they can, while others are quicker the more they rest.
         """
-        logs = np.log([way.speed for way in self.ways])
-        gap_log = float(np.log(min(way.speed for way in self.others)) - logs.max())
-        spread_log = float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0
-        return float(stats.norm.sf(gap_log / max(spread_log, TCP.spread_log)))
+        spread_log = float(np.std(self.slower, ddof=1)) if len(self.slower) > 1 else 0.0
+        return float(stats.norm.sf(self.gap_log / max(spread_log, TCP.spread_log)))
 
 
 def search_tcp(inquiry: Inquiry) -> Answer:
     """Name hosts and connections whose TCP carries little for the time that it takes."""
     seen, members = inquiry.seen, inquiry.seen.members
-    slow = [one for kind in _kinds(_ways(seen.carried)) for one in _slow_of(kind)]
     found = [
         finding
-        for one in slow
+        for one in _slow(seen.carried)
         if (finding := _finding(inquiry, one)) is not None
         and not inquiry.blamed[list(members.rows_with(finding.ranks))].all()
     ]
@@ -136,6 +148,15 @@ def search_tcp(inquiry: Inquiry) -> Answer:
         slow=rows_of_findings(members, named),
         explains=lambda one: _explains(seen, named, one),
     )
+
+
+def _slow(carried: Sequence[Carried]) -> list[_Slow]:
+    """Return what is slow all the time; of the same hosts when, where their own past tells it; and
+    what is slow now and then where nothing is all the time.
+    """
+    always = [one for kind in _kinds(_ways(carried)) for one in _slow_of(kind)]
+    at_times = {one.hosts: one for one in _slow_at_times(carried)}
+    return [at_times.get(one.hosts, one) for one in always] or [*at_times.values()]
 
 
 def _explains(seen: Observations, named: list[Finding], other: Finding) -> bool:
@@ -164,9 +185,43 @@ def _ways(carried: Iterable[Carried]) -> list[_Way]:
     return [way for way in ways if way.busy_ns >= TCP.least_busy_ns and way.num_bytes > 0]
 
 
-def _usual(ways: Iterable[_Way]) -> float:
-    """Return the median speed, bytes per ns."""
-    return float(np.median([way.speed for way in ways]))
+def _slow_at_times(carried: Sequence[Carried]) -> Iterator[_Slow]:
+    """Yield the hosts all of whose ways are slow in some windows, beside their own past, while all
+    others carry as much as ever.
+    """
+    by_window: dict[tuple[int, int], list[Carried]] = defaultdict(list)
+    for one in carried:
+        by_window[one.iterations].append(one)
+    windows = {window: _ways(each) for window, each in sorted(by_window.items())}
+    usual = _usual_speeds(chain.from_iterable(windows.values()))
+    hits: dict[str, list[tuple[tuple[int, int], list[_Way], list[_Way]]]] = defaultdict(list)
+    for window, ways in windows.items():
+        slow = [way for way in ways if way.speed * TCP.named_ratio <= usual[way.ends]]
+        others = [way for way in ways if way not in slow]
+        hosts = list(_slow_hosts(slow, others)) if others else []
+        if len(hosts) == 1 and all(hosts[0] in way.ends for way in slow):
+            hits[hosts[0]].append((window, slow, others))
+    for host, each in hits.items():
+        if len(each) < len(windows):
+            own = [way for _, slow, _ in each for way in slow]
+            slower = [float(np.log(usual[way.ends] / way.speed)) for way in own]
+            yield _Slow(
+                hosts=(host,),
+                ways=tuple(own),
+                others=tuple(way for _, _, others in each for way in others),
+                is_told=True,
+                slower=tuple(slower),
+                gap_log=min(slower),
+                windows=tuple(window for window, _, _ in each),
+            )
+
+
+def _usual_speeds(ways: Iterable[_Way]) -> dict[tuple[str, str], float]:
+    """Return what each way carries in its better windows: the median of the quicker half."""
+    speeds: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for way in ways:
+        speeds[way.ends].append(way.speed)
+    return {ends: float(np.median(sorted(each)[len(each) // 2 :])) for ends, each in speeds.items()}
 
 
 def _kinds(ways: list[_Way]) -> Iterator[list[_Way]]:
@@ -194,13 +249,26 @@ def _slow_of(kind: list[_Way]) -> list[_Slow]:
         slow, others = kind[:place], kind[place:]
         hosts = list(_slow_hosts(slow, others))
         if all({*way.ends} & {*hosts} for way in slow):
-            return [_slow_host(host, slow, others) for host in hosts]
+            return [
+                _beside((host,), [way for way in slow if host in way.ends], others)
+                for host in hosts
+            ]
     return [_slow_connection(kind[0], kind[1:])] if gaps == [1] else []
 
 
-def _slow_host(host: str, slow: list[_Way], others: list[_Way]) -> _Slow:
-    ways = tuple(way for way in slow if host in way.ends)
-    return _Slow(hosts=(host,), ways=ways, others=tuple(others), is_told=True)
+def _beside(
+    hosts: tuple[str, ...], slow: list[_Way], others: list[_Way], *, is_told: bool = True
+) -> _Slow:
+    """Return slow ways beside others that do the same."""
+    logs, quick = (np.log([way.speed for way in each]) for each in (slow, others))
+    return _Slow(
+        hosts=hosts,
+        ways=tuple(slow),
+        others=tuple(others),
+        is_told=is_told,
+        slower=tuple((np.median(quick) - logs).tolist()),
+        gap_log=float(quick.min() - logs.max()),
+    )
 
 
 def _slow_hosts(slow: list[_Way], others: list[_Way]) -> Iterator[str]:
@@ -234,12 +302,7 @@ def _slow_connection(way: _Way, others: list[_Way]) -> _Slow:
     """Return the one way that is slow, told where its ends are quick elsewhere."""
     sends = any(one.sender == way.sender for one in others)
     receives = any(one.receiver == way.receiver for one in others)
-    return _Slow(
-        hosts=(way.sender, way.receiver),
-        ways=(way,),
-        others=tuple(others),
-        is_told=sends and receives,
-    )
+    return _beside(way.ends, [way], others, is_told=sends and receives)
 
 
 def _finding(inquiry: Inquiry, slow: _Slow) -> Finding | None:
@@ -247,8 +310,9 @@ def _finding(inquiry: Inquiry, slow: _Slow) -> Finding | None:
     seen, members = inquiry.seen, inquiry.seen.members
     rows = tuple(row for row, host in enumerate(members.hosts) if host in slow.hosts)
     chance = slow.chance * len(set(members.hosts))
-    saved_ns = _saved_ns(seen, slow)
-    if chance > inquiry.settings.false_discovery_rate or not rows:
+    is_slow = _when(seen, slow)
+    saved_ns = np.where(is_slow, _saved_ns(seen, slow), 0.0)
+    if chance > inquiry.settings.false_discovery_rate or not rows or not is_slow.any():
         return None
     if float(saved_ns.mean()) < TCP.least_share * float(seen.iteration_ns.mean()):
         return None
@@ -265,13 +329,13 @@ def _finding(inquiry: Inquiry, slow: _Slow) -> Finding | None:
             owner=Owner.NODE if slow.is_told else Owner.UNDECIDED,
             slowdown=float(np.exp(slow.port_log)),
             interval=(1.0, float(np.exp(slow.ratio_log))),
-            course=None,
+            course=None if is_slow.all() else Course.of(is_slow, slow.port_log, TCP.spread_log),
             q_value=chance,
             num_peers=len(slow.others),
             saved_ns=saved_ns,
             subject=f"the network of {whose} (ranks {listed(ranks)})",
-            predicate=f"carries {times(float(np.exp(slow.ratio_log)))} less than that between "
-            "other hosts while it is busy",
+            predicate=f"carries {times(float(np.exp(slow.ratio_log)))} less than "
+            f"{'at other times' if slow.windows else 'that of other hosts'} while it is busy",
             evidence=(_evidence(slow), *([] if slow.is_told else [EITHER_END])),
             advice=connection_advice(seen, ranks),
             is_replayed=False,
@@ -280,6 +344,15 @@ def _finding(inquiry: Inquiry, slow: _Slow) -> Finding | None:
         ),
     )
     return undecided_if_no_gain(finding)
+
+
+def _when(seen: Observations, slow: _Slow) -> Flags:
+    """Flag the iterations in whose windows ways are slow, (iteration,)."""
+    if not slow.windows:
+        return np.ones(len(seen.iterations), dtype=bool)
+    numbers = seen.iterations
+    flags = [(numbers >= first) & (numbers <= last) for first, last in slow.windows]
+    return np.asarray(np.logical_or.reduce(flags))
 
 
 def _saved_ns(seen: Observations, slow: _Slow) -> Floats:
@@ -295,11 +368,18 @@ def _saved_ns(seen: Observations, slow: _Slow) -> Floats:
 
 def _evidence(slow: _Slow) -> str:
     quick = [_megabits(way) for way in slow.others]
-    ways = [f"{way.sender} to {way.receiver} {_megabits(way):.0f} Mbit/s" for way in slow.ways]
+    parts: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for way in slow.ways:
+        parts[way.ends].append(_megabits(way))
+    ways = [
+        f"{sender} to {receiver} {' and '.join(f'{one:.0f}' for one in speeds)} Mbit/s"
+        for (sender, receiver), speeds in parts.items()
+    ]
+    usual = [_megabits(way) * np.exp(log) for way, log in zip(slow.ways, slow.slower, strict=True)]
+    past = f", in other windows {min(usual):.0f} to {max(usual):.0f}" if slow.windows else ""
     return (
         "Linux counts what TCP connections carry and for how long something is on its way: "
-        f"{listed(ways)}; {counted(len(quick), 'way')} that are not slow {min(quick):.0f} to "
-        f"{max(quick):.0f} Mbit/s, with about as many bytes"
+        f"{listed(ways)}{past}; what is not slow {min(quick):.0f} to {max(quick):.0f} Mbit/s"
     )
 
 
