@@ -14,8 +14,8 @@ are compared.
 * A host is named where all that it sends and all that it receives is slow; or one of both, to or
   from two hosts at least, while two others do as much and none of that is slow. All that is slow
   must begin or end at such hosts: messages of a healthy pipeline differ by their direction.
-* A single slow way may be slow at either end, or between: undecided, unless the sender sends as
-  quickly as others elsewhere, and the receiver receives so: then it is the connection.
+* What is slow between two hosts only may be slow at either end, or between: undecided, unless the
+  ends send and receive as quickly as others elsewhere: then it is the connection.
 
 While the others wait for a slow way they rest, and then carry more at once than all the time: what
 ports hold back is there for them, and what connections that share a port take of each other is not.
@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -109,6 +109,10 @@ class _Slow:
     """Log of how much slower each is than others usually are, or than itself in better windows."""
     gap_log: float
     """Log of how far they lie apart at least."""
+    spread_log: float
+    """Log of what ways of one port differ by, which carry what they can, or these ways in better
+    windows: others are quicker the more they rest.
+    """
     windows: tuple[tuple[int, int], ...] = ()
     """Those in which they are slow, by first and last iteration; none: all."""
 
@@ -126,11 +130,8 @@ class _Slow:
 
     @property
     def chance(self) -> float:
-        """Return the chance that ways of one speed lie so far apart, by how the slow ones differ:
-        they carry what they can, while others are quicker the more they rest.
-        """
-        spread_log = float(np.std(self.slower, ddof=1)) if len(self.slower) > 1 else 0.0
-        return float(stats.norm.sf(self.gap_log / max(spread_log, TCP.spread_log)))
+        """Return the chance that ways of one speed lie so far apart."""
+        return float(stats.norm.sf(self.gap_log / max(self.spread_log, TCP.spread_log)))
 
 
 def search_tcp(inquiry: Inquiry) -> Answer:
@@ -212,6 +213,12 @@ def _slow_at_times(carried: Sequence[Carried]) -> Iterator[_Slow]:
                 is_told=True,
                 slower=tuple(slower),
                 gap_log=min(slower),
+                spread_log=_spread(
+                    np.log(way.speed / usual[way.ends])
+                    for ways in windows.values()
+                    for way in ways
+                    if host in way.ends and way not in own
+                ),
                 windows=tuple(window for window, _, _ in each),
             )
 
@@ -253,7 +260,8 @@ def _slow_of(kind: list[_Way]) -> list[_Slow]:
                 _beside((host,), [way for way in slow if host in way.ends], others)
                 for host in hosts
             ]
-    return [_slow_connection(kind[0], kind[1:])] if gaps == [1] else []
+    found = [_slow_connection(kind[:place], kind[place:]) for place in gaps]
+    return found[-1] if found else []
 
 
 def _beside(
@@ -268,7 +276,14 @@ def _beside(
         is_told=is_told,
         slower=tuple((np.median(quick) - logs).tolist()),
         gap_log=float(quick.min() - logs.max()),
+        spread_log=_spread(logs),
     )
+
+
+def _spread(logs: Iterable[float]) -> float:
+    """Return the standard deviation of some logs; 0 of a single one."""
+    values = np.array([*logs])
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def _slow_hosts(slow: list[_Way], others: list[_Way]) -> Iterator[str]:
@@ -298,11 +313,16 @@ def _slow_one_way(slow: list[_Way], others: list[_Way], end: int) -> set[str]:
     }
 
 
-def _slow_connection(way: _Way, others: list[_Way]) -> _Slow:
-    """Return the one way that is slow, told where its ends are quick elsewhere."""
-    sends = any(one.sender == way.sender for one in others)
-    receives = any(one.receiver == way.receiver for one in others)
-    return _beside(way.ends, [way], others, is_told=sends and receives)
+def _slow_connection(slow: list[_Way], others: list[_Way]) -> list[_Slow]:
+    """Return the ways between two hosts that alone are slow, one or both; told where the ends are
+    quick elsewhere.
+    """
+    if len({frozenset(way.ends) for way in slow}) > 1:
+        return []
+    senders, receivers = ({way.ends[end] for way in others} for end in (0, 1))
+    are_quick = all(way.sender in senders and way.receiver in receivers for way in slow)
+    found = _beside(slow[0].ends, slow, others, is_told=are_quick)
+    return [replace(found, spread_log=0.0)]  # the two directions may differ
 
 
 def _finding(inquiry: Inquiry, slow: _Slow) -> Finding | None:

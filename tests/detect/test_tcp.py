@@ -117,6 +117,7 @@ def test_all_ranks_of_the_host_are_one_finding():
         (ring(4, _1_2=330, _2_3=330), "slower by a little"),
         (ring(2, _0_1=100), "of two hosts either may be it"),
         ({(0, 1): 100.0, (1, 0): 100.0, (1, 2): 400.0, (2, 1): 400.0}, "a neighbour only"),
+        (ring(4, _1_2=100, _3_0=100), "two ways without a host in common"),
     ],
 )
 def test_nobody_is_named(four, speeds, why):
@@ -128,6 +129,13 @@ def test_one_slow_way_may_be_either_ends(four):
     report = judged(four, carried(ring(4, _1_2=200)))
     assert owners(report) == [((1, 2), Cause.LINK, Owner.UNDECIDED)]
     assert any("the port of either may be slow" in one for one in report.findings[0].evidence)
+
+
+def test_two_slow_ways_between_the_same_hosts_may_be_either_ends(four):
+    """Recorded: two pipelines of two hosts; one port sends slowly, and what confirms is late."""
+    speeds = {(0, 1): 192.0, (1, 0): 195.0, (2, 3): 75.0, (3, 2): 70.0}
+    report = judged(four, carried(speeds))
+    assert owners(report) == [((2, 3), Cause.LINK, Owner.UNDECIDED)]
 
 
 def mesh(num_hosts: int, usual: float = 400.0) -> Speeds:
