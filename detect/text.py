@@ -68,6 +68,13 @@ def subject_of(members: Members, row: int) -> str:
     return f"{'the group of ' * is_group}{ranks_of(members, row)} ({place(members, row)})"
 
 
+def subject_of_ranks(members: Members, ranks: tuple[int, ...]) -> str:
+    """Return what a sentence about some ranks begins with: with their place if they are one row."""
+    rows = members.rows_with(ranks)
+    is_row = len(rows) == 1 and members.ranks_of(rows) == ranks
+    return subject_of(members, rows[0]) if is_row else ranks_text(ranks)
+
+
 def ranks_text(ranks: tuple[int, ...]) -> str:
     """Return "rank 5", or "ranks 4 and 5"."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"

@@ -599,6 +599,30 @@ def decided(
     )
 
 
+def settle(
+    inquiry: Inquiry, decide: Callable[[Finding], Finding | None]
+) -> tuple[list[Finding], list[Finding]]:
+    """Return what findings of earlier searches become by a reading, and those that it settles.
+
+    `decide` returns None for a finding of which the reading tells nothing. A node that is blamed
+    already, by an earlier search or here, is not blamed again.
+    """
+    members, blamed = inquiry.seen.members, inquiry.blamed
+    found, settled = list[Finding](), list[Finding]()
+    for one in inquiry.found:
+        decision = decide(one)
+        if decision is None:
+            continue
+        settled.append(one)
+        if decision.owner is Owner.NODE:
+            rows = list(members.rows_with(decision.ranks))
+            if blamed[rows].any():
+                continue
+            blamed = blamed | mask_of(rows, len(members))
+        found.append(decision)
+    return found, settled
+
+
 def undecided(finding: Finding, why: str) -> Finding:
     """Return the finding with nobody to blame, and with the sentence that says why in evidence."""
     return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, why))

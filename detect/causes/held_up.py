@@ -48,6 +48,7 @@ from detect.causes.finding import (
     decided,
     gain,
     rows_of_findings,
+    settle,
     slowed_by,
     undecided,
 )
@@ -55,7 +56,7 @@ from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.search import interval_of_share
-from detect.text import milliseconds, ranks_text, subject_of
+from detect.text import milliseconds, subject_of_ranks
 from detect.thresholds.hosts import CORES
 from megascan.arrays import Flags, Floats
 
@@ -166,20 +167,18 @@ def search_held_up(inquiry: Inquiry) -> Answer:
         for account in (OTHER_THREADS, WAITS)
         if (times_ns := _times_ns(seen, account)) is not None
     ]
-    blamed, found, settled = inquiry.blamed, list[Finding](), list[Finding]()
-    for one in inquiry.found:
+
+    def decide(one: Finding) -> Finding | None:
         if one.owner is Owner.NODE and (doubts := _usual(seen, accounts, one)):
-            found.append(undecided(one, doubts))
-            settled.append(one)
+            return undecided(one, doubts)
         if one.owner is not Owner.UNDECIDED or one.cause not in OPEN_CAUSES:
-            continue
+            return None
         apart = next(filter(None, (_behind(inquiry, *account, one) for account in accounts)), None)
-        if apart is None:
-            continue
-        if not blamed[list(apart.rows)].any():
-            found.append(_decided(seen, one, apart))
-            blamed = blamed | rows_of_findings(members, found)
-        settled.append(one)
+        return _decided(seen, one, apart) if apart else None
+
+    found, settled = settle(inquiry, decide)
+    named = [one for one in found if one.owner is Owner.NODE]
+    blamed = inquiry.blamed | rows_of_findings(members, named)
     for account, times_ns in accounts:
         if account.is_lost:
             found += _by_themselves(inquiry, account, times_ns, blamed)
@@ -279,7 +278,7 @@ def _chance(longest: Flags, is_far: Flags) -> float:
 
 def _decided(seen: Observations, of: Finding, apart: _Apart) -> Finding:
     """Return a finding as that of the host on which its ranks have no core, or are held up."""
-    rows, account = apart.rows, apart.account
+    ranks, account = seen.members.ranks_of(apart.rows), apart.account
     first, last = of.first_iteration, of.last_iteration
     is_all_lost = account.is_lost and apart.own_ns >= _runs_ahead(seen) * apart.step_ns
     estimate = cost_ratio(seen, apart.saved_ns, counted_window(seen, first, last))
@@ -288,10 +287,10 @@ def _decided(seen: Observations, of: Finding, apart: _Apart) -> Finding:
     finding = decided(
         seen,
         of,
-        seen.members.ranks_of(rows),
+        ranks,
         cause=Cause.HOST,
-        statement=f"{_subject(seen, rows)} {apart.predicate} ({first} to {last}); "
-        f"{gain(slowed_by(seen, first, last), cost, is_replayed=is_replayed)}",
+        statement=f"{subject_of_ranks(seen.members, ranks)} {apart.predicate} "
+        f"({first} to {last}); {gain(slowed_by(seen, first, last), cost, is_replayed=is_replayed)}",
         evidence=(apart.evidence,),
         advice=account.advice,
     )
@@ -330,7 +329,7 @@ def _by_themselves(
             q_value=apart.q_value,
             num_peers=len(seen.members) - len(apart.rows),
             saved_ns=apart.saved_ns,
-            subject=_subject(seen, apart.rows),
+            subject=subject_of_ranks(seen.members, seen.members.ranks_of(apart.rows)),
             predicate=apart.predicate,
             evidence=(apart.evidence,),
             advice=account.advice,
@@ -347,7 +346,9 @@ def _notes(inquiry: Inquiry, accounts: Accounts, blamed: Flags) -> Iterator[str]
     for account, times_ns in accounts:
         apart = _apart(inquiry, account, times_ns, everywhere, CORES.slack_share)
         if apart is not None and not blamed[list(apart.rows)].any():
-            subject = _subject(inquiry.seen, apart.rows)
+            subject = subject_of_ranks(
+                inquiry.seen.members, inquiry.seen.members.ranks_of(apart.rows)
+            )
             yield f"{subject} {apart.predicate}; whether that costs the step anything is not seen"
 
 
@@ -355,8 +356,3 @@ def _runs_ahead(seen: Observations) -> float:
     """Return for which share of an iteration a thread may be held up and the step not be longer."""
     is_cpu = seen.members.device_kind == "cpu"
     return CORES.slack_share if is_cpu else CORES.longest_ahead_share
-
-
-def _subject(seen: Observations, rows: tuple[int, ...]) -> str:
-    members = seen.members
-    return subject_of(members, rows[0]) if len(rows) == 1 else ranks_text(members.ranks_of(rows))

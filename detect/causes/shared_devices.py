@@ -31,12 +31,13 @@ from detect.causes.finding import (
     decided,
     gain,
     rows_of_findings,
+    settle,
     slowed_by,
 )
 from detect.observe.observations import OTHERS_NAME, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.text import percent, ranks_text, subject_of
+from detect.text import percent, subject_of_ranks
 from detect.thresholds.devices import SHARED
 
 OPEN_CAUSES = (
@@ -60,25 +61,21 @@ ADVICE = (
 
 def search_shared_devices(inquiry: Inquiry) -> Answer:
     """Name the devices that other processes use: of undecided findings; note the others."""
-    seen, members = inquiry.seen, inquiry.seen.members
+    seen = inquiry.seen
     shares = _shared(seen)
     if not shares:
         return Answer()
-    blamed, found, settled = inquiry.blamed, list[Finding](), list[Finding]()
-    for one in inquiry.found:
-        if one.owner is not Owner.UNDECIDED or one.cause not in OPEN_CAUSES:
-            continue
-        ranks = _behind(seen, shares, one)
-        if not ranks:
-            continue
-        if not blamed[list(members.rows_with(ranks))].any():
-            found.append(_decided(seen, shares, one, ranks))
-            blamed = blamed | rows_of_findings(members, found)
-        settled.append(one)
+
+    def decide(one: Finding) -> Finding | None:
+        is_open = one.owner is Owner.UNDECIDED and one.cause in OPEN_CAUSES
+        ranks = _behind(seen, shares, one) if is_open else ()
+        return _decided(seen, shares, one, ranks) if ranks else None
+
+    found, settled = settle(inquiry, decide)
     named = {rank for one in (*inquiry.found, *found) for rank in one.ranks}
     return Answer(
         findings=tuple(found),
-        slow=rows_of_findings(members, found),
+        slow=rows_of_findings(seen.members, found),
         explains=lambda one: one in settled or _may_come_of(found, one),
         notes=tuple(_notes(shares, named)),
     )
@@ -123,11 +120,8 @@ def _decided(
     seen: Observations, shares: dict[int, float], of: Finding, ranks: tuple[int, ...]
 ) -> Finding:
     """Return a finding as that of the devices that others use."""
-    members, first, last = seen.members, of.first_iteration, of.last_iteration
-    rows = members.rows_with(ranks)
-    subject = (
-        subject_of(members, rows[0]) if members.ranks_of(rows) == ranks[:1] else ranks_text(ranks)
-    )
+    first, last = of.first_iteration, of.last_iteration
+    subject = subject_of_ranks(seen.members, ranks)
     shares_its, own = ("shares its device", shares[ranks[0]])
     if len(ranks) > 1:
         shares_its, own = "share their devices", min(shares[rank] for rank in ranks)

@@ -29,18 +29,19 @@ collectives takes 0.6 s on all ranks. What the fourth sends to it and what it se
 are carried at 190 and 180 Mbit/s, the other two at 400 and 404.
 
 **Now and then.** A port that is slow for a part of the time is told by the past of its own ways: in
-a window they carry at most three quarters of what they carry in their better windows, while all
-that neither begins nor ends at that host carries as much as ever. By as much the port is slower.
+a window they carry at most three quarters of what they carry in their better windows, and of what
+all others do then, which carry as much as ever. By as much the port is slower.
 Example: of four hosts' ways at 380 to 413 Mbit/s, those to and from host 3 carry 196 and 202 in one
 of six windows, and the others 509.
 
-Limits: gloo, and NCCL over sockets. RDMA goes past the kernel; there the rates of ports may tell.
+Limits: gloo, and NCCL over sockets. RDMA goes past the kernel; there the rates of ports may tell. A
+host that alone is farther than others, behind a narrower way of its own, looks like a slow port.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -197,9 +198,9 @@ def _slow_at_times(carried: Sequence[Carried]) -> Iterator[_Slow]:
     usual = _usual_speeds(chain.from_iterable(windows.values()))
     hits: dict[str, list[tuple[tuple[int, int], list[_Way], list[_Way]]]] = defaultdict(list)
     for window, ways in windows.items():
-        slow = [way for way in ways if way.speed * TCP.named_ratio <= usual[way.ends]]
+        slow = [way for way in ways if _is_slower(way, usual)]
         others = [way for way in ways if way not in slow]
-        hosts = list(_slow_hosts(slow, others)) if others else []
+        hosts = list(_slow_hosts(slow, others)) if _are_apart(slow, others) else []
         if len(hosts) == 1 and all(hosts[0] in way.ends for way in slow):
             hits[hosts[0]].append((window, slow, others))
     for host, each in hits.items():
@@ -217,10 +218,24 @@ def _slow_at_times(carried: Sequence[Carried]) -> Iterator[_Slow]:
                     np.log(way.speed / usual[way.ends])
                     for ways in windows.values()
                     for way in ways
-                    if host in way.ends and way not in own
+                    if host in way.ends and not _is_slower(way, usual)
                 ),
                 windows=tuple(window for window, _, _ in each),
             )
+
+
+def _is_slower(way: _Way, usual: Mapping[tuple[str, str], float]) -> bool:
+    return way.speed * TCP.named_ratio <= usual[way.ends]
+
+
+def _are_apart(slow: list[_Way], others: list[_Way]) -> bool:
+    """Return whether some ways are slower than all others: next to a port that became slow others
+    become quicker, so that they were slower before beside their own past alone.
+    """
+    if not slow or not others:
+        return False
+    quickest = max(way.speed for way in slow)
+    return quickest * TCP.named_ratio <= min(way.speed for way in others)
 
 
 def _usual_speeds(ways: Iterable[_Way]) -> dict[tuple[str, str], float]:

@@ -33,13 +33,14 @@ from detect.causes.finding import (
     decided,
     gain,
     rows_of_findings,
+    settle,
     slowed_by,
 )
 from detect.causes.launching import is_host_bound
 from detect.observe.observations import OTHERS_NAME, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.text import ranks_text, subject_of, times
+from detect.text import subject_of_ranks, times
 from detect.thresholds.devices import ORDINARY, SHARED, WORK
 from megascan.arrays import Floats
 
@@ -70,28 +71,20 @@ class _More:
 
 def search_work_done(inquiry: Inquiry) -> Answer:
     """Decide whether ranks that compute for longer have slow devices, or more to do."""
-    seen, members = inquiry.seen, inquiry.seen.members
-    blamed, found, settled = inquiry.blamed, list[Finding](), list[Finding]()
-    for one in inquiry.found:
-        if one.cause not in TOLD or one.owner is Owner.JOB or one.is_read:
-            continue
-        decision = _decision(seen, one)
-        if decision is None:
-            continue
-        is_named = blamed[list(members.rows_with(one.ranks))].any()
-        if decision.owner is Owner.JOB or not is_named:
-            found.append(decision)
-        settled.append(one)
+    seen = inquiry.seen
+    found, settled = settle(inquiry, lambda one: _decision(seen, one))
     named = [one for one in found if one.owner is Owner.NODE]
     return Answer(
         findings=tuple(found),
-        slow=rows_of_findings(members, named),
+        slow=rows_of_findings(seen.members, named),
         explains=lambda one: one in settled,
     )
 
 
 def _decision(seen: Observations, of: Finding) -> Finding | None:
     """Return what work says of a finding; None where it does not tell."""
+    if of.cause not in TOLD or of.owner is Owner.JOB or of.is_read:
+        return None
     slower = float(np.log(of.slowdown))
     is_lasting = of.share_of_iterations >= WORK.least_lasting
     more = _more(seen, of.ranks, "tensor") if is_lasting and slower > 0.0 else None
@@ -144,14 +137,15 @@ def _as_device(seen: Observations, of: Finding, more: _More) -> Finding:
     """
     first, last = of.first_iteration, of.last_iteration
     cost, factor = of.step_time_cost_ratio, of.slowdown / more.ratio
+    subject = subject_of_ranks(seen.members, of.ranks)
     verb = "computes" if len(of.ranks) == 1 else "compute"
     finding = decided(
         seen,
         of,
         of.ranks,
         cause=Cause.COMPUTE,
-        statement=f"{_subject(seen, of)} {verb} {times(factor)} slower than others for as "
-        f"much work ({first} to {last}); "
+        statement=f"{subject} {verb} {times(factor)} slower than others for as much work "
+        f"({first} to {last}); "
         f"{gain(slowed_by(seen, first, last), cost, is_replayed=of.cost_is_replayed)}",
         evidence=(_evidence(more),),
         advice=GPU_ADVICE,
@@ -167,28 +161,19 @@ def _as_work(seen: Observations, of: Finding, more: _More) -> Finding:
     first, last = of.first_iteration, of.last_iteration
     stages = {int(members.stage[row]) for row in members.rows_with(of.ranks)}
     is_stage = all({*members.ranks_of(members.rows_of_stage(one))} <= {*of.ranks} for one in stages)
-    has, whose = ("has", "that") if len(of.ranks) == 1 else ("have", "those")
+    subject, has = subject_of_ranks(members, of.ranks), "has" if len(of.ranks) == 1 else "have"
     finding = decided(
         seen,
         of,
         of.ranks,
         cause=Cause.STAGE_IMBALANCE if is_stage else Cause.SEQUENCE_IMBALANCE,
-        statement=f"{_subject(seen, of)} {has} {times(float(np.exp(more.level)))} the work of "
-        f"others ({first} to {last}); with as much as {whose} of the others "
-        + gain(slowed_by(seen, first, last), of.step_time_cost_ratio, is_replayed=False).replace(
-            "without it ", ""
-        ),
+        statement=f"{subject} {has} {times(float(np.exp(more.level)))} the work of others "
+        f"({first} to {last}); "
+        + gain(slowed_by(seen, first, last), of.step_time_cost_ratio, is_replayed=False),
         evidence=(_evidence(more),),
         advice=(STAGE_ADVICE if is_stage else DATA_ADVICE,),
     )
     return replace(finding, owner=Owner.JOB, is_read=True)
-
-
-def _subject(seen: Observations, of: Finding) -> str:
-    members = seen.members
-    rows = members.rows_with(of.ranks)
-    is_one = members.ranks_of(rows) == of.ranks[:1]
-    return subject_of(members, rows[0]) if is_one else ranks_text(of.ranks)
 
 
 def _evidence(more: _More) -> str:
@@ -196,5 +181,5 @@ def _evidence(more: _More) -> str:
     return (
         f"by NVML's count of the cycles in which matrices were multiplied {times(ratio)} the work "
         "of the others was done in the same time: more data or layers would be more work, and a "
-        "slow device does none"
+        "slow device does no more"
     )

@@ -1,4 +1,5 @@
-"""Runs of other people's trainers (`benchmarks.trainers`: gloo, two and four H100, two H200).
+"""Runs of other people's trainers (`benchmarks.trainers`: gloo, two and four H100, two H200), and
+jobs of several hosts over slow ports (`benchmarks.wires`: gloo).
 
 Most were judged wrongly once. What was planted is in each file's name; the files do not say it.
 """
@@ -312,3 +313,64 @@ def test_stages_of_two_are_not_named_for_passes_that_vary_or_are_cut_otherwise(r
     gradients of weights that the other stage computes later (1.4 times; forward 1.13).
     """
     assert not named(report_of(f"h200-{name}"))
+
+
+def test_a_device_on_which_another_process_copies_at_times_is_named(report_of):
+    """Of its three windows one shows the other process; two ranks, one of which is slower."""
+    (finding,) = report_of("h200-vision-of-2-rank-0-memory-copied-at-times").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((0,), Cause.COMPUTE, Owner.NODE)
+    assert "whose kernels ran for 12.0 % of the time" in finding.headline
+
+
+def test_a_process_in_which_a_thread_of_python_runs_is_named(report_of):
+    (finding,) = report_of("h200-moe-of-2-rank-1-threads-counted").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.HOST, Owner.NODE)
+    assert "held up by other threads of its own process, 4" in finding.headline
+
+
+def test_a_host_is_not_named_where_threads_of_python_run_on_all(report_of):
+    """For 28 of 103 ms in either process; rank 1 loses 23."""
+    report = report_of("h200-fsdp-of-2-python-threads-on-both")
+    assert report.verdict is Verdict.UNDECIDED
+    assert any("the last by chance" in one for one in report.findings[0].evidence)
+
+
+def test_a_rank_that_has_done_more_has_longer_data(report_of):
+    """1.25 times the tokens."""
+    (finding,) = report_of("h200-hsdp-of-2-rank-1-longer-data").findings
+    assert (finding.ranks, finding.owner) == ((1,), Owner.JOB)
+    assert "has 1.28x the work of others" in finding.headline
+
+
+def test_a_slow_device_has_done_as_much(report_of):
+    (finding,) = report_of("h200-moe-of-2-rank-1-fewer-sms").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.COMPUTE, Owner.NODE)
+    assert "slower than others for as much work" in finding.headline
+
+
+def test_slow_passes_of_the_last_stage_of_sound_devices_name_nobody(report_of):
+    report = report_of("h200-interleaved-of-2-rank-0-saves")
+    assert not named(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "first", "cost"),
+    [
+        ("hosts-hsdp-of-4-host-2-port-at-a-third", (4, 5), 6, 2.06),
+        # for 1 s of each 4, so in two windows; the cost is that of their iterations
+        ("hosts-fsdp-of-3-host-1-port-at-times", (2, 3), 11, 1.27),
+    ],
+)
+def test_a_host_whose_port_is_slow_is_named_by_what_tcp_carried(
+    report_of, name, ranks, first, cost
+):
+    """2.03 and 1.13 times as long as the healthy jobs."""
+    (finding,) = [one for one in report_of(name).findings if one.owner is Owner.NODE]
+    assert (finding.ranks, finding.cause) == (ranks, Cause.LINK)
+    assert finding.first_iteration == first
+    assert finding.step_time_cost_ratio == pytest.approx(cost, abs=0.05)
+
+
+def test_messages_of_a_healthy_pipeline_name_no_host(report_of):
+    """Its hosts carry 68 to 150 Mbit/s, by stage and direction."""
+    assert not named(report_of("hosts-pipeline-of-4-healthy"))

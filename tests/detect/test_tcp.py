@@ -289,6 +289,15 @@ def test_nobody_is_named_for_what_changed(four, changed, why):
     assert not [one for one in report.findings if one.owner is Owner.NODE], why
 
 
+def test_who_becomes_quicker_beside_a_slow_port_was_not_slow_before(four):
+    """Recorded: host 1's port since the third window; hosts 0, 2 and 3 rest and burst since."""
+    sound = {(3, 2): 144.0, (0, 3): 154.0, (2, 1): 158.0, (1, 0): 173.0}
+    since = {(2, 1): 75.0, (1, 0): 83.0, (3, 2): 270.0, (0, 3): 400.0}
+    report = judged(four, windows_of(sound, sound, since, since, since))
+    assert owners(report) == [((1,), Cause.LINK, Owner.NODE)]
+    assert report.findings[0].first_iteration == 9
+
+
 def test_a_ring_of_three_hosts_is_told_by_its_past_only():
     seen = replicas(3)
     sound, slow = ring(3), ring(3, _0_1=200, _1_2=200)
