@@ -55,6 +55,7 @@ from benchmarks.wire_hosts import NoHostsHereError
 from benchmarks.wire_jobs import JOBS, Case, Job, cases_of
 from benchmarks.wire_runs import JobFailedError, running
 from benchmarks.wire_troubles import NOTHING, TROUBLES
+from megascan.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +139,18 @@ class Campaign:
             self.failed.append(cases[len(complete)].name)
             print(f"{self.failed[-1]} failed:\n{error}", file=sys.stderr, flush=True)
         for case, trace in complete:  # once the ranks have left the cores
-            row = judge(case, trace, self._given.keep, keeps_right=self._given.keep_right)
-            self.rows.append(row)
-            print(row.text(), flush=True)
+            self._judge(case, trace)
         shutil.rmtree(folder)
+
+    def _judge(self, case: Case, trace: Path) -> None:
+        try:
+            row = judge(case, trace, self._given.keep, keeps_right=self._given.keep_right)
+        except InputError as error:  # a rank's trace is missing: its job has failed
+            self.failed.append(case.name)
+            print(f"{case.name} failed: {error}", file=sys.stderr, flush=True)
+            return
+        self.rows.append(row)
+        print(row.text(), flush=True)
 
 
 def render(rows: Sequence[Row], failed: Sequence[str], environment: str, command: str) -> str:

@@ -96,11 +96,11 @@ class Nics:
     """The ports of this host, which are looked for once; none where the kernel names none."""
 
     def __init__(self) -> None:
-        self._ports: tuple[_Port, ...] = ()
+        self._ports: list[_Port] = []
         self._totals: dict[str, dict[str, float]] = {}
         self._read_at_ns: int | None = None
         with suppress(OSError, ValueError):
-            self._ports = tuple(islice(_ports(), _MOST_PORTS))
+            self._ports = list(islice(_ports(), _MOST_PORTS))
         for port in self._ports:
             self._totals[port.name] = port.totals()
 

@@ -62,6 +62,14 @@ class _Counts(NamedTuple):
     busy_us: int
     num_resent: int
 
+    def since(self, earlier: _Counts) -> _Counts:
+        """Return what came since earlier counts."""
+        return _Counts(
+            self.num_bytes - earlier.num_bytes,
+            self.busy_us - earlier.busy_us,
+            self.num_resent - earlier.num_resent,
+        )
+
 
 class Sockets:
     """Reads what the connections of this process have carried since the last reading."""
@@ -94,7 +102,7 @@ class Sockets:
             for name, addresses, counts in _connections(step):
                 self._counts[name] = counts
                 earlier = before.get(name, _Counts(0, 0, 0))
-                since = _Counts(*(new - old for new, old in zip(counts, earlier, strict=True)))
+                since = counts.since(earlier)
                 if since.num_bytes >= _LEAST_BYTES:
                     carried[addresses].append(since)
         sums = [_sum(ends, each, of_ns // 1000) for ends, each in carried.items()]
@@ -102,8 +110,14 @@ class Sockets:
 
 
 def _sum(ends: tuple[str, str], each: list[_Counts], of_us: int) -> Carried:
-    num_bytes, busy_us, num_resent = map(sum, zip(*each, strict=True))
-    return Carried(*ends, num_bytes, busy_us, num_resent, of_us)
+    return Carried(
+        own=ends[0],
+        other=ends[1],
+        num_bytes=sum([one.num_bytes for one in each]),
+        busy_us=sum([one.busy_us for one in each]),
+        num_resent=sum([one.num_resent for one in each]),
+        of_us=of_us,
+    )
 
 
 def _connections(step: Step) -> Iterator[tuple[str, tuple[str, str], _Counts]]:

@@ -24,6 +24,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Full, Queue
@@ -241,7 +242,8 @@ class TraceWriter:
     def _run(self) -> None:
         try:
             self._open()
-            self._sockets.begin()
+            with suppress(Exception):  # without it the first reading counts from the beginning
+                self._sockets.begin()
             while (window := self._queue.get()) is not None:
                 self.num_steps += 1
                 self._write(window)
@@ -252,6 +254,27 @@ class TraceWriter:
         except Exception as error:  # whatever it is, training goes on without a trace
             self._on_failure(error)
             self._drain()
+
+    def _readings(self) -> dict[str, float]:
+        """Read the device and the host's ports; what cannot be read costs no window."""
+        counters: dict[str, float] = {}
+        try:
+            counters |= self._timer.counters()
+            counters |= self._nics.read(self._pace.step)
+        except Exception as error:  # of a driver, or a file of the system
+            self._say_unread("device and ports", error)
+        return counters
+
+    def _connections(self) -> tuple[tuple[str, str, int, int, int, int], ...]:
+        """Read what TCP connections carried; what cannot be read costs no window."""
+        try:
+            return tuple([one.as_tuple() for one in self._sockets.read(self._pace.step)])
+        except Exception as error:  # of a socket that goes away
+            self._say_unread("connections", error)
+            return ()
+
+    def _say_unread(self, what: str, error: Exception) -> None:
+        self._voice.warn(f"unread {what}", f"{what} cannot be read, tracing goes on: {error!r}")
 
     def _say_what_is_missing(self) -> None:
         if self._num_windows and not self._has_passes:
@@ -323,7 +346,7 @@ class TraceWriter:
             num_dropped=window.num_dropped + self._num_lost_spans,
             granularity=window.granularity,
             interval=window.interval,
-            counters={**self._timer.counters(), **self._nics.read(self._pace.step)},
+            counters=self._readings(),
             tie_width_ns=check.tie_width_ns,
             drift_ppm=check.drift_ppm,
             tokens=window.tokens,
@@ -331,10 +354,12 @@ class TraceWriter:
             layers=tuple(window.layers),
             core_waits=window.core_waits,
             other_threads=window.other_threads,
-            connections=tuple(one.as_tuple() for one in self._sockets.read(self._pace.step)),
+            connections=self._connections(),
             timings=tuple(
-                (timed[0], int(timed[1]), duration_ns)
-                for timed, duration_ns in zip(window.timed, durations, strict=True)
+                [
+                    (timed[0], int(timed[1]), duration_ns)
+                    for timed, duration_ns in zip(window.timed, durations, strict=True)
+                ]
             ),
         )
         lines = [*self._encoded(rank, records), encode_window(rank, record)]

@@ -91,6 +91,27 @@ def test_a_window_says_what_connections_carried(make_tracer, read_rank_file):
     assert [window.get("connections") for window in windows] == [None, told]
 
 
+def test_what_cannot_be_read_costs_no_window(make_tracer, read_rank_file, caplog):
+    tracer, path = make_tracer(interval=1, window=1)
+
+    def fail(*_: object) -> None:
+        raise SystemError("bad argument to internal function")
+
+    tracer._writer._timer.counters = fail
+    tracer._writer._sockets.read = fail
+    train(tracer, [1, 2, 3])
+    tracer.close()
+    windows = read_rank_file(path).windows
+    assert [(w["first_iteration"], w["counters"], w.get("connections")) for w in windows] == [
+        (1, {}, None),
+        (2, {}, None),
+        (3, {}, None),
+    ]
+    said = [record.message for record in caplog.records if "cannot be read" in record.message]
+    assert len(said) == 2
+    assert "connections cannot be read, tracing goes on: SystemError" in said[1]
+
+
 def test_training_that_ends_inside_a_window_leaves_a_shorter_one(make_tracer, read_rank_file):
     tracer, path = make_tracer(interval=5, window=4)
     train(tracer, range(1, 8))
