@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
+from benchmarks.hogs import alongside
 from benchmarks.trainer_faults import HEALTHY, LONG
 from benchmarks.wire_hosts import Host, Network
 
@@ -93,19 +94,6 @@ def _foreign_traffic(site: Site) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _meanwhile(changes: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run a function beside the job; it ends soon after its event is set."""
-    ended = threading.Event()
-    thread = threading.Thread(target=changes, args=(ended,))
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
 def _slow_now_and_then(site: Site) -> AbstractContextManager[None]:
     def change(ended: threading.Event) -> None:
         while not ended.wait(PERIOD_S - SLOW_S):
@@ -113,7 +101,7 @@ def _slow_now_and_then(site: Site) -> AbstractContextManager[None]:
             ended.wait(SLOW_S)
             site.network.shape(site.host)
 
-    return _meanwhile(change)
+    return alongside(change)
 
 
 def _slow_from_the_middle_on(site: Site) -> AbstractContextManager[None]:
@@ -123,7 +111,7 @@ def _slow_from_the_middle_on(site: Site) -> AbstractContextManager[None]:
                 site.network.shape(site.host, egress_ratio=site.ratio, ingress_ratio=site.ratio)
                 return
 
-    return _meanwhile(change)
+    return alongside(change)
 
 
 NOTHING = Trouble(name=HEALTHY.name, acting=_nothing, causes=())

@@ -54,6 +54,7 @@ from detect.causes.finding import (
     placed_at,
     rows_of_findings,
     saved_by_compute,
+    settle,
 )
 from detect.causes.launching import is_host_bound
 from detect.causes.ordinary import chance_of_sound, reach_of_sound
@@ -254,16 +255,15 @@ def search_held_clocks(inquiry: Inquiry) -> Answer:
     seen, members = inquiry.seen, inquiry.seen.members
     if members.device_kind == "cpu" or not seen.counters:
         return Answer()
-    known = inquiry.blamed
-    found, settled = [], list[Finding]()
-    for one in inquiry.found:
+
+    def decide(one: Finding) -> Finding | None:
         is_open = one.owner is Owner.UNDECIDED and one.cause is Cause.STAGE_IMBALANCE
-        if not is_open or known[list(members.rows_with(one.ranks))].any():
-            continue
+        if not is_open or inquiry.blamed[list(members.rows_with(one.ranks))].any():
+            return None
         low = _held(seen, one)
-        if low:
-            found.append(_finding_of_stage(seen, one, low))
-            settled.append(one)
+        return _finding_of_stage(seen, one, low) if low else None
+
+    found, settled = settle(inquiry, decide)
     return Answer(
         findings=tuple(found),
         slow=rows_of_findings(members, found),

@@ -98,7 +98,7 @@ def _shared(seen: Observations) -> dict[int, float]:
         for rank, readings in seen.counters.items()
         if OTHERS_NAME in readings
     }
-    if len(told) < 2 or len(told) < len(seen.members.ranks_of(range(len(seen.members)))):
+    if len(told) < 2 or len(told) < len(seen.members.recorded):
         return {}
     usual = robust.usual(np.array(list(told.values())))
     least = max(SHARED.least_share, SHARED.far_ratio * usual)

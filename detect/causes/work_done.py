@@ -105,7 +105,7 @@ def _more(seen: Observations, ranks: tuple[int, ...], what: str) -> _More | None
     multiplications, or in "memory". None where that was not counted on all, in two windows at
     least, or not by these processes alone.
     """
-    others = [rank for rank in seen.members.ranks_of(range(len(seen.members))) if rank not in ranks]
+    others = [rank for rank in seen.members.recorded if rank not in ranks]
     told = {rank: _done(seen, rank, what) for rank in (*ranks, *others)}
     windows = set[int].intersection(*(set(each) for each in told.values()))
     if not ranks or not others or len(windows) < WORK.min_windows:

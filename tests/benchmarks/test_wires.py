@@ -151,6 +151,7 @@ def rate_mbit(sender, receiver):
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.alone
 def test_nics_have_the_rates_that_they_are_given():
     with hosts_or_skip(Network(3, 200)) as network:
         first, second, third = network.hosts
