@@ -598,8 +598,37 @@ def replica_of(model: torch.nn.Module) -> torch.nn.Module:
 
     if isinstance(uncompiled(model), DistributedDataParallel):
         return model
-    replicas = (one for one in gc.get_objects() if type(one) is DistributedDataParallel)
-    return next((one for one in replicas if uncompiled(one.module) is uncompiled(model)), model)
+    inside = uncompiled(model)
+    for wrapper in _wrappers_of(inside):
+        if isinstance(wrapper, DistributedDataParallel):
+            return wrapper
+        for replica in _wrappers_of(wrapper):  # of a compiled model
+            if isinstance(replica, DistributedDataParallel):
+                return replica
+    return model
+
+
+def _wrappers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the modules that wrap a model: those of DDP, and those that torch.compile made.
+
+    The garbage collector is asked for referrers and not for all objects: a list of all objects
+    holds each tuple that another thread is just building, too, and CPython stops that thread's
+    `tuple(generator)` with a SystemError (bpo-15108).
+    """
+    import torch
+
+    children = [
+        holder
+        for holder in gc.get_referrers(model)
+        if isinstance(holder, dict)
+        and (holder.get("module") is model or holder.get("_orig_mod") is model)
+    ]
+    if not children:
+        return []
+    holders = gc.get_referrers(*children)
+    attributes = [holder for holder in holders if isinstance(holder, dict)]
+    owners = gc.get_referrers(*attributes) if attributes else []
+    return [one for one in (*holders, *owners) if isinstance(one, torch.nn.Module)]
 
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
