@@ -15,7 +15,9 @@ are compared.
   from two hosts at least, while two others do as much and none of that is slow. All that is slow
   must begin or end at such hosts: messages of a healthy pipeline differ by their direction.
 * What is slow between two hosts only may be slow at either end, or between: undecided, unless the
-  ends send and receive as quickly as others elsewhere: then it is the connection.
+  ends send and receive as quickly as others elsewhere: then it is the connection. In a ring the way
+  to its sender carries less, too, and that to the sender's sender, for who waits rests; a slow port
+  holds back the two ways beside it alike.
 
 While the others wait for a slow way they rest, and then carry more at once than all the time: what
 ports hold back is there for them, and what connections that share a port take of each other is not.
@@ -140,7 +142,7 @@ def search_tcp(inquiry: Inquiry) -> Answer:
     seen, members = inquiry.seen, inquiry.seen.members
     found = [
         finding
-        for one in _slow(seen.carried)
+        for one in _slow(seen.carried, _most_chance(inquiry))
         if (finding := _finding(inquiry, one)) is not None
         and not inquiry.blamed[list(members.rows_with(finding.ranks))].all()
     ]
@@ -152,11 +154,16 @@ def search_tcp(inquiry: Inquiry) -> Answer:
     )
 
 
-def _slow(carried: Sequence[Carried]) -> list[_Slow]:
+def _most_chance(inquiry: Inquiry) -> float:
+    """Return the chance up to which ways are slow, of one of all hosts."""
+    return inquiry.settings.false_discovery_rate / len(set(inquiry.seen.members.hosts))
+
+
+def _slow(carried: Sequence[Carried], most_chance: float) -> list[_Slow]:
     """Return what is slow all the time; of the same hosts when, where their own past tells it; and
     what is slow now and then where nothing is all the time.
     """
-    always = [one for kind in _kinds(_ways(carried)) for one in _slow_of(kind)]
+    always = [one for kind in _kinds(_ways(carried)) for one in _slow_of(kind, most_chance)]
     at_times = {one.hosts: one for one in _slow_at_times(carried)}
     return [at_times.get(one.hosts, one) for one in always] or [*at_times.values()]
 
@@ -257,7 +264,7 @@ def _kinds(ways: list[_Way]) -> Iterator[list[_Way]]:
     yield kind
 
 
-def _slow_of(kind: list[_Way]) -> list[_Slow]:
+def _slow_of(kind: list[_Way], most_chance: float) -> list[_Slow]:
     """Return what is slow of ways of one kind: hosts, or a connection; nothing where not all that
     is slow is explained.
     """
@@ -271,12 +278,23 @@ def _slow_of(kind: list[_Way]) -> list[_Slow]:
         slow, others = kind[:place], kind[place:]
         hosts = list(_slow_hosts(slow, others))
         if all({*way.ends} & {*hosts} for way in slow):
-            return [
+            found = [
                 _beside((host,), [way for way in slow if host in way.ends], others)
                 for host in hosts
             ]
-    found = [_slow_connection(kind[:place], kind[place:]) for place in gaps]
-    return found[-1] if found else []
+            if all(one.chance <= most_chance for one in found):
+                return found
+            break
+    which = gaps[:1] if _is_ring(kind) else gaps[-1:]
+    return [one for place in which for one in _slow_connection(kind[:place], kind[place:])]
+
+
+def _is_ring(kind: list[_Way]) -> bool:
+    """Return whether each host sends to one other and receives from one: next to a slow way of a
+    ring others carry less, too, for who waits there sends on later.
+    """
+    senders, receivers = ({way.ends[end] for way in kind} for end in (0, 1))
+    return len(senders) == len(receivers) == len(kind)
 
 
 def _beside(
@@ -344,10 +362,9 @@ def _finding(inquiry: Inquiry, slow: _Slow) -> Finding | None:
     """Return what is said of slow ways; None where chance is not excluded, or nobody waits."""
     seen, members = inquiry.seen, inquiry.seen.members
     rows = tuple(row for row, host in enumerate(members.hosts) if host in slow.hosts)
-    chance = slow.chance * len(set(members.hosts))
     is_slow = _when(seen, slow)
     saved_ns = np.where(is_slow, _saved_ns(seen, slow), 0.0)
-    if chance > inquiry.settings.false_discovery_rate or not rows or not is_slow.any():
+    if slow.chance > _most_chance(inquiry) or not rows or not is_slow.any():
         return None
     if float(saved_ns.mean()) < TCP.least_share * float(seen.iteration_ns.mean()):
         return None
@@ -365,7 +382,7 @@ def _finding(inquiry: Inquiry, slow: _Slow) -> Finding | None:
             slowdown=float(np.exp(slow.port_log)),
             interval=(1.0, float(np.exp(slow.ratio_log))),
             course=None if is_slow.all() else Course.of(is_slow, slow.port_log, TCP.spread_log),
-            q_value=chance,
+            q_value=slow.chance * len(set(members.hosts)),
             num_peers=len(slow.others),
             saved_ns=saved_ns,
             subject=f"the network of {whose} (ranks {listed(ranks)})",

@@ -131,6 +131,20 @@ def test_one_slow_way_may_be_either_ends(four):
     assert any("the port of either may be slow" in one for one in report.findings[0].evidence)
 
 
+@pytest.mark.parametrize(
+    "speeds",
+    [
+        ring(4, _2_3=34, _1_2=108, _0_1=370, _3_0=620),
+        ring(4, _0_1=50, _3_0=142, _2_3=290, _1_2=390),
+    ],
+)
+def test_beside_a_slow_connection_of_a_ring_the_way_to_its_sender_rests(four, speeds):
+    """Recorded: connections at a third. A port holds both of its ways back as much."""
+    report = judged(four, carried(speeds))
+    slow = min(speeds, key=speeds.__getitem__)
+    assert owners(report) == [(slow, Cause.LINK, Owner.UNDECIDED)]
+
+
 def test_two_slow_ways_between_the_same_hosts_may_be_either_ends(four):
     """Recorded: two pipelines of two hosts; one port sends slowly, and what confirms is late."""
     speeds = {(0, 1): 192.0, (1, 0): 195.0, (2, 3): 75.0, (3, 2): 70.0}
