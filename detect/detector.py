@@ -52,8 +52,11 @@ from detect.causes.together import (
     undecided_beside_larger,
     with_joint_costs,
 )
+from detect.observe.axes import cut
 from detect.observe.extract import observe
-from detect.observe.observations import Observations, cut, num_judgeable, one_row_a_worker, steady
+from detect.observe.groups import one_row_a_worker
+from detect.observe.observations import Observations
+from detect.observe.warmup import num_judgeable, steady
 from detect.report import Cause, Finding, Owner, Report
 from detect.stats.residuals import compare_within, stage_groups
 from detect.text import counted, ranks_text

@@ -32,8 +32,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from detect.observe import observations
-from detect.observe.observations import Members, Observations, Work, place_of
+from detect.observe import operations
+from detect.observe.members import Members, place_of
+from detect.observe.observations import Observations
+from detect.observe.operations import Work
 from detect.observe.spans import sums_by_cell
 from detect.report import Cause
 from detect.whatif.graph import (
@@ -641,7 +643,7 @@ def _work(
     forward, backward = _is(table, FORWARD), _is(table, BACKWARD)
     num_microbatches = int(microbatch[forward | backward].max()) + 1
     log_ns = np.full((*shape, 2 * num_microbatches), np.nan)
-    for phase, use in ((observations.FORWARD, forward), (observations.BACKWARD, backward)):
+    for phase, use in ((operations.FORWARD, forward), (operations.BACKWARD, backward)):
         op = phase * num_microbatches + microbatch[use]
         log_ns[row[use], slot[use], op] = np.log(np.maximum(duration[use], 1.0))
     ops = np.arange(2 * num_microbatches)

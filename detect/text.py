@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import textwrap
 
-from detect.observe.observations import Members
+from detect.observe.members import Members
 from detect.report import Cause, Finding, Owner, Report, Verdict
 from detect.thresholds.statistics import POWER
 from detect.thresholds.verdicts import COSTS

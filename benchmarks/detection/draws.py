@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from detect.observe.observations import Members, Observations, Work, place_of
+from detect.observe.members import Members, place_of
+from detect.observe.observations import Observations
+from detect.observe.operations import Work
 from megascan.arrays import Floats
 from megascan.topology import Layout
 

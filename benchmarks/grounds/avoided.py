@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from benchmarks.grounds.ground import Planted
-from detect.observe.observations import hosts_of
+from detect.observe.members import hosts_of
 from megascan.header import RankHeader
 from megascan.schema import Kind
 from megascan.timeline import Timeline, codes, equals, numbers

@@ -57,7 +57,8 @@ from detect.causes.hits import (
 from detect.causes.one_of_two import pair_burst, pair_pause
 from detect.causes.pass_hits import microbatches_of, slow_passes, stands_out_then, stops_in_passes
 from detect.causes.searches import ADVICE, LOADING_AXES, mates_that_load
-from detect.observe.observations import Members, Observations
+from detect.observe.members import Members
+from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import counted, milliseconds, percent, subject_of

@@ -42,7 +42,10 @@ from detect.causes.searches import (
     search_compute,
     search_means,
 )
-from detect.observe.observations import PHASE_NAMES, Members, Observations, cut
+from detect.observe.axes import cut
+from detect.observe.members import Members
+from detect.observe.observations import Observations
+from detect.observe.operations import PHASE_NAMES
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import compare_within, peer_groups

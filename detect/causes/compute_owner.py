@@ -46,7 +46,8 @@ from detect.causes.ordinary import (
 )
 from detect.causes.readings import braked
 from detect.causes.searches import SlowRow
-from detect.observe.observations import Observations, num_judgeable, settled
+from detect.observe.observations import Observations
+from detect.observe.warmup import num_judgeable, settled
 from detect.report import Cause, Owner
 from detect.stats import robust
 from detect.stats.residuals import deviations, stage_groups

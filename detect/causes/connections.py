@@ -18,8 +18,9 @@ from functools import cached_property
 
 import numpy as np
 
-from detect.observe.observations import Members, Observations, Transfers
-from detect.observe.transfers import bus_factors, log_residuals, usual_total
+from detect.observe.members import Members
+from detect.observe.observations import Observations
+from detect.observe.transfers import Transfers, bus_factors, log_residuals, usual_total
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.search import Suspect

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.observe.observations import Observations, Transfers
+from detect.observe.observations import Observations
+from detect.observe.transfers import Transfers
 from detect.stats import robust
 from detect.thresholds.networks import NETWORKS
 from megascan.arrays import Flags, Floats, Integers

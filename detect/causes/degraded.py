@@ -61,13 +61,8 @@ from detect.causes.finding import (
     rows_of_findings,
     slowed_by,
 )
-from detect.observe.observations import (
-    PORT_PREFIX,
-    RATE_NAME,
-    REASONS_NAME,
-    Observations,
-    is_at_rest,
-)
+from detect.observe.machines import PORT_PREFIX, RATE_NAME, REASONS_NAME, is_at_rest
+from detect.observe.observations import Observations
 from detect.observe.transfers import bus_factor, bus_factors, longest_of_a_rank
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

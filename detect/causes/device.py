@@ -41,12 +41,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from detect.causes.finding import Answer, rows_of_findings
-from detect.observe.observations import (
-    BACKWARD,
-    Boundness,
-    Members,
-    Observations,
-)
+from detect.observe.members import Members
+from detect.observe.observations import Observations
+from detect.observe.operations import BACKWARD, Boundness
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import Usual, estimate_noise

@@ -66,7 +66,9 @@ from detect.causes.finding import (
     is_costly,
     ratio_without,
 )
-from detect.observe.observations import Members, Observations, Transfers
+from detect.observe.members import Members
+from detect.observe.observations import Observations
+from detect.observe.transfers import Transfers
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import Longest, chance_of_mean, compare_within, peer_groups

@@ -33,7 +33,8 @@ from functools import cached_property
 
 import numpy as np
 
-from detect.observe.observations import Members, Observations
+from detect.observe.members import Members
+from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.noise import Noise
 from detect.stats.robust import ordinary

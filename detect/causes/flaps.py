@@ -40,7 +40,8 @@ from detect.causes.finding import (
     build_finding,
     connection_advice,
 )
-from detect.observe.observations import Observations, Transfers
+from detect.observe.observations import Observations
+from detect.observe.transfers import Transfers
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.search import interval_of_ratio

@@ -12,7 +12,8 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import attention_residuals
-from detect.observe.observations import BACKWARD, FORWARD, Observations
+from detect.observe.observations import Observations
+from detect.observe.operations import BACKWARD, FORWARD
 from detect.stats import robust
 from detect.stats.host_tests import COMPUTE, HostTest, Sides
 from detect.thresholds.devices import COMPUTE as LIMITS

@@ -35,7 +35,9 @@ from scipy import special
 
 from detect.causes.device import DATA_ADVICE, HOST_ADVICE, STAGE_ADVICE, optimizer_residuals
 from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
-from detect.observe.observations import BACKWARD, FORWARD, Members, Observations
+from detect.observe.members import Members
+from detect.observe.observations import Observations
+from detect.observe.operations import BACKWARD, FORWARD
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import data_effects, deviations, rank_correlation, stage_groups, t_tail

@@ -61,7 +61,8 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import Suspicion, beyond_others, over_others, stages_alike
-from detect.observe.observations import EachRank, Members
+from detect.observe.groups import EachRank
+from detect.observe.members import Members
 from detect.stats import robust
 from detect.stats.noise import step_noise
 from detect.thresholds.devices import COMPUTE, DEVICE, ORDINARY, PAIRS

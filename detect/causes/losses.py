@@ -65,7 +65,9 @@ from detect.causes.searches import (
     others_load_as_long,
     stage_peers,
 )
-from detect.observe.observations import Members, Observations, Transfers
+from detect.observe.members import Members
+from detect.observe.observations import Observations
+from detect.observe.transfers import Transfers
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups

@@ -59,13 +59,8 @@ from detect.causes.finding import (
 from detect.causes.launching import is_host_bound
 from detect.causes.ordinary import chance_of_sound, reach_of_sound
 from detect.causes.readings import held_down, low_clocks, work_lowers_clock
-from detect.observe.observations import (
-    CLOCK_NAME,
-    REASONS_NAME,
-    Observations,
-    is_at_rest,
-    peculiar_reasons,
-)
+from detect.observe.machines import CLOCK_NAME, REASONS_NAME, is_at_rest, peculiar_reasons
+from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import compare_within, peer_groups

@@ -24,7 +24,9 @@ import numpy as np
 
 from detect.causes.device import answer_of_slow_parts, optimizer_residuals
 from detect.causes.finding import Answer, Claim, Inquiry, build_finding, saved_by_compute
-from detect.observe.observations import Boundness, Members, Observations
+from detect.observe.members import Members
+from detect.observe.observations import Observations
+from detect.observe.operations import Boundness
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import Usual

@@ -57,8 +57,8 @@ from detect.causes.finding import (
     undecided_if_little,
 )
 from detect.causes.launching import IN_DOUBT_LAUNCH, launches_explain
-from detect.observe.observations import Observations, Transfers
-from detect.observe.transfers import bus_factors, longest_of_a_rank
+from detect.observe.observations import Observations
+from detect.observe.transfers import Transfers, bus_factors, longest_of_a_rank
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.host_tests import since_it_began

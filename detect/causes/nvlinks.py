@@ -39,8 +39,8 @@ from detect.causes.finding import (
     rows_of_findings,
     undecided,
 )
-from detect.observe.observations import Observations, Transfers, UnmatchedIn
-from detect.observe.transfers import bus_factor, longest_of_a_rank
+from detect.observe.observations import Observations
+from detect.observe.transfers import Transfers, UnmatchedIn, bus_factor, longest_of_a_rank
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import milliseconds, times

@@ -56,7 +56,8 @@ from detect.causes.finding import (
     undecided_if_free,
 )
 from detect.causes.launching import stands_still, waits_for_launches
-from detect.observe.observations import Members, Observations
+from detect.observe.members import Members
+from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import Usual

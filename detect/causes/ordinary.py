@@ -59,7 +59,9 @@ from detect.causes.device import (
 from detect.causes.finding import Inquiry
 from detect.causes.readings import held_down, slow_clock
 from detect.causes.searches import ComputeSearch, SlowRow
-from detect.observe.observations import BACKWARD, CLOCK_NAME, FORWARD, Members
+from detect.observe.machines import CLOCK_NAME
+from detect.observe.members import Members
+from detect.observe.operations import BACKWARD, FORWARD
 from detect.report import Owner
 from detect.stats import robust
 from detect.stats.residuals import deviations, stage_groups

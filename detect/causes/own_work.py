@@ -41,7 +41,9 @@ from detect.causes.finding import (
 from detect.causes.hits import Tally, as_large, half_width, num_runs
 from detect.causes.launching import passes_tell_of_devices, starvation
 from detect.causes.pass_hits import over_quiet
-from detect.observe.observations import LOSS_OF_LOOKUPS, EachRank, Observations
+from detect.observe.groups import EachRank
+from detect.observe.observations import Observations
+from detect.observe.operations import LOSS_OF_LOOKUPS
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.search import interval_of_ratio

@@ -43,13 +43,9 @@ from detect.causes.finding import (
 )
 from detect.causes.launching import passes_tell_of_devices
 from detect.causes.ordinary import few_factor
-from detect.observe.observations import (
-    BACKWARD,
-    FORWARD,
-    LOSS_OF_LOOKUPS,
-    EachRank,
-    Observations,
-)
+from detect.observe.groups import EachRank
+from detect.observe.observations import Observations
+from detect.observe.operations import BACKWARD, FORWARD, LOSS_OF_LOOKUPS
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import chance_of_mean, deviations, stage_groups

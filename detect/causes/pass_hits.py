@@ -27,7 +27,8 @@ import numpy as np
 
 from detect.causes.device import Slowness, is_isolated, mates_of
 from detect.causes.hits import Burst, Tally, as_large, chance, half_width, heaviest_first, num_runs
-from detect.observe.observations import BACKWARD, FORWARD, Observations
+from detect.observe.observations import Observations
+from detect.observe.operations import BACKWARD, FORWARD
 from detect.stats import robust
 from detect.stats.residuals import pass_residuals, peer_groups, stage_groups
 from detect.thresholds.bursts import BURSTS

@@ -64,7 +64,10 @@ from detect.causes.hits import (
 )
 from detect.causes.launching import may_wait_unseen
 from detect.causes.searches import ADVICE
-from detect.observe.observations import BACKWARD, Members, Observations, Work, cut
+from detect.observe.axes import cut
+from detect.observe.members import Members
+from detect.observe.observations import Observations
+from detect.observe.operations import BACKWARD, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import counted, milliseconds

@@ -45,7 +45,8 @@ from functools import partial
 import numpy as np
 
 from detect.causes.finding import Inquiry
-from detect.observe.observations import BACKWARD, FORWARD, Observations, Tokenwise, Work
+from detect.observe.observations import Observations
+from detect.observe.operations import BACKWARD, FORWARD, Tokenwise, Work
 from detect.report import Owner
 from detect.stats import robust
 from detect.stats.residuals import Longest, Residuals, deviations, stage_groups

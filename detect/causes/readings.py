@@ -20,15 +20,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from detect.observe.observations import (
+from detect.observe.machines import (
     CLOCK_NAME,
     PORT_PREFIX,
     REASONS_NAME,
-    Observations,
     is_at_rest,
     is_capped,
     peculiar_reasons,
 )
+from detect.observe.observations import Observations
 from detect.text import times
 from detect.thresholds.devices import ORDINARY, PAIRS
 from detect.thresholds.observing import READINGS

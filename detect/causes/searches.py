@@ -25,7 +25,9 @@ from scipy import special
 
 from detect.causes.device import HOST_ADVICE, optimizer_residuals
 from detect.causes.finding import Answer, Claim, Inquiry, build_finding, placed_at
-from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
+from detect.observe.members import Members
+from detect.observe.observations import Observations
+from detect.observe.operations import BACKWARD, FORWARD, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import Noise, Usual

@@ -34,7 +34,8 @@ from detect.causes.finding import (
     settle,
     slowed_by,
 )
-from detect.observe.observations import OTHERS_NAME, Observations
+from detect.observe.machines import OTHERS_NAME
+from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import percent, subject_of_ranks

@@ -29,7 +29,8 @@ import numpy as np
 
 from detect.causes.device import DATA_ADVICE
 from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
-from detect.observe.observations import Members, Observations
+from detect.observe.members import Members
+from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import chance_of_mean, stage_groups

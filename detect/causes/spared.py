@@ -56,12 +56,8 @@ from detect.causes.finding import (
 )
 from detect.causes.launching import half_starved, is_host_bound
 from detect.causes.ordinary import reach_of_sound
-from detect.observe.observations import (
-    ATTENTION_OF_MODULES,
-    FORWARD,
-    MLP_OF_MODULES,
-    Observations,
-)
+from detect.observe.observations import Observations
+from detect.observe.operations import ATTENTION_OF_MODULES, FORWARD, MLP_OF_MODULES
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import Usual

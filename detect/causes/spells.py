@@ -30,7 +30,8 @@ from detect.causes.finding import Answer, Claim, Inquiry, build_finding, saved_b
 from detect.causes.launching import starvation
 from detect.causes.pass_hits import over_quiet
 from detect.causes.searches import ADVICE
-from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
+from detect.observe.observations import Observations
+from detect.observe.operations import BACKWARD, FORWARD, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import t_tail

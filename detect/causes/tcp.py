@@ -59,7 +59,8 @@ from detect.causes.finding import (
     rows_of_findings,
     undecided_if_no_gain,
 )
-from detect.observe.observations import Carried, Observations
+from detect.observe.machines import Carried
+from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.stretches import Course
 from detect.text import times

@@ -37,7 +37,8 @@ from detect.causes.finding import (
     slowed_by,
 )
 from detect.causes.launching import is_host_bound
-from detect.observe.observations import OTHERS_NAME, Observations
+from detect.observe.machines import OTHERS_NAME
+from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import subject_of_ranks, times

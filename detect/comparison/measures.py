@@ -33,9 +33,11 @@ from scipy import special
 
 from detect.comparison.changes import Quantity
 from detect.detector import Examination, examine, examine_op_table
-from detect.observe.observations import PHASE_NAMES, Members, Observations, Transfers
+from detect.observe.members import Members
+from detect.observe.observations import Observations
+from detect.observe.operations import PHASE_NAMES
 from detect.observe.spans import SpanIndex, sums_by_cell, where_text
-from detect.observe.transfers import bytes_text
+from detect.observe.transfers import Transfers, bytes_text
 from detect.report import Cause
 from detect.stats import robust
 from detect.text import place, ranks_of

@@ -19,27 +19,20 @@ import numpy as np
 
 from detect.observe.facts import Cells, Facts, facts_in, facts_of, joined
 from detect.observe.launches import launch_pace
-from detect.observe.observations import (
-    BACKWARD,
+from detect.observe.machines import (
     CLOCK_NAME,
     DRAM_NAME,
     TENSOR_NAME,
     Carried,
-    Members,
-    Observations,
-    Tokenwise,
-    Transfers,
-    Work,
     WorkDone,
-    are_guessed,
-    hidden_axes,
-    hosts_of,
-    place_of,
     typical_readings,
 )
+from detect.observe.members import Members, are_guessed, hosts_of, place_of
+from detect.observe.observations import Observations
+from detect.observe.operations import BACKWARD, Tokenwise, Work
 from detect.observe.spans import Frame, Glance, SpanIndex, known_or_none, sums_by_cell
 from detect.observe.stalls import Collections, stalled_time, within_stalls
-from detect.observe.transfers import transfers_of
+from detect.observe.transfers import Transfers, hidden_axes, transfers_of
 from detect.observe.work import (
     OwnTimes,
     Samples,

@@ -31,15 +31,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from detect.observe.launches import launch_pace, quick_steps, starved_share
-from detect.observe.observations import (
-    BACKWARD,
-    FORWARD,
-    Boundness,
-    Members,
-    Observations,
-    UnmatchedIn,
-    Work,
-)
+from detect.observe.members import Members
+from detect.observe.observations import Observations
+from detect.observe.operations import BACKWARD, FORWARD, Boundness, Work
 from detect.observe.spans import (
     WORK_NAMES,
     SpanIndex,
@@ -49,6 +43,7 @@ from detect.observe.spans import (
     sums_by_cell,
     where_text,
 )
+from detect.observe.transfers import UnmatchedIn
 from detect.observe.work import LAYER_NAMES
 from detect.report import Cause
 from detect.stats import robust

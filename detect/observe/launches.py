@@ -13,11 +13,12 @@ It is told by the times at which modules were launched.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from detect.observe.observations import BACKWARD, Pauses
+from detect.observe.axes import along
+from detect.observe.operations import BACKWARD
 from detect.observe.spans import WORK_NAMES, SpanIndex, cover_of, enclosing, idle_within
 from detect.observe.work import layer_modules, phases_of
 from detect.stats import robust
@@ -34,6 +35,25 @@ from megascan.arrays import (
 )
 from megascan.schema import NOT_APPLICABLE, Kind, Track
 from megascan.timeline import codes, numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pauses:
+    """For how long hosts launch nothing outside passes, (row, iteration) ns, and for how much of it
+    their devices have nothing to do either.
+
+    A host that is a little slower than the others is behind in all its launches; one that loads
+    without a span, or whose core somebody else has, is late outside passes only. Hosts that are
+    ahead of their devices spend that time, too, and no device stands still for it. Example: 70 ms
+    before each of two forward passes, as long as the device stands still; at most 2 ms elsewhere.
+    """
+
+    opening_ns: Floats = field(metadata=along("row", "iteration"))
+    """From the begin of an iteration to the first launch in its first pass."""
+    idle_opening_ns: Floats = field(metadata=along("row", "iteration"))
+    between_ns: Floats = field(metadata=along("row", "iteration"))
+    """From the last launch in a pass to the first one in the next."""
+    idle_between_ns: Floats = field(metadata=along("row", "iteration"))
 
 
 def starved_share(index: SpanIndex, rows: Flags) -> Floats:

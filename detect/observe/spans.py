@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from detect.observe.observations import BACKWARD, FORWARD
+from detect.observe.operations import BACKWARD, FORWARD
 from detect.thresholds.observing import WINDOW
 from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.schema import COMMUNICATION_KINDS, Kind, Phase, Track

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.observe.observations import FORWARD
+from detect.observe.operations import FORWARD
 from detect.observe.spans import SpanIndex, cover_of, enclosed_time, enclosing, idle_within
 from detect.observe.work import Samples
 from detect.thresholds.observing import STALLS

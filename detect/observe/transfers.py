@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
-from detect.observe.observations import LateIn, Transfers, UntimedIn, hosts_of
+from detect.observe.axes import along
+from detect.observe.members import hosts_of
 from detect.observe.spans import SpanIndex, where_text
 from detect.stats import robust
 from detect.thresholds.networks import LINKS, NETWORKS
@@ -30,7 +32,107 @@ from megascan.arrays import (
 )
 from megascan.schema import Kind
 from megascan.timeline import Timeline, codes, equals, numbers
-from megascan.vocabulary import MUTUAL_OPS, axis_of_group
+from megascan.topology import Layout
+from megascan.vocabulary import MUTUAL_OPS, ROOTED_OPS, axis_of_group
+
+
+@dataclass(frozen=True)
+class UntimedIn:
+    """How long a group's collectives take whose ends are bounds only: when somebody saw them done.
+
+    Not short of a transfer, but it may hold other work, and says something beside equal ones only.
+    """
+
+    members: tuple[int, ...]
+    what: str
+    """Axis and operation."""
+    size_bytes: int
+    """-1 where unknown."""
+    crosses: bool
+    """Whether the members are on several hosts."""
+    shortest_ns: float
+    """Median span of the member that is in them for the shortest time."""
+
+
+@dataclass(frozen=True)
+class UnmatchedIn:
+    """How long a rank's quickest collectives take of those whose counterparts nobody knows, of one
+    operation and size: they waited for nobody.
+    """
+
+    rank: int
+    what: str
+    size_bytes: int
+    """-1 where unknown."""
+    number: int
+    an_iteration: float
+    """The number of them in an iteration."""
+    quickest_ns: float
+
+
+@dataclass(frozen=True)
+class LateIn:
+    """A rank's lateness in the operations of one edge or group, ns an iteration."""
+
+    rank: int
+    members: tuple[int, ...]
+    time_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfers:
+    """Transfer times of communication, one unit an edge (p2p) or a process group (collective).
+
+    Units of one `kind` (operation, axis and size alike) are comparable with each other.
+    """
+
+    members: tuple[tuple[int, ...], ...] = field(metadata=along("unit"))
+    """Global ranks of each edge or group."""
+    kinds: tuple[str, ...]
+    kind: Integers = field(metadata=along("unit"))
+    """Index into `kinds`."""
+    size_bytes: Integers = field(metadata=along("unit"))
+    """-1 where unknown."""
+    transfer_ns: Floats = field(metadata=along("unit", "iteration"))
+    """Median of the transfers in the iteration."""
+    sum_ns: Floats = field(metadata=along("unit", "iteration"))
+    """Sum of the transfers in the iteration."""
+    late_ns: Floats = field(metadata=along("row", "iteration"))
+    """How much longer than the quickest member of the same operations the rank's own transfers
+    take, summed over the iteration."""
+    quick_ns: Floats = field(metadata=along("row", "iteration"))
+    """Transfers of the quickest members of the rank's operations, summed over the iteration."""
+    late_in: tuple[LateIn, ...] = ()
+    """The edges and groups in which `late_ns` arose."""
+    shortest_ns: Floats | None = field(default=None, metadata=along("unit", "iteration"))
+    """Median, in the iteration, of the span of the member that is in an operation for the shortest
+    time, by that member's clock."""
+    untimed: tuple[UntimedIn, ...] = ()
+    """Collectives that have no transfer time."""
+
+    @cached_property
+    def total_ns(self) -> Floats:
+        """Return the mean over iterations of the sum of the transfers, (unit,)."""
+        return np.asarray(self.sum_ns.mean(axis=1))
+
+    @property
+    def is_large(self) -> Flags:
+        """Flag the units, (unit,), whose time tells of more than latency; unknown sizes count."""
+        return (self.size_bytes < 0) | (self.size_bytes >= NETWORKS.min_bytes)
+
+
+def hidden_axes(layout: Layout, transfers: Transfers | None) -> tuple[str, ...]:
+    """Return the axes of a layout for `Observations.hidden_axes`."""
+    shown = set()
+    if transfers is not None:
+        is_large = transfers.is_large
+        for unit, ranks in enumerate(transfers.members):
+            axis, operation = transfers.kinds[int(transfers.kind[unit])].split()[:2]
+            if axis == "p2p" and layout.cp > 1 and ranks[1] in layout.group(ranks[0], "cp"):
+                axis = "cp"
+            if operation not in ROOTED_OPS and is_large[unit]:
+                shown.add(axis)
+    return tuple(one for one in ("tp", "cp", "ep") if getattr(layout, one) > 1 and one not in shown)
 
 
 @dataclass(frozen=True)

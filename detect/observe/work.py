@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from detect.observe.observations import BACKWARD, FORWARD, Work, along, cut
+from detect.observe.axes import along, cut
+from detect.observe.operations import BACKWARD, FORWARD, Work
 from detect.observe.spans import (
     MEGATRON_LAYERS,
     MODULES,

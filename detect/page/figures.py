@@ -17,7 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from detect.detector import QUANTITIES, RANK_CAUSES, Examination
-from detect.observe.observations import Members, Observations, Transfers
+from detect.observe.members import Members
+from detect.observe.observations import Observations
+from detect.observe.transfers import Transfers
 from detect.report import Cause, Finding
 from detect.stats import robust
 from detect.text import ranks_text

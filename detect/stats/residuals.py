@@ -25,7 +25,8 @@ from typing import cast
 import numpy as np
 from scipy import special
 
-from detect.observe.observations import BACKWARD, FORWARD, Members, Work
+from detect.observe.members import Members
+from detect.observe.operations import BACKWARD, FORWARD, Work
 from detect.stats import robust
 from detect.thresholds.observing import DATA, OCCUPANCY
 from detect.thresholds.statistics import ROBUST

@@ -16,8 +16,10 @@ import pytest
 
 from detect import DetectorSettings, Report, detect
 from detect.observe.extract import observe
-from detect.observe.observations import Observations, Transfers, steady
+from detect.observe.observations import Observations
 from detect.observe.spans import Frame, SpanIndex
+from detect.observe.transfers import Transfers
+from detect.observe.warmup import steady
 from megascan.header import (
     RESTARTING_CLOCK,
     ClockOrigin,

@@ -18,7 +18,7 @@ from aggregate import build_timeline
 from detect import Cause, DetectorSettings, Owner, Report, Verdict, detect
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import steady
+from detect.observe.warmup import steady
 from detect.text import render_text
 from megascan.reader import read_trace
 from megascan.topology import Layout

@@ -13,7 +13,7 @@ from detect.causes.slow_modules import bursts_of_modules
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.modules import SlowRuns
-from detect.observe.observations import Tokenwise
+from detect.observe.operations import Tokenwise
 from megascan.topology import Layout
 
 LONGER = (4, 6, 7, 9, 12)

@@ -10,7 +10,7 @@ import pytest
 from detect import Cause, DetectorSettings, Owner
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import Tokenwise
+from detect.observe.operations import Tokenwise
 from megascan.topology import Layout
 
 SLOW = 2

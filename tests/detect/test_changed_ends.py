@@ -11,7 +11,7 @@ from detect import Cause, DetectorSettings, Owner
 from detect.causes import changed_ends
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import LOSS_OF_LOOKUPS, Tokenwise
+from detect.observe.operations import LOSS_OF_LOOKUPS, Tokenwise
 from megascan.topology import Layout
 
 SLOW = range(10, 15)

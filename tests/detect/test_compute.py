@@ -18,8 +18,8 @@ from detect.causes.searches import search_compute
 from detect.causes.spells import _finding, _Spell
 from detect.detector import IN_ALL_PASSES, ONE_ITERATION, _inquiry, judge
 from detect.observe.extract import observe
-from detect.observe.observations import steady
 from detect.observe.spans import SpanIndex, waiting_beside
+from detect.observe.warmup import steady
 from detect.stats.stretches import Course
 from detect.thresholds.statistics import POWER
 from megascan.timeline import TIMELINE_SCHEMA

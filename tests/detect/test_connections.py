@@ -20,7 +20,8 @@ from detect.causes.connections import (
 from detect.causes.slow_links import links_at_fault
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import Transfers, UntimedIn, steady
+from detect.observe.transfers import Transfers, UntimedIn
+from detect.observe.warmup import steady
 from detect.stats.search import Suspect
 from detect.stats.stretches import Course
 from megascan.topology import Layout

@@ -10,7 +10,7 @@ from detect import Cause, Finding, Owner
 from detect.causes.launching import of_far_later_host
 from detect.causes.together import folded, undecided_beside_connection
 from detect.observe.extract import observe
-from detect.observe.observations import one_row_a_worker
+from detect.observe.groups import one_row_a_worker
 from megascan.topology import Layout
 
 

@@ -14,7 +14,7 @@ from detect import Cause, detect
 from detect.causes.finding import _falls_short, cost_ratio, counted_window, gain
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import steady
+from detect.observe.warmup import steady
 from detect.text import render_text
 from detect.thresholds.adjustable import DetectorSettings
 from detect.whatif.marks import BEGIN, END, ROUNDING_NS, marks_of, programs

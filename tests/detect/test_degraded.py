@@ -14,7 +14,8 @@ from detect.causes.degraded import search_degraded
 from detect.causes.finding import Inquiry
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import Observations, typical_readings
+from detect.observe.machines import typical_readings
+from detect.observe.observations import Observations
 from megascan.header import WindowRecord
 from megascan.simulate import (
     Fault,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detect.observe.observations import BACKWARD
+from detect.observe.operations import BACKWARD
 from detect.observe.work import entangled_in, own_times
 from megascan.schema import Track
 from megascan.timeline import equals

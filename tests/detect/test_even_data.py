@@ -13,7 +13,7 @@ from detect import Cause, DetectorSettings, Owner
 from detect.causes.device import Suspicion, shares_its_memory
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import BACKWARD, Boundness
+from detect.observe.operations import BACKWARD, Boundness
 from megascan.instrument.megatron import num_tokens
 from megascan.topology import Layout
 

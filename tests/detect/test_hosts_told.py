@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from detect import Owner, detect
-from detect.observe.observations import are_guessed, hosts_of
+from detect.observe.members import are_guessed, hosts_of
 from megascan.topology import Layout
 
 

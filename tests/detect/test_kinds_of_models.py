@@ -15,7 +15,7 @@ from benchmarks.grounds.kernels.job import Job
 from benchmarks.grounds.kernels.run import Plan
 from detect import detect
 from detect.observe.extract import observe
-from detect.observe.observations import BACKWARD
+from detect.observe.operations import BACKWARD
 from megascan.reader import read_trace
 from megascan.simulate import JobModel, compute_bound, parse_fault, simulate_trace
 from megascan.timeline import equals, numbers

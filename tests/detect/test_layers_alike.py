@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detect.observe.observations import FORWARD
+from detect.observe.operations import FORWARD
 from detect.observe.work import Layers, Samples, layers_of, work_of
 
 RANKS_OF_STAGE = 64

@@ -24,9 +24,11 @@ from detect.causes.links import (
 )
 from detect.causes.slow_links import _exceeds_clock_errors, _is_isolated
 from detect.detector import judge
+from detect.observe.axes import cut
 from detect.observe.extract import observe
-from detect.observe.observations import Transfers, cut, one_row_a_worker, steady
-from detect.observe.transfers import _worth_comparing, usual_total
+from detect.observe.groups import one_row_a_worker
+from detect.observe.transfers import Transfers, _worth_comparing, usual_total
+from detect.observe.warmup import steady
 from detect.stats.search import Suspect
 from detect.stats.stretches import Course
 from megascan.topology import Layout

@@ -13,8 +13,9 @@ from detect import Cause, DetectorSettings, Owner, Verdict, render_text
 from detect.causes.networks import OF_TWO_HOSTS, _is_in_most
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import Transfers, one_row_a_worker, steady
-from detect.observe.transfers import _by_wire, _Labels, _reckoned, bus_factor
+from detect.observe.groups import one_row_a_worker
+from detect.observe.transfers import Transfers, _by_wire, _Labels, _reckoned, bus_factor
+from detect.observe.warmup import steady
 from megascan.topology import Layout
 
 MEGABYTE = 1 << 20

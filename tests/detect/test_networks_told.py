@@ -11,7 +11,8 @@ from detect import Cause, DetectorSettings, Owner
 from detect.causes.networks import search_networks
 from detect.detector import _inquiry, judge
 from detect.observe.extract import observe
-from detect.observe.observations import Transfers, UntimedIn, steady
+from detect.observe.transfers import Transfers, UntimedIn
+from detect.observe.warmup import steady
 from megascan.topology import Layout
 
 MESSAGE, RING = "p2p message of 50 MB", "dp all_reduce of unknown size"

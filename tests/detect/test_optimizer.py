@@ -13,7 +13,7 @@ from detect.causes.device import GPU_ADVICE, HOST_ADVICE
 from detect.causes.optimizer import ADVICE, END_TOGETHER, MATE, NOBODY_WAITS, NOT_ALONE, ONE_PEER
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import Tokenwise
+from detect.observe.operations import Tokenwise
 from megascan.topology import Layout
 
 MS = 1e6

@@ -10,7 +10,7 @@ import pytest
 from detect import Cause, DetectorSettings, Owner
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import OUTPUT_OF_MODULES
+from detect.observe.operations import OUTPUT_OF_MODULES
 from megascan.topology import Layout
 
 AT_TIMES = (10, 13, 14, 17)

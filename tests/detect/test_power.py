@@ -12,7 +12,8 @@ from detect.causes.compute import _owner_of
 from detect.causes.power import Power, _slowed, _Together, _tried, planted_power
 from detect.detector import _inquiry
 from detect.observe.extract import observe
-from detect.observe.observations import BACKWARD, FORWARD, steady
+from detect.observe.operations import BACKWARD, FORWARD
+from detect.observe.warmup import steady
 from detect.text import render_text
 from detect.thresholds.devices import COMPUTE
 from detect.thresholds.statistics import POWER

@@ -10,7 +10,7 @@ import pytest
 from detect import Cause, DetectorSettings, Owner
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import steady
+from detect.observe.warmup import steady
 from megascan.topology import Layout
 
 

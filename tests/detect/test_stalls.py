@@ -15,7 +15,7 @@ from benchmarks.grounds.fleet.jobs import Job
 from benchmarks.grounds.fleet.trainer import Run
 from detect import Cause
 from detect.observe.extract import observe
-from detect.observe.observations import FORWARD
+from detect.observe.operations import FORWARD
 from detect.observe.spans import unsplit_time
 from detect.observe.stalls import contents_of, stalled_time
 from detect.observe.work import Samples

@@ -10,8 +10,8 @@ import pytest
 from detect import Cause, DetectorSettings, Owner
 from detect.causes.launching import half_starved, mate_starves, starvation
 from detect.detector import judge
+from detect.observe.axes import cut
 from detect.observe.extract import observe
-from detect.observe.observations import cut
 from megascan.topology import Layout
 
 

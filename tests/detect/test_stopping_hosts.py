@@ -11,7 +11,7 @@ from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.launching import most_cost_of_host, stands_still, starvation
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import Pauses
+from detect.observe.launches import Pauses
 from megascan.header import Trainer
 from megascan.topology import Layout
 

@@ -11,7 +11,8 @@ from aggregate import build_timeline
 from detect import Cause, DetectorSettings, Owner, Report
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import Carried, Observations
+from detect.observe.machines import Carried
+from detect.observe.observations import Observations
 from megascan.simulate import JobModel, compute_bound, simulate_trace
 from megascan.topology import Layout
 

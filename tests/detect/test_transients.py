@@ -11,7 +11,7 @@ from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.compute import SLOW_AT_THE_END
 from detect.detector import _inquiry
 from detect.observe.extract import observe
-from detect.observe.observations import steady
+from detect.observe.warmup import steady
 from detect.stats.noise import Usual, estimate_noise
 from detect.stats.stretches import Course, best_stretches, follow, rise_to
 from megascan.topology import Layout

@@ -17,7 +17,7 @@ from aggregate import build_timeline
 from benchmarks.grounds.__main__ import ground_named
 from benchmarks.grounds.ground import Planted
 from detect import Owner, Report, detect
-from detect.observe.observations import BACKWARD, FORWARD
+from detect.observe.operations import BACKWARD, FORWARD
 from detect.observe.work import Parts, as_whole_passes
 from megascan.reader import read_trace
 

@@ -11,7 +11,8 @@ from aggregate import build_timeline
 from detect import Cause, DetectorSettings, Finding, Owner, Report
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import OTHERS_NAME, Observations, WorkDone
+from detect.observe.machines import OTHERS_NAME, WorkDone
+from detect.observe.observations import Observations
 from megascan.simulate import Fault, FaultKind, JobModel, compute_bound, simulate_trace
 from megascan.timeline import Timeline
 from megascan.topology import Layout

@@ -13,7 +13,7 @@ import pytest
 from detect.comparison import Outcome, Side, compare, render_text
 from detect.comparison.changes import Direction, Quantity
 from detect.comparison.measures import Role, RoleTimes, layers_of_all_stages, link_measures
-from detect.observe.observations import Transfers
+from detect.observe.transfers import Transfers
 from megascan.schema import Granularity
 from megascan.simulate import Imbalance, Noise
 from megascan.topology import Layout

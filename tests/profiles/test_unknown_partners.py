@@ -15,7 +15,7 @@ from benchmarks.grounds.profiles.job import Job
 from detect import Owner, Verdict, detect
 from detect.causes.nvlinks import _slow_inside, _slow_of_kind
 from detect.observe.extract import observe
-from detect.observe.observations import UnmatchedIn
+from detect.observe.transfers import UnmatchedIn
 from megascan.reader import read_trace
 
 RANK_FILES = Dress(name="rank", informed="head")

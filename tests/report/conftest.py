@@ -13,7 +13,9 @@ import pytest
 from aggregate import build_timeline, summarise
 from detect import Cause, DetectorSettings
 from detect.detector import Examination, examine, examine_observations
-from detect.observe.observations import Members, Observations, Work, place_of
+from detect.observe.members import Members, place_of
+from detect.observe.observations import Observations
+from detect.observe.operations import Work
 from detect.page import PageInputs, facts_of_timeline, render_page
 from detect.whatif import replay_of_timeline, savings_of
 from detect.whatif.slowness import analyze

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from detect.causes.degraded import ERRORS, LOST, SENT
-from detect.observe.observations import PORT_PREFIX, RATE_NAME
+from detect.observe.machines import PORT_PREFIX, RATE_NAME
 from megascan.reader import read_trace
 from megascan.schema import Kind
 from megascan.tracer import nics
