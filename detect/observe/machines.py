@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from statistics import fmean, median
+from statistics import fmean, median, median_high
 
 import numpy as np
 
@@ -56,12 +56,15 @@ def typical_readings(timeline: Timeline) -> dict[int, dict[str, float]]:
 
 def _typical(name: str, values: Sequence[float]) -> float:
     """Return the median; the mean of a share of time, which comes and goes; of the mask of reasons
-    the bits that are set in more than half of them; of what a port counts the sum.
+    the bits that are set in more than half of them, and so the higher one of two middle clocks; of
+    what a port counts the sum.
     """
     if name == OTHERS_NAME:
         return fmean(values)
     if name.startswith(PORT_PREFIX) and not name.endswith(f".{RATE_NAME}"):
         return float(sum(values))
+    if name == CLOCK_NAME:
+        return float(median_high(values))
     if name != REASONS_NAME:
         return float(median(values))
     masks = np.array(values, dtype=np.int64)

@@ -552,6 +552,22 @@ def test_rates_are_typical_and_counts_are_summed(rings, job):
     assert read == {0: {"nic.p.gbps": 200.0, "nic.p.errors": 7.0}}
 
 
+@pytest.mark.parametrize(
+    ("clocks", "typical"),
+    [((1350.0, 1980.0), 1980.0), ((1980.0, 1350.0, 1350.0), 1350.0), ((1350.0, 1380.0), 1380.0)],
+)
+def test_a_clock_is_low_where_most_readings_are(job, clocks, typical):
+    """Each device of a job may be held down in turn."""
+    timeline = job(layout=Layout(dp=2), iterations=4).timeline()
+    (window,) = timeline.windows[0]
+    windows: tuple[WindowRecord, ...] = tuple(
+        replace(window, window=number, counters={"sm_clock_mhz": clock})
+        for number, clock in enumerate(clocks)
+    )
+    read = typical_readings(replace(timeline, windows={0: windows}))
+    assert read == {0: {"sm_clock_mhz": typical}}
+
+
 def test_readings_of_ports_are_no_readings_of_a_device(job, slow):
     """Where no clock was read, no sentence says that clocks are equal."""
     counters = {rank: ports(a=400.0) for rank in range(4)}
