@@ -14,6 +14,8 @@ are compared.
 * A host is named where all that it sends and all that it receives is slow; or one of both, to or
   from two hosts at least, while two others do as much and none of that is slow. All that is slow
   must begin or end at such hosts: messages of a healthy pipeline differ by their direction.
+  One other host, or in a ring of three the one other way, is enough where it is quicker by more
+  than ways are that share a port (`lone_ratio`).
 * What is slow between two hosts only may be slow at either end, or between: undecided, unless the
   ends send and receive as quickly as others elsewhere: then it is the connection. In a ring the way
   to its sender carries less, too, and that to the sender's sender, for who waits rests; a slow port
@@ -33,6 +35,7 @@ are carried at 190 and 180 Mbit/s, the other two at 400 and 404.
 **Now and then.** A port that is slow for a part of the time is told by the past of its own ways: in
 a window they carry at most three quarters of what they carry in their better windows, and of what
 all others do then, which carry as much as ever. By as much the port is slower.
+What so changes between two hosts only, as all does in a job of two, is slow at either end.
 Example: of four hosts' ways at 380 to 413 Mbit/s, those to and from host 3 carry 196 and 202 in one
 of six windows, and the others 509.
 
@@ -141,9 +144,10 @@ class _Slow:
 def search_tcp(inquiry: Inquiry) -> Answer:
     """Name hosts and connections whose TCP carries little for the time that it takes."""
     seen, members = inquiry.seen, inquiry.seen.members
+    carried = [one for one in seen.carried if one.iterations[1] >= seen.iterations.min()]
     found = [
         finding
-        for one in _slow(seen.carried, _most_chance(inquiry))
+        for one in _slow(carried, _most_chance(inquiry))
         if (finding := _finding(inquiry, one)) is not None
         and not inquiry.blamed[list(members.rows_with(finding.ranks))].all()
     ]
@@ -197,39 +201,59 @@ def _ways(carried: Iterable[Carried]) -> list[_Way]:
 
 def _slow_at_times(carried: Sequence[Carried]) -> Iterator[_Slow]:
     """Yield the hosts all of whose ways are slow in some windows, beside their own past, while all
-    others carry as much as ever.
+    others carry as much as ever; and the two hosts between which alone that is so.
     """
     by_window: dict[tuple[int, int], list[Carried]] = defaultdict(list)
     for one in carried:
         by_window[one.iterations].append(one)
     windows = {window: _ways(each) for window, each in sorted(by_window.items())}
     usual = _usual_speeds(chain.from_iterable(windows.values()))
-    hits: dict[str, list[tuple[tuple[int, int], list[_Way], list[_Way]]]] = defaultdict(list)
+    hits: dict[tuple[str, ...], list[tuple[tuple[int, int], list[_Way], list[_Way]]]]
+    hits = defaultdict(list)
     for window, ways in windows.items():
         slow = [way for way in ways if _is_slower(way, usual)]
         others = [way for way in ways if way not in slow]
-        hosts = list(_slow_hosts(slow, others)) if _are_apart(slow, others) else []
-        if len(hosts) == 1 and all(hosts[0] in way.ends for way in slow):
-            hits[hosts[0]].append((window, slow, others))
-    for host, each in hits.items():
+        if (hosts := _slow_ends(slow, others)) is not None:
+            hits[hosts].append((window, slow, others))
+    for hosts, each in hits.items():
         if len(each) < len(windows):
             own = [way for _, slow, _ in each for way in slow]
             slower = [float(np.log(usual[way.ends] / way.speed)) for way in own]
             yield _Slow(
-                hosts=(host,),
+                hosts=hosts,
                 ways=tuple(own),
                 others=tuple(way for _, _, others in each for way in others),
-                is_told=True,
+                is_told=len(hosts) == 1,
                 slower=tuple(slower),
                 gap_log=min(slower),
                 spread_log=_spread(
                     np.log(way.speed / usual[way.ends])
                     for ways in windows.values()
                     for way in ways
-                    if host in way.ends and not _is_slower(way, usual)
+                    if _begins_or_ends(way, hosts) and not _is_slower(way, usual)
                 ),
                 windows=tuple(window for window, _, _ in each),
             )
+
+
+def _slow_ends(slow: list[_Way], others: list[_Way]) -> tuple[str, ...] | None:
+    """Return the host where all begins or ends that is slower than its past, or the two hosts
+    between which all of it goes; None where others are as slow, or it is of several hosts.
+    """
+    pairs = {tuple(sorted(way.ends)) for way in slow}
+    if not others:
+        return next(iter(pairs)) if len(pairs) == 1 else None
+    if not _are_apart(slow, others):
+        return None
+    hosts = [*_slow_hosts(slow, others)]
+    if len(hosts) == 1 and all(hosts[0] in way.ends for way in slow):
+        return (hosts[0],)
+    return next(iter(pairs)) if len(pairs) == 1 else None
+
+
+def _begins_or_ends(way: _Way, hosts: tuple[str, ...]) -> bool:
+    """Return whether a way is of the host, or between the two hosts."""
+    return hosts[0] in way.ends if len(hosts) == 1 else {*way.ends} == {*hosts}
 
 
 def _is_slower(way: _Way, usual: Mapping[tuple[str, str], float]) -> bool:
@@ -270,11 +294,7 @@ def _slow_of(kind: list[_Way], most_chance: float) -> list[_Slow]:
     is slow is explained.
     """
     kind = sorted(kind, key=lambda way: way.speed)
-    gaps = [
-        place
-        for place in range(1, len(kind) + 1 - TCP.least_others)
-        if kind[place].speed >= TCP.named_ratio * kind[place - 1].speed
-    ]
+    gaps = [place for place in range(1, len(kind)) if _is_gap(kind, place)]
     for place in gaps:
         slow, others = kind[:place], kind[place:]
         hosts = list(_slow_hosts(slow, others))
@@ -288,6 +308,16 @@ def _slow_of(kind: list[_Way], most_chance: float) -> list[_Slow]:
             break
     which = gaps[:1] if _is_ring(kind) else gaps[-1:]
     return [one for place in which for one in _slow_connection(kind[:place], kind[place:])]
+
+
+def _is_gap(kind: list[_Way], place: int) -> bool:
+    """Return whether ways from a place on are quicker than those before it, which one way alone
+    shows by much only, and of a ring: there it would be as busy as those.
+    """
+    ratio, num_others = kind[place].speed / kind[place - 1].speed, len(kind) - place
+    if num_others >= TCP.least_others:
+        return ratio >= TCP.named_ratio
+    return ratio >= TCP.lone_ratio and place >= TCP.least_others and _is_ring(kind)
 
 
 def _is_ring(kind: list[_Way]) -> bool:
@@ -337,10 +367,13 @@ def _slow_hosts(slow: list[_Way], others: list[_Way]) -> Iterator[str]:
 
 
 def _slow_one_way(slow: list[_Way], others: list[_Way], end: int) -> set[str]:
-    """Return the hosts all of whose ways begin, or end, slowly, of two and more."""
+    """Return the hosts all of whose ways begin, or end, slowly, of two and more; beside two others
+    that do as much, or one by much.
+    """
     slowly, quickly = (Counter(way.ends[end] for way in each) for each in (slow, others))
-    as_much = {host for host, count in quickly.items() if count >= TCP.least_others}
-    if len(as_much - slowly.keys()) < TCP.least_others:
+    as_much = {host for host, count in quickly.items() if count >= TCP.least_others} - {*slowly}
+    ratio = min(way.speed for way in others) / max(way.speed for way in slow)
+    if len(as_much) < TCP.least_others and not (as_much and ratio >= TCP.lone_ratio):
         return set()
     return {
         host for host, count in slowly.items() if count >= TCP.least_others and host not in quickly
@@ -430,9 +463,10 @@ def _evidence(slow: _Slow) -> str:
     ]
     usual = [_megabits(way) * np.exp(log) for way, log in zip(slow.ways, slow.slower, strict=True)]
     past = f", in other windows {min(usual):.0f} to {max(usual):.0f}" if slow.windows else ""
+    beside = f"; what is not slow {min(quick):.0f} to {max(quick):.0f} Mbit/s" if quick else ""
     return (
         "Linux counts what TCP connections carry and for how long something is on its way: "
-        f"{listed(ways)}{past}; what is not slow {min(quick):.0f} to {max(quick):.0f} Mbit/s"
+        f"{listed(ways)}{past}{beside}"
     )
 
 

@@ -268,6 +268,10 @@ class _Tcp:
         1.33, "ratio", Origin.CONVENTION,
         "by which a way carries less than others: ports fall to half their speed or less",
     )  # fmt: skip
+    lone_ratio: float = limit(
+        2.25, "ratio", Origin.PHYSICS,
+        "beside one other only: ways that share a port carry half as much, and differ a little",
+    )  # fmt: skip
     spread_log: float = limit(
         0.08, "log", Origin.CONVENTION, "by which sound ways differ at least, since few tell it"
     )
