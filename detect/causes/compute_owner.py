@@ -65,7 +65,7 @@ CHANGED = (
     "data are not the reason"
 )
 CORES_CHANGE = (
-    "it and its only peer run on cores of one machine, and it was slow for a part of this trace: "
+    "it and its peers run on cores of one machine, and it was not slow all the time: "
     "which core is slow changes from second to second with what else runs there; a longer trace, "
     "or one with these ranks exchanged, decides"
 )
@@ -113,14 +113,15 @@ def _shared_core(case: Case) -> str:
     not.
 
     CPU time grows with cold caches after sleeping, with memory shared by neighbours, and most with
-    a second thread on the core. A slow core slows the optimizer as well; but of two ranks of one
-    machine either may have it for some seconds.
+    a second thread on the core. A slow core slows the optimizer as well; but of ranks of one
+    machine any may have it for some seconds. A core that is slow for good is never as quick as the
+    others.
     """
     slow = case.slow
     most = LIMITS.shared_core_ratio if slow.num_peers == 1 else LIMITS.mixed_ratio
     if case.seen.members.device_kind != "cpu" or case.effect >= np.log(most):
         return ""
-    if slow.num_peers == 1 and not case.active.all() and _shares_a_host(case):
+    if not _is_always_slow(case) and _shares_a_host(case):
         return CORES_CHANGE
     if slow.optimizer >= LIMITS.cache_share * case.effect:
         return ""
@@ -131,6 +132,11 @@ def _shared_core(case: Case) -> str:
         f"its optimizer step {optimizer}, and neighbours on the same cores, caches and memory make "
         "the passes of a CPU process longer by as much: who shares its cores decides"
     )
+
+
+def _is_always_slow(case: Case) -> bool:
+    """Return whether a row is slower than its peers in each iteration."""
+    return not (case.found.residuals.value[case.row] <= 0.0).any()
 
 
 def _shares_a_host(case: Case) -> bool:

@@ -240,13 +240,14 @@ def _apart(
     inquiry: Inquiry, account: _Account, times_ns: Floats, holds: Flags, least_share: float
 ) -> _Apart | None:
     """Return the rows of which an account says in the iterations `holds`, on the mean, more than
-    usual by `least_share` of these, and several times what is usual; None where it may be chance.
+    usual by `least_share` of these, several times what is usual, and twice what any other does;
+    None where it may be chance.
     """
     seen = inquiry.seen
     mean_ns, step_ns = times_ns[:, holds].mean(axis=1), float(seen.iteration_ns[holds].mean())
     usual_ns = robust.usual(mean_ns)
     is_far = mean_ns >= max(CORES.far_ratio * usual_ns, usual_ns + least_share * step_ns)
-    if not is_far.any():
+    if not is_far.any() or mean_ns[is_far].min() < CORES.beside_ratio * mean_ns[~is_far].max():
         return None
     beyond_ns = times_ns[is_far].max(axis=0) - np.median(times_ns[~is_far], axis=0)
     computing_ns = np.nan_to_num(seen.busy_ns[~is_far]).max(axis=0)

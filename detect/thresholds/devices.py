@@ -67,7 +67,7 @@ class _Compute:
         "has a neighbour looks slow by as much",
     )  # fmt: skip
     cache_share: float = limit(
-        0.4, "share of the effect", Origin.BENCHMARK,
+        0.6, "share of the effect", Origin.BENCHMARK,
         "an optimizer that is slower by less says that caches are cold, not that the core is slow",
     )  # fmt: skip
     min_pool: int = limit(

@@ -158,6 +158,10 @@ class _Cores:
         "to what others wait, from which on it is this rank's: on shared cores sound processes "
         "wait now more and now less",
     )  # fmt: skip
+    beside_ratio: float = limit(
+        2.0, "ratio", Origin.CONVENTION,
+        "to what the one of the others waits that waits longest: else more of it is usual than not",
+    )  # fmt: skip
     most_share: float = limit(
         0.5, "share of the lost time", Origin.CONVENTION,
         "of a finding that they wait for beyond the others, if that is why",

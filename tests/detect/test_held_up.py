@@ -136,6 +136,15 @@ def test_nobody_is_named_for_a_wait_that_launches_run_ahead_of(sound, share):
     assert "waits for cores of its host" in finding.headline
 
 
+@pytest.mark.parametrize(("another", "is_named"), [(0.08, True), (0.12, False)])
+def test_who_waits_less_than_twice_as_long_as_somebody_else_has_no_name(sound, another, is_named):
+    """Most wait for next to nothing, and both are far from that."""
+    on_cpu = sound.members.device_kind == "cpu"
+    own = 0.2 if on_cpu else 0.6
+    report = judged(sound, 0.001, own, another * own / 0.2, 0.002)
+    assert owners(report) == ([((1,), Cause.HOST, Owner.NODE)] if is_named else [])
+
+
 @pytest.mark.parametrize(("num_long", "is_named"), [(18, True), (8, False)])
 def test_who_waits_now_and_then_shares_cores_with_all(num_long, is_named):
     """Of two ranks the one has no core in few iterations, for as long altogether."""

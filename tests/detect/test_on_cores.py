@@ -71,6 +71,20 @@ def test_a_core_of_one_machine_that_is_slow_for_a_while_has_no_name(
     assert any("from second to second" in one for one in finding.evidence) != is_named
 
 
+@pytest.mark.parametrize(("ranks_a_host", "is_named"), [(4, False), (1, True)])
+def test_a_core_of_one_machine_that_is_quick_once_is_not_slow_for_good(job, ranks_a_host, is_named):
+    """Recorded: 1.28 times slower in five of six iterations, and 0.78 in one."""
+
+    def work(slot):
+        return (0.78 if slot.iteration == 7 else 1.25) if slot.rank == 1 else 1.0
+
+    report = job(
+        layout=Layout(dp=4), device="cpu", iterations=NUM, noise=0.01, work=work,
+        hosts=ranks_a_host,
+    ).report()  # fmt: skip
+    assert bool(named(report)) == is_named
+
+
 @pytest.mark.parametrize("kind", ["loading_ms", "gap_ms"])
 def test_two_long_pauses_are_pointed_at_and_not_named(job, kind):
     def late(slot):
