@@ -321,9 +321,13 @@ def test_a_quota_stops_a_process_again_and_again_and_leaves_it_running():
 @pytest.mark.distributed
 @pytest.mark.timeout(300)
 def test_every_modern_loop_trains_and_is_traced_whatever_happens(tmp_path):
-    """Each with one of its troubles that leave the cores of this machine alone."""
+    """Each with one of its troubles that leave the cores of this machine alone, and its groups."""
     cases = [
-        next(case for case in modern_cases_of(loop, 2, "cpu", 1)[1:] if case.fault not in HOGS)
+        next(
+            case
+            for case in modern_cases_of(loop, 2, "cpu", 1)[1:]
+            if case.fault not in HOGS and not getattr(TROUBLES[case.fault], "needs", "")
+        )
         for loop in trainer_modern.LOOPS
     ]
     stages = tuple(
