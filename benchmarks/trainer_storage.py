@@ -44,8 +44,8 @@ STATES_BYTES = 128 << 20
 SPARED_BYTES = STATES_BYTES // 2
 COLD_BYTES = 3 * STATES_BYTES // 4
 """The limit is so far below what a rank has allocated; more where it never comes back for them."""
-ROWS_CHANGED = 4096
-"""Of one page each, in an iteration: every second one has to come in, at 5 to 30 us from zram."""
+ROWS_CHANGED = 8192
+"""Of one page each, in an iteration: every second one has to come in, at 10 to 30 us from zram."""
 LIMITED_AFTER = 2
 """Iterations: by then a rank has allocated everything."""
 MOST_LONGER, EASED_BYTES = 0.5, 8 << 20
