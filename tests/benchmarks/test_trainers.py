@@ -47,6 +47,7 @@ from megascan.reader import read_trace
 from tests import ranks
 
 HOGS = ("busy machine", "crowded core")
+THIRD_TROUBLE = modern_cases_of("moe", 2, "gpu", 1)[3].fault
 TINY = {"hidden": 32, "heads": 2, "layers": 4, "sequence": 16, "microbatches": 2}
 
 
@@ -216,8 +217,8 @@ def test_pipelines_have_no_mixed_lengths_and_a_single_replica_no_longer_data():
     ("kind", "broken", "left_out"),
     [
         ("modern", ("moe", HEALTHY.name), 5),
-        ("modern", ("moe", "large heap"), 1),
-        ("classic", ("moe", "large heap"), 7),
+        ("modern", ("moe", THIRD_TROUBLE), 1),
+        ("classic", ("moe", THIRD_TROUBLE), 7),
     ],
 )
 def test_a_modern_job_goes_on_without_what_failed(
