@@ -7,6 +7,7 @@
 
 Each says `ready` when it is at work, and ends when its input does. `Trouble` adds to `Fault` what
 is done: around the run (processes, threads), while a batch is fetched, at an iteration's end.
+Waits for memory and for disks are made in `trainer_storage.py`.
 `benchmarks.trainers` leaves out what does not suit a device, a loop or a profile.
 """
 
@@ -23,13 +24,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from benchmarks import trainer_storage
 from benchmarks.hogs import NUM_CPU_HOGS, alongside, core_hogged
 from benchmarks.jobs import ROOT
 from benchmarks.trainer_faults import BUSY, FAULTS, LONG, Disturbance, Fault
@@ -80,6 +83,11 @@ class Site:
     """Batches of this iteration."""
     weights: tuple[torch.Tensor, ...] = ()
     """Of this rank's part of the model."""
+    began_s: float = 0.0
+    """This iteration, by `time.perf_counter`."""
+    at_fetch: list[Callable[[], None]] = field(default_factory=list)
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+    """What a trouble does then that keeps something for it, besides its `fetching` and `ending`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +101,12 @@ class Trouble(Fault):
     ending: Callable[[Site], None] | None = None
     """Called within each iteration, after everything else."""
     everywhere: bool = False
+    needs: str = ""
+    """What of `trainer_storage` a machine may not allow."""
+
+    def refusal(self, folder: Path) -> str:
+        """Return why it cannot be made on this machine, with files in a folder; else nothing."""
+        return trainer_storage.refusal(self.needs, folder) if self.needs else ""
 
 
 # Processes beside the job
@@ -270,6 +284,14 @@ TROUBLES: dict[str, Fault] = {
             devices=BOTH,
             fetching=_late_now_and_then,
         ),
+        Trouble(
+            name="memory limit",
+            causes=("host",),
+            devices=BOTH,
+            everywhere=True,
+            during=trainer_storage.memory_limited,
+            needs="memory",
+        ),
         Trouble(name="rank 0 saves", devices=BOTH, everywhere=True, ending=_save_on_first_rank),
         Trouble(name="crowded host", causes=("host",), devices=("gpu",), during=_core_crowded),
         Trouble(
@@ -286,11 +308,25 @@ TROUBLES: dict[str, Fault] = {
         ),
         LONG,
         Trouble(
+            name="slow reads",
+            causes=("loader", "host"),
+            devices=BOTH,
+            everywhere=True,
+            during=trainer_storage.read_from_file,
+            needs="reads",
+        ),
+        Trouble(
             name="large heap", causes=("gc",), devices=BOTH, during=_heap_kept, ending=_collect
         ),
         Trouble(name="quota", causes=("host", "compute"), during=_stopped_by_quota),
         Trouble(name="quota of host", causes=("host",), devices=("gpu",), during=_stopped_by_quota),
         FAULTS["33 SMs less"],
+        Trouble(
+            name="cold memory out",
+            devices=BOTH,
+            during=trainer_storage.cold_memory_out,
+            needs="memory",
+        ),
         Trouble(name="mixed lengths", devices=BOTH, everywhere=True, mixes_lengths=True),
         Trouble(name="slow disk", causes=("host",), devices=BOTH, ending=_log_to_slow_disk),
         Trouble(name="python thread", causes=("host", "compute"), during=_beside_python),
@@ -299,6 +335,9 @@ TROUBLES: dict[str, Fault] = {
             causes=("host",),
             devices=("gpu",),
             during=_beside_python,
+        ),
+        Trouble(
+            name="reads beside", devices=BOTH, during=trainer_storage.read_beside, needs="beside"
         ),
         Trouble(name="warm-up", devices=BOTH, everywhere=True, fetching=_warm_up),
         Trouble(
@@ -314,8 +353,23 @@ TROUBLES: dict[str, Fault] = {
             devices=BOTH,
             fetching=_late_from_the_middle_on,
         ),
+        Trouble(
+            name="slow reads everywhere",
+            devices=BOTH,
+            everywhere=True,
+            during=partial(trainer_storage.read_from_file, everywhere=True),
+            needs="reads",
+        ),
         BUSY,
         Trouble(name="busy hosts", devices=("gpu",), everywhere=True, during=_beside_python),
+        Trouble(
+            name="disk shared",
+            causes=("host",),
+            devices=BOTH,
+            everywhere=True,
+            during=trainer_storage.log_on_disk,
+            needs="disk",
+        ),
         Trouble(name="rank 0 reports", devices=BOTH, everywhere=True, ending=_report_on_first_rank),
     )
 }
@@ -345,6 +399,8 @@ class TroubledRank(Disturbance):
         self._site.num_fetched += 1
         if self._acts and self._trouble.fetching is not None:
             self._trouble.fetching(self._site)
+        for act in self._site.at_fetch:
+            act()
 
     def tokens(self, usual: int, dp_rank: int) -> int:
         """Of the sequences of a replica; all ranks of one draw the same."""
@@ -371,11 +427,14 @@ class TroubledRank(Disturbance):
     def iteration_begins(self, number: int) -> None:
         """Count."""
         self._site.iteration, self._site.num_fetched = number, 0
+        self._site.began_s = time.perf_counter()
 
     def iteration_ends(self) -> None:
         """What happens after the optimizer's step."""
         if self._acts and self._trouble.ending is not None:
             self._trouble.ending(self._site)
+        for act in self._site.at_end:
+            act()
 
 
 class _Telling:

@@ -10,7 +10,9 @@ where these are installed (transformers, lightning, accelerate, deepspeed). What
 ranks is in `trainer_faults.py`. `--set modern` runs those of `trainer_modern.py`, with the troubles
 of `trainer_troubles.py`, of which each job has some, and other ones at the next seed. On the CPU
 every rank has a core of its own, and jobs run side by side on the cores of this process; beside
-GPUs it has several, none of which judges.
+GPUs it has several, none of which judges. Troubles of `trainer_storage.py` need control groups of
+memory or of a disk, and swap: as root, outside of most containers. Where the machine allows none of
+them, such cases are left out, and a line says why.
 
 - right: exactly the faulty rank is named, with a cause of its fault; where none is, nobody
 - other cause: that rank, with another cause
@@ -50,7 +52,7 @@ from benchmarks import trainer_libraries, trainer_modern
 from benchmarks.jobs import ROOT, environment_line, publish, torchrun, unpack
 from benchmarks.trainer_faults import FAULTS, HEALTHY, HEAVY, LOADER, LONG, Fault
 from benchmarks.trainer_ranks import ALL_FAULTS, DONE, Plan, Stage
-from benchmarks.trainer_troubles import TROUBLES
+from benchmarks.trainer_troubles import TROUBLES, Trouble
 
 RIGHT, OTHER, UNDECIDED, MISSED, WRONG = (
     "right",
@@ -344,6 +346,8 @@ class Campaign:
         self._changed = threading.Condition()
         self._end = time.monotonic() + given.seconds
         self.failed: list[str] = []
+        self.refusals: dict[str, str] = {}
+        """Of troubles that were to be made: why this machine does not allow them, or nothing."""
         self.rows: list[Row] = []
         self._verdicts: list[Future[Row]] = []
 
@@ -382,8 +386,20 @@ class Campaign:
                     for is_profiled in (False, True)[: 1 + self._given.profiles]
                     if not (is_profiled and _is_traced_only(case))
                 ]
-                if wanted := [case for case in cases if is_wanted(case.name, self._given.only)]:
-                    yield wanted
+                wanted = [case for case in cases if is_wanted(case.name, self._given.only)]
+                if makeable := [case for case in wanted if self._is_makeable(case)]:
+                    yield makeable
+
+    def _is_makeable(self, case: Case) -> bool:
+        """Tell whether this machine allows the trouble of a case; say it where it does not."""
+        trouble = ALL_FAULTS[case.fault]
+        if not isinstance(trouble, Trouble):
+            return True
+        if case.fault not in self.refusals:
+            self.refusals[case.fault] = trouble.refusal(self._folder)
+            if reason := self.refusals[case.fault]:
+                print(f"left out: {case.fault}: {reason}", file=sys.stderr, flush=True)
+        return not self.refusals[case.fault]
 
     def _take(self, number: int) -> list[list[int]] | None:
         """Wait until so many ranks have cores; None when the time is over."""
@@ -512,7 +528,13 @@ def is_wanted(name: str, only: Sequence[str] | None) -> bool:
     return not only or any(text in name for text in only)
 
 
-def render(rows: Sequence[Row], failed: Sequence[str], environment: str, command: str) -> str:
+def render(
+    rows: Sequence[Row],
+    failed: Sequence[str],
+    environment: str,
+    command: str,
+    left_out: Sequence[str] = (),
+) -> str:
     """The result page."""
     faults = Counter((row.case.fault, row.result) for row in rows)
     healthy_ms = defaultdict(lambda: math.nan)
@@ -528,6 +550,7 @@ def render(rows: Sequence[Row], failed: Sequence[str], environment: str, command
             f"`{command}` on {environment}.",
             "",
             *([f"Failed: {'; '.join(failed)}.", ""] if failed else ()),
+            *([f"This machine does not allow {'; '.join(left_out)}.", ""] if left_out else ()),
             f"| fault {head}",
             *count_table(faults),
             "",
@@ -616,6 +639,7 @@ def main() -> int:
     """Run the campaign and print the page."""
     given = parse()
     failed: list[str] = []
+    left_out: list[str] = []
     if given.judge:
         packed = sorted(given.judge.rglob("*.tar.xz"))
         rows = []
@@ -630,11 +654,12 @@ def main() -> int:
             campaign = Campaign(given, folder)
             campaign.run()
             rows, failed = campaign.rows, campaign.failed
+            left_out = [f"{name} ({why})" for name, why in campaign.refusals.items() if why]
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     command = f"python -m benchmarks.trainers {' '.join(sys.argv[1:])}"
     environment = environment_line(given.device) + trainer_libraries.versions()
-    publish(render(rows, failed, environment, command), given.output)
+    publish(render(rows, failed, environment, command, left_out), given.output)
     return 1 if failed or any(row.result == WRONG for row in rows) else 0
 
 
