@@ -360,27 +360,33 @@ def fit_notes(lines: Lines, component: Integers, rank: Integers) -> Iterator[str
         )
 
 
+def _counted(number: int, one: str, several: str) -> str:
+    """Return a number with what is counted."""
+    return f"{number} {one if number == 1 else several}"
+
+
 def order_notes(shift_ns: Floats, remaining: Contradictions) -> Iterator[str]:
     """Say what was done for causality, and what was left."""
     moved = np.abs(shift_ns) > _WORTH_A_NOTE_NS
     if moved.any():
         yield (
-            f"{np.count_nonzero(moved)} clocks were moved by up to "
+            f"{_counted(int(moved.sum()), 'clock was', 'clocks were')} moved by up to "
             f"{np.abs(shift_ns).max() / 1e3:.1f} µs beyond the fit, so that messages end after "
             "they were sent and nobody leaves a collective before its last member has entered"
         )
     worst = float(remaining.error_ns.max(initial=0.0))
     if worst > _WORTH_A_NOTE_NS:
+        num_wide = int((remaining.error_ns > _WORTH_A_NOTE_NS).sum())
         yield (
-            f"{np.count_nonzero(remaining.error_ns > _WORTH_A_NOTE_NS)} clocks still let something "
-            f"end before it can have begun, by up to {worst / 1e3:.1f} µs: their error bars are at "
-            "least that wide"
+            f"{_counted(num_wide, 'clock still lets', 'clocks still let')} something end before it "
+            f"can have begun, by up to {worst / 1e3:.1f} µs: their error bars are at least that "
+            "wide"
         )
     if remaining.worst_disbelieved_ns > _WORTH_A_NOTE_NS:
         yield (
-            f"{remaining.num_disbelieved} matches cannot be right (one side ends up to "
-            f"{remaining.worst_disbelieved_ns / 1e3:.1f} µs before the other begins) and were not "
-            "believed"
+            f"{_counted(remaining.num_disbelieved, 'match', 'matches')} cannot be right (one side "
+            f"ends up to {remaining.worst_disbelieved_ns / 1e3:.1f} µs before the other begins): "
+            "not believed"
         )
 
 

@@ -338,7 +338,8 @@ def _unmatched_notes(rank: Narrow, parts: Mapping[str, Sequence[_Part]]) -> Iter
         ):
             if len(chosen):
                 worst = most_frequent_ranks(rank[chosen])
-                yield f"{len(chosen)} {kind} spans {what}, most on {worst}"
+                spans = "span" if len(chosen) == 1 else "spans"
+                yield f"{len(chosen)} {kind} {spans} {what}, most on {worst}"
 
 
 def by_rank(ranks: Integers, values: Integers) -> RowNumbers:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from detect.causes import (
+    awaited,
     bursts,
     compute,
     everywhere,
@@ -344,7 +345,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     imbalance.SEQUENCES,
     shares.SHARES_OF_WORK,
     CORRUPTION,
-    unexplained.AWAITED,
+    awaited.AWAITED,
     everywhere.STOPS,
     everywhere.UNEVEN,
     TCP_BETWEEN_HOSTS,
@@ -369,7 +370,7 @@ WITHOUT_WORK = (
     nvlinks.PACE_OF_PCIE,
     nvlinks.UNMATCHED,
     CORRUPTION,
-    unexplained.AWAITED,
+    awaited.AWAITED,
     TCP_BETWEEN_HOSTS,
     DEGRADED_LINKS,
     SHARED_DEVICES,

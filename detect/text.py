@@ -89,6 +89,10 @@ OWNER_WORDS = {
     Owner.JOB: "the job itself: its partition, data or settings",
     Owner.UNDECIDED: "undecided",
 }
+OF_HOSTS = (Cause.HOST, Cause.LOADER)
+"""Causes that a host has, not a device."""
+FAR_SLOWER = 1_000
+"""Of a slowdown: more is that of what takes no time on sound ranks, and no number to read."""
 SHOWN_NEXT_STEPS = 4
 WIDTH = 100
 LABEL = 10
@@ -172,17 +176,33 @@ def labelled(label: str, *texts: str) -> list[str]:
 
 
 def _finding(finding: Finding) -> list[str]:
-    low, high = finding.slowdown_interval
-    least = "at least " if finding.slowdown_is_bound else ""
-    lines = labelled("cause", f"{finding.cause}, owner: {OWNER_WORDS[finding.owner]}")
+    lines = labelled("cause", f"{finding.cause}, owner: {owner_text(finding)}")
     if finding.cause != Cause.CORRUPTION:
-        slowdown = f"{least}{finding.slowdown:.3f} (95 % interval {low:.3f} to {high:.3f})"
-        lines += [*labelled("slowdown", slowdown), *labelled("cost", _cost(finding))]
+        lines += [*labelled("slowdown", slowdown_text(finding)), *labelled("cost", _cost(finding))]
         if len(finding.episodes) > 1:
-            spans = [f"{first}-{last}" for first, last in finding.episodes]
+            spans = [
+                f"{first}-{last}" if last > first else f"{first}"
+                for first, last in finding.episodes
+            ]
             lines += labelled("episodes", f"iterations {listed(spans)}")
     lines += labelled("evidence", *finding.evidence)
     return lines + labelled("next", *finding.next_steps[:SHOWN_NEXT_STEPS])
+
+
+def slowdown_text(finding: Finding) -> str:
+    """Return a slowdown with its interval."""
+    if finding.slowdown >= FAR_SLOWER:
+        return f"more than {FAR_SLOWER:,}"
+    low, high = finding.slowdown_interval
+    least = "at least " if finding.slowdown_is_bound else ""
+    return f"{least}{finding.slowdown:.3f} (95 % interval {low:.3f} to {high:.3f})"
+
+
+def owner_text(finding: Finding) -> str:
+    """Say who can mend a finding, and where to look."""
+    if finding.owner is Owner.NODE and finding.cause in OF_HOSTS:
+        return "the node: look at this host"
+    return OWNER_WORDS[finding.owner]
 
 
 def _cost(finding: Finding) -> str:

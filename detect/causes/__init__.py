@@ -60,8 +60,10 @@ Causes:                                             What they share, and what fo
                      than their equals
     low_clocks.py    clocks far below all others;
                      slow stages from heavy ones
-    unexplained.py   all wait for one rank; the step
-                     became longer, nobody says why
+    awaited.py       all wait for one rank, and what
+                     it does meanwhile
+    unexplained.py   the step became longer, nobody
+                     says why
 
 Start reading at finding.py, then losses.py. docs/architecture.md says how to add one.
 """

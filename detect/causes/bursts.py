@@ -138,6 +138,7 @@ def _over_others_ns(lost_ns: Floats, burst: Burst) -> Floats:
 def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
     members, row = seen.members, burst.row
     num_hits, num_iterations = int(burst.hits.sum()), len(burst.hits)
+    several = num_hits > 1
     if cause == Cause.COMPUTE:
         excess_ns = longer_in_hits_ns(seen, burst)
         saved_ns = saved_by_compute(seen, row, excess_ns)
@@ -145,7 +146,7 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
         excess_ns = burst.excess * float(np.median(seen.iteration_ns))
         saved_ns = np.maximum(excess_ns, _over_others_ns(seen.lost(cause), burst))
     share = float(burst.excess.mean())
-    what = "its passes" if cause == Cause.COMPUTE else "the window"
+    what = "its passes" if cause == Cause.COMPUTE else "the usual step"
     cause, owner, reasons = cause_and_owner(seen, burst, cause)
     is_told = cause is not Cause.GC or cause in seen.lost_ns
     does = STOPS if burst.is_stops else WORDS[cause] if is_told else STOPS_UNSEEN
@@ -164,11 +165,11 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
             saved_ns=saved_ns,
             subject=subject_of(members, row),
             predicate=f"{does} in {num_hits} of {num_iterations} iterations, "
-            f"{milliseconds(float(excess_ns[burst.hits].mean()))} each on the mean,",
+            f"{milliseconds(float(excess_ns[burst.hits].mean()))}{' each on the mean' * several},",
             evidence=(
-                f"that is {percent(1 + share)[:-2]} % of {what}; of "
-                f"{counted(int(burst.others.sum()) * num_iterations, 'iteration')} of the other "
-                f"ranks {burst.other_hits} lost as much",
+                f"that adds {percent(1 + share)[:-2]} % to {what} on the mean of all iterations; "
+                f"of the others' {counted(int(burst.others.sum()) * num_iterations, 'iteration')} "
+                f"{burst.other_hits or 'none'} lost as much",
                 *reasons,
             ),
             advice=ADVICE[cause] if is_told else (*ADVICE[cause], *ADVICE[Cause.HOST][:1]),

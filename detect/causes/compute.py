@@ -27,6 +27,7 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
     devices_of,
+    more_iterations,
     rows_of_findings,
     saved_by_compute,
 )
@@ -112,7 +113,7 @@ def _finding(case: Case) -> Finding:
                 *reasons,
                 *reading_evidence(seen, row),
             ),
-            advice=_advice(seen.members, row, cause, owner),
+            advice=_advice(seen, row, cause, owner),
             is_replayed=cause != Cause.UNKNOWN,
             most_cost=most_cost_of_host(seen, row, case.active) if cause == Cause.HOST else np.inf,
             is_bound=is_bound,
@@ -206,25 +207,30 @@ def _evidence(seen: Observations, slow: SlowRow) -> list[str]:
     if not seen.tells_passes:
         samples = "kernels of equal name and launch"
     typical = "mean" if slow.is_mean else "median"
+    whose = "only peer" if slow.num_peers == 1 else "peers"
     return [
         f"{', '.join(phases)} {against}, waiting and communication taken out",
-        f"slower than its peers in {course.share:.0%} of these "
+        f"slower than its {whose} in {course.share:.0%} of these "
         f"{counted(int(course.active.sum()), 'iteration')}, {typical} over {samples} each",
     ]
 
 
-ADVICE = {
-    Cause.SEQUENCE_IMBALANCE: (DATA_ADVICE,),
-    Cause.UNKNOWN: ("trace again at granularity full, over more iterations",),
-}
+def _advice_on_difference(seen: Observations) -> tuple[str, ...]:
+    """Return how to see what differs between two ranks' passes."""
+    if not seen.tells_passes:
+        return (f"compare their kernels in the timeline; {more_iterations(seen)}",)
+    if seen.layers is None:
+        return ("trace again at granularity full, over more iterations",)
+    return (f"compare their modules in the timeline; {more_iterations(seen)}",)
 
 
-def _advice(members: Members, row: int, cause: Cause, owner: Owner) -> tuple[str, ...]:
+def _advice(seen: Observations, row: int, cause: Cause, owner: Owner) -> tuple[str, ...]:
+    members = seen.members
     has_gpu, is_group = members.device_kind != "cpu", len(members.workers[row]) > 1
     if cause == Cause.HOST:
         return host_advice(owner)
-    if cause in ADVICE:
-        return ADVICE[cause]
+    if cause in (Cause.SEQUENCE_IMBALANCE, Cause.UNKNOWN):
+        return (DATA_ADVICE,) if cause != Cause.UNKNOWN else _advice_on_difference(seen)
     if owner == Owner.UNDECIDED and has_gpu and is_group:
         return (
             "measure the GPUs of these ranks' host against each other, with the job away: python "

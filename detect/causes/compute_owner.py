@@ -79,7 +79,7 @@ MOVES = (
 )
 NOT_ALIKE = (
     "its passes are not slow alike; a slow device slows both, so this is rather a difference of "
-    "the work: compare the two ranks' modules at granularity full"
+    "the work"
 )
 OF_ITS_REPLICA = (
     "the other stages of its replica are as slow: longer data would show the same, also in kernels "

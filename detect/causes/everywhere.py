@@ -280,11 +280,11 @@ def _search_stops(inquiry: Inquiry) -> Answer:
         lost,
         cause=Cause.HOST,
         owner=Owner.UNDECIDED,
-        predicate="stands still, with nothing to do on its devices,",
+        predicate=f"stands still in {int(stops.sum())} of {counted(len(stops), 'iteration')}, with "
+        "nothing to do on its devices,",
         evidence=(
-            f"in {counted(int(stops.sum()), 'iteration')} of {len(stops)} "
-            f"({listed(seen.iterations[stops].tolist())}); a quiet one has "
-            f"{milliseconds(float(np.median(quiet_ns)))} of it",
+            f"in iterations {listed(seen.iterations[stops].tolist())}, beyond the "
+            f"{milliseconds(float(np.median(quiet_ns)))} for which it stands still in a quiet one",
             TOGETHER,
         ),
         advice=ADVICE_ON_STOPS,
@@ -316,11 +316,15 @@ def _finding(
 ) -> Finding:
     """Report what the whole job loses; no rank is named."""
     effect = float(np.log(lost.ratio))
+    longest, typical = (
+        milliseconds(float(one.mean())) for one in (lost.longest_ns, lost.typical_ns)
+    )
     each = (
-        f"the longest of an iteration takes {milliseconds(float(lost.longest_ns.mean()))} on the "
-        f"mean, that of the typical rank {milliseconds(float(lost.typical_ns.mean()))}, of "
+        f"on the mean that is {longest} of an iteration of "
         f"{milliseconds(float(np.mean(seen.iteration_ns)))}"
     )
+    if typical != longest:
+        each += f", on whichever rank loses most, and {typical} on the typical rank"
     return build_finding(
         seen,
         Claim(
@@ -446,7 +450,9 @@ BETWEEN_HOSTS = (
 )
 
 
-TOGETHER = "all connections of the kind become slower together, so none stands out beside others"
+SLOWER_TOGETHER = (
+    "all connections of the kind become slower together, so none stands out beside others"
+)
 OF_ONE_HOST = (
     "the job runs on this host alone, and messages of one size take longer from then on to the "
     "end: its NVLinks or switches, whichever of its devices it is"
@@ -575,7 +581,7 @@ def _slower_links(seen: Observations, change: _Change, lost_ns: Floats, num_kind
     kind = transfers.kinds[int(transfers.kind[change.units[0]])]
     where = f"inside host {members.hosts[rows[0]]}".rstrip() if is_inside else "between hosts"
     count = f"{int(active.sum())} of {counted(len(active), 'iteration')}"
-    why = (OF_ONE_HOST,) if of_one_host else (TOGETHER,) if is_inside else (TOGETHER, BETWEEN_HOSTS)
+    why = (OF_ONE_HOST,) if of_one_host else (SLOWER_TOGETHER, *[BETWEEN_HOSTS] * (not is_inside))
     then, before, than = "from then on", "before", "before"
     if not change.lasts:
         then, before, than = f"in {count}", "in the others", "in other iterations"

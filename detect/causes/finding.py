@@ -173,10 +173,15 @@ class CauseSpec:
 
 LEFT_OPEN = "by its passes alone this was left open: {statement}"
 """Said where a reading decides what was undecided."""
+UNDECIDED_WHY = ", undecided why"
 UNDECIDED_WHOSE = ", undecided whose fault that is"
 A_LITTLE_SLOWER = (
     "where connections share a port or a switch, one of them may always meet others, and be slower "
     "by as much"
+)
+GAIN_NOT_SHOWN = (
+    "nothing shows that mending it would gain anything, and sound hosts differ by as much: look at "
+    "it, but drain nothing for it"
 )
 NO_GAIN = (
     "mending it would gain next to nothing, and sound hosts and connections differ by as much: "
@@ -517,10 +522,18 @@ def _of_its_model(seen: Observations, claim: Claim) -> Claim:
     )
 
 
+def more_iterations(seen: Observations) -> str:
+    """Say how to record more iterations in a row: profiles have no option for that."""
+    if seen.tells_passes:
+        return "trace more iterations in a row (--continuous-trace-iterations 10)"
+    return "profile more steps in a row (active of torch.profiler.schedule)"
+
+
 def slowed_by(seen: Observations, first: int, last: int) -> str:
     """Say what a cost from iteration `first` to `last` falls on: the job, or these iterations."""
     is_lasting = first <= seen.iterations[0] and last >= seen.iterations[-1]
-    return "the job" if is_lasting else "these iterations"
+    these = "this iteration" if first == last else "these iterations"
+    return "the job" if is_lasting else these
 
 
 def gain(slowed: str, cost: float, *, is_replayed: bool) -> str:
@@ -724,7 +737,9 @@ def undecided_if_no_gain(finding: Finding) -> Finding:
     if not finding.cost_is_replayed:
         of_two = finding.num_peers == 1
         least = COSTS.least_of_host_ratio if of_two else COSTS.least_estimated_ratio
-        return undecided(finding, NO_GAIN) if is_lone_host and cost < least else finding
+        is_shown = finding.step_time_cost_ratio >= COSTS.next_to_nothing_ratio
+        why = NO_GAIN if is_shown else GAIN_NOT_SHOWN
+        return undecided(finding, why) if is_lone_host and cost < least else finding
     is_host = finding.cause is Cause.HOST
     least = COSTS.least_of_host_ratio if is_lone_host else COSTS.least_of_whole_host_ratio
     is_network = finding.cause is Cause.LINK and len(finding.ranks) != 2  # no pair told by others

@@ -58,6 +58,7 @@ from detect.stats import robust
 from detect.stats.search import interval_of_share
 from detect.text import milliseconds, subject_of_ranks
 from detect.thresholds.hosts import CORES
+from detect.thresholds.verdicts import COSTS
 from megascan.arrays import Flags, Floats
 
 OPEN_CAUSES = (
@@ -82,6 +83,8 @@ class _Account:
     one: str
     """What is said of a rank, before the figures."""
     several: str
+    noted: tuple[str, str]
+    """The same, of one and of several, where nothing shows that it costs the step anything."""
     evidence: str
     advice: tuple[str, ...]
     usual: str
@@ -94,6 +97,7 @@ WAITS = _Account(
     told=lambda seen: seen.core_waits,
     one="waits for cores of its host",
     several="wait for cores of their host",
+    noted=("waits for cores of its host", "wait for cores of their host"),
     evidence="Linux counts for how long the threads that launch the work could have run and had no "
     "core: together {own} an iteration, those of the other ranks {others} at most; neither data "
     "nor devices lengthen that",
@@ -111,13 +115,17 @@ OTHER_THREADS = _Account(
     told=lambda seen: seen.other_threads,
     one="is held up by other threads of its own process",
     several="are held up by other threads of their own processes",
+    noted=(
+        "runs other threads of Python in its process",
+        "run other threads of Python in their processes",
+    ),
     evidence="Linux counts for how long other threads of Python ran in its process: together {own} "
     "an iteration, those of the other ranks {others} at most; nothing is launched while they have "
     "the interpreter's lock",
     advice=(
         "see which thread that is (py-spy dump --pid PID, py-spy top): a logger, a collector of "
         "metrics, a loader inside the process",
-        "the machine is not at fault: another one would be as slow with that thread",
+        "another machine would be as slow: that thread goes with the process",
     ),
     usual="other threads of Python ran for {usual} an iteration in the processes of most ranks: "
     "one of them may be the last by chance",
@@ -147,7 +155,18 @@ class _Apart:
     def predicate(self) -> str:
         """Return what is said of them."""
         words = self.account.one if len(self.rows) == 1 else self.account.several
-        return f"{words}, {milliseconds(self.own_ns)} in iterations of {milliseconds(self.step_ns)}"
+        return f"{words}, {self._figures}"
+
+    @property
+    def noted(self) -> str:
+        """Return what is said of them where nothing shows that it costs the step anything."""
+        return f"{self.account.noted[len(self.rows) > 1]}, {self._figures}"
+
+    @property
+    def _figures(self) -> str:
+        own, step = milliseconds(self.own_ns), milliseconds(self.step_ns)
+        together = " (all these threads together)" * (self.own_ns > self.step_ns)
+        return f"{own} in iterations of {step}{together}"
 
     @property
     def evidence(self) -> str:
@@ -285,13 +304,15 @@ def _decided(seen: Observations, of: Finding, apart: _Apart) -> Finding:
     estimate = cost_ratio(seen, apart.saved_ns, counted_window(seen, first, last))
     cost = max(estimate if is_all_lost else 1.0, of.step_time_cost_ratio)
     is_replayed = of.cost_is_replayed and cost == of.step_time_cost_ratio
+    is_shown = is_replayed or cost >= COSTS.next_to_nothing_ratio
     finding = decided(
         seen,
         of,
         ranks,
         cause=Cause.HOST,
-        statement=f"{subject_of_ranks(seen.members, ranks)} {apart.predicate} "
-        f"({first} to {last}); {gain(slowed_by(seen, first, last), cost, is_replayed=is_replayed)}",
+        statement=f"{subject_of_ranks(seen.members, ranks)} "
+        f"{apart.predicate if is_shown else apart.noted}, from iteration {first} to {last}; "
+        f"{gain(slowed_by(seen, first, last), cost, is_replayed=is_replayed)}",
         evidence=(apart.evidence,),
         advice=account.advice,
     )
@@ -350,7 +371,7 @@ def _notes(inquiry: Inquiry, accounts: Accounts, blamed: Flags) -> Iterator[str]
             subject = subject_of_ranks(
                 inquiry.seen.members, inquiry.seen.members.ranks_of(apart.rows)
             )
-            yield f"{subject} {apart.predicate}; whether that costs the step anything is not seen"
+            yield f"{subject} {apart.noted}; whether that costs the step anything is not seen"
 
 
 def _runs_ahead(seen: Observations) -> float:

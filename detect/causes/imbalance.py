@@ -64,12 +64,12 @@ DEVICES_ADVICE = (
 
 LONE_RANK = (
     "no other rank shares the stage, so a slow device would show the same: a benchmark of "
-    "it and of another stage's, a second replica or granularity full decide"
+    "it and of another stage's, a second replica, or rank files at granularity full decide"
 )
 LONE_GROUP = (
     "its ranks wait for each other inside their passes, which was not recorded, and no other TP "
-    "group shares the stage: one slow device of them would show the same; granularity full, a "
-    "benchmark of them and of another stage's, or a second replica decide"
+    "group shares the stage: one slow device of them would show the same; rank files at "
+    "granularity full, a benchmark of them and of another stage's, or a second replica decide"
 )
 OF_KERNELS = (
     "all kernels of an iteration together, without the optimizer's: a profile does not tell "
@@ -284,7 +284,7 @@ def _doubt(members: Members, heavy: HeavyStage, slow: set[int], faulty: Flags) -
     beside = " but others that are slow as well" if elsewhere else ""
     return (
         f"its ranks run on host {host} and no others do{beside}, so a slow host would show the "
-        "same: a benchmark of that host and of another, or granularity full, decides"
+        "same: a benchmark of that host and of another, or rank files at granularity full, decide"
     ), host
 
 
@@ -661,10 +661,7 @@ def _sequence_finding(seen: Observations, skew: SequenceSkew) -> Finding:
     subject = "the replicas" if skew.doubt else "the microbatches"
     predicate = f"are uneven: the longest replica computes {times(skew.ratio)} the mean"
     if skew.doubt:
-        predicate = (
-            f"do not keep step: the longest computes {times(skew.ratio)} the mean, undecided "
-            "whether their data or their devices vary"
-        )
+        predicate = f"do not keep step: the longest computes {times(skew.ratio)} the mean"
     return build_finding(
         seen,
         Claim(
@@ -680,6 +677,7 @@ def _sequence_finding(seen: Observations, skew: SequenceSkew) -> Finding:
             saved_ns=skew.saved_ns,
             subject=subject,
             predicate=predicate,
+            whose=", undecided whether their data or their devices vary" if skew.doubt else "",
             evidence=(
                 f"the same microbatch slot differs between replicas by {spread} (robust standard "
                 f"deviation), and {_who_is_longest(skew)}",

@@ -287,7 +287,7 @@ def launched_by_slow_host(seen: Observations, row: int, active: Flags, effect: f
         return ""
     return (
         f"{own:.0%} of its operations were launched only just in time (of its peers' {theirs:.0%}),"
-        f" by a host that takes {np.exp(over):.2f}x the time of its peers' from launch to launch: "
+        f" by a host that takes {np.exp(over):.2f}x as long as its peers' from launch to launch: "
         "that may be the reason as well as the device"
     )
 
@@ -389,9 +389,9 @@ def _hardly_slower_host(
     if not over < min(least, STARVATION.plain_pace_log):
         return ""
     return (
-        f"but from launch to launch its host takes {np.exp(over):.2f}x the time of its peers': "
-        "theirs are nearly as slow, or are held back, and a host that is a little slower than all "
-        "others is the one that its device waits for"
+        f"but from launch to launch its host takes no more than {np.exp(over):.2f}x as long as its "
+        "peers': theirs are nearly as slow, or are held back, and of hosts that hardly keep up the "
+        "device of the slowest waits, however little slower it is"
     )
 
 

@@ -75,11 +75,17 @@ from detect.stats.search import Suspect
 from detect.stats.stretches import Course
 from detect.text import milliseconds, percent, ranks_text, subject_of
 from detect.thresholds.bursts import LOSSES
+from detect.thresholds.hosts import CHANGES
 from detect.thresholds.networks import LINKS, NETWORKS
 from detect.thresholds.observing import OCCUPANCY, PACE, STARVATION
 from detect.thresholds.statistics import SEARCH
 from detect.thresholds.verdicts import CONSEQUENCES
 from megascan.arrays import Flags, Floats, Integers
+
+AT_THE_END_ADVICE = (
+    "see what its process does at the end of an iteration (py-spy dump --pid PID, several times): "
+    "if it writes, time its disk (iostat -x 1)"
+)
 
 
 def _search_loading(inquiry: Inquiry) -> Answer:
@@ -371,7 +377,7 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             evidence=lambda suspect: _where_time_is_lost(seen, suspect.row, suspect.course.active),
             drop_explained=not_explained,
             predicate="loses {time} an iteration to its host, {over} over its peers",
-            advice=lambda suspect, owner: host_advice(owner),
+            advice=lambda suspect, owner: (*_advice_on_endings(seen, suspect), *host_advice(owner)),
             most_cost=lambda suspect: most_cost_of_host(seen, suspect.row, suspect.course.active),
         ),
     )
@@ -589,7 +595,10 @@ def _where_time_is_lost(seen: Observations, row: int, active: Flags) -> tuple[st
     """Say where the lost time lies: inside passes, and between operations; () where CPU times were
     not recorded, as in profiles.
     """
-    gap = f"{milliseconds(float(np.median(seen.host_gap_ns[row][active])))} between operations"
+    gap_ns = float(np.median(seen.host_gap_ns[row][active]))
+    gap = f"{milliseconds(gap_ns)} between operations"
+    if ending_ns := _at_the_end_ns(seen, row, active, seen.host_gap_ns):
+        gap += f" ({milliseconds(ending_ns)} at the end of an iteration)"
     if seen.members.device_kind == "cpu":
         if not seen.stolen_ns.any():
             return ()
@@ -598,11 +607,31 @@ def _where_time_is_lost(seen: Observations, row: int, active: Flags) -> tuple[st
             f"of it {stolen} while computing (wall less CPU time: the thread was taken off its "
             f"core) and {gap}",
         )
-    stalled = milliseconds(float(np.median(seen.stalled_ns[row][active])))
+    stalled_ns = float(np.median(seen.stalled_ns[row][active]))
+    if not stalled_ns:
+        return (f"of it {gap}, where the device had nothing to do: its host was late",)
     return (
-        f"of it {stalled} inside passes whose modules mostly run as fast as ever (the device had "
-        f"nothing to do: its host launched too late) and {gap}",
+        f"of it {milliseconds(stalled_ns)} inside passes whose modules mostly run as fast as ever "
+        f"(the device had nothing to do: its host launched too late) and {gap}",
     )
+
+
+def _at_the_end_ns(seen: Observations, row: int, active: Flags, of_ns: Floats) -> float:
+    """Return what a row loses at the end of an iteration, if that is most `of_ns`, (row,
+    iteration), of it; else 0.
+    """
+    if seen.ending_ns is None or seen.members.log_for_all[row]:
+        return 0.0
+    ending_ns = float(np.median(robust.beyond_most(seen.ending_ns)[row][active]))
+    least_ns = CHANGES.explains_share * float(np.median(of_ns[row][active]))
+    return ending_ns if ending_ns >= least_ns else 0.0
+
+
+def _advice_on_endings(seen: Observations, suspect: Suspect) -> tuple[str, ...]:
+    """Return what to do where a rank loses its time at the end of iterations; else nothing."""
+    lost_ns, active = np.nan_to_num(seen.lost(Cause.HOST)), suspect.course.active
+    is_ending = _at_the_end_ns(seen, suspect.row, active, lost_ns) > 0
+    return (AT_THE_END_ADVICE,) if is_ending else ()
 
 
 def _search_late_exits(inquiry: Inquiry) -> Answer:

@@ -752,7 +752,8 @@ def _by_history(case: Case, peers: Integers) -> str:
 def _by_same_data(members: Members, row: int, peer: int) -> str:
     if members.tensor_group[row] != members.tensor_group[peer] or members.layout.ep > 1:
         return ""
-    return "it and its peer share every microbatch (TP) and split the layers evenly"
+    axis = "CP" if members.place["cp"][row] != members.place["cp"][peer] else "TP"
+    return f"it and its peer share every microbatch ({axis}) and split the layers evenly"
 
 
 def _by_other_stages(case: Case) -> str:

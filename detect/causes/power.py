@@ -265,10 +265,10 @@ def slowest(seen: Observations, residuals: Residuals, floor: float) -> tuple[str
     if longest.level < np.log(floor) or not longest.lasts:
         return ()
     return (
-        f"the slowest beside its peers is {ranks_of(seen.members, longest.row)}: "
+        f"by its passes the slowest beside its peers is {ranks_of(seen.members, longest.row)}: "
         f"{times(float(np.exp(longest.level)))} their time, and above it in {longest.num_above} of "
         f"{counted(longest.num_known, 'iteration')}; what sound ranks differ by here may explain "
-        "it, or not: look there first",
+        "it, or not: look there first, if nothing above says more",
     )
 
 
@@ -299,7 +299,7 @@ def _why_nobody_compares(seen: Observations) -> str:
         return " (of its peers' work nothing was recorded, or other work)"
     if seen.layers is None:
         return (
-            " (one rank a stage, and no transformer layers that are alike: granularity full traces "
-            "them, experts next to dense ones cannot be compared)"
+            " (one rank a stage, and no transformer layers that are alike: rank files at "
+            "granularity full hold them, experts next to dense ones cannot be compared)"
         )
     return " (one rank a stage, and their transformer layers cannot be compared)"

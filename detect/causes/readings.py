@@ -236,4 +236,5 @@ def _reading_beside_peers(name: str, own: float, peers: Sequence[float]) -> list
         notable = theirs > 0 and abs(own / theirs - 1) > share
     else:
         return []
-    return [f"counter {name} is {own:.0f} against its peers' {theirs:.0f}"] if notable else []
+    whose = "peer's" if len(peers) == 1 else "peers'"
+    return [f"counter {name} is {own:.0f} against its {whose} {theirs:.0f}"] if notable else []

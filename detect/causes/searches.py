@@ -527,11 +527,12 @@ def _without_overlap(
 def _loss_evidence(lost: _Lost, suspect: Suspect, own: float) -> tuple[str, ...]:
     active = suspect.course.active
     excess = float(np.median(lost.excess_ns[suspect.row][active]))
-    peers = peers_text(len(lost.loss.peers_of(suspect.row)))
+    num_peers = len(lost.loss.peers_of(suspect.row))
+    peers = peers_text(num_peers)
     return (
         f"{lost.loss.name}: {milliseconds(own)} an iteration against "
         f"{milliseconds(max(own - excess, 0.0))} of its {peers}",
-        f"above them in {suspect.course.share:.0%} of these "
+        f"above {'it' if num_peers == 1 else 'them'} in {suspect.course.share:.0%} of these "
         f"{counted(int(active.sum()), 'iteration')}",
     )
 

@@ -136,7 +136,7 @@ def _decided(
         ranks,
         cause=Cause.COMPUTE,
         statement=f"{subject} {shares_its} with another process, whose kernels ran for "
-        f"{percent(1.0 + own)} of the time ({first} to {last}); "
+        f"{percent(1.0 + own)} of the time in iterations {first} to {last}; "
         f"{gain(slowed_by(seen, first, last), cost, is_replayed=of.cost_is_replayed)}",
         evidence=(EVIDENCE.format(own=percent(1.0 + own), others=percent(1.0 + others)),),
         advice=ADVICE,

@@ -28,14 +28,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from detect.causes.device import DATA_ADVICE
-from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
+from detect.causes.finding import (
+    UNDECIDED_WHY,
+    Answer,
+    CauseSpec,
+    Claim,
+    Inquiry,
+    build_finding,
+)
 from detect.observe.members import Members
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import chance_of_mean, stage_groups
 from detect.stats.search import interval_of_ratio
-from detect.text import milliseconds, ranks_text, times
+from detect.text import milliseconds, subject_of_ranks, times
 from detect.thresholds.verdicts import SHARES
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
@@ -48,8 +55,13 @@ OF_ONE_PLACE = (
     "tokens, so many devices would hardly be slow alike"
 )
 OF_SOMETHING = (
-    "longer data, other kernels or slower devices would show the same, and nothing in the trace "
-    "tells them apart"
+    "longer data, other kernels, slower devices or hosts that launch late would show the same, and "
+    "nothing in the trace tells them apart"
+)
+ADVICE_ON_SOMETHING = (
+    "compare one of its passes in the timeline with one of another rank of its stage: more or "
+    "larger operations are its work, longer ones its device, gaps between them its host",
+    f"if its data are longer: {DATA_ADVICE}",
 )
 EXPERTS_ADVICE = (
     "count the tokens of each expert; a stronger balancing loss (--moe-aux-loss-coeff), a limit "
@@ -158,18 +170,31 @@ def _finding(seen: Observations, shares: _Shares) -> Finding:
             q_value=chance_of_mean(np.log(shares.ratio)),
             num_peers=int(_others(members, shares.rows).sum()),
             saved_ns=seen.iteration_ns * (1.0 - 1.0 / np.maximum(shares.ratio, 1.0)),
-            subject=ranks_text(ranks),
-            predicate=f"always {'has' if len(ranks) == 1 else 'have'} {times(shares.factor)} as "
-            "much to compute as others of the stage, who wait",
+            subject=subject_of_ranks(members, ranks),
+            predicate=_predicate(shares, ranks, is_work=bool(experts)),
+            whose="" if experts else UNDECIDED_WHY,
             evidence=(
-                f"{_typical_text(shares.own_ns)} of an iteration there on the mean, "
-                f"{_typical_text(shares.others_ns)} on the stage's others",
+                f"they compute for {_typical_text(shares.own_ns)} of an iteration on the mean, the "
+                f"others of their stage for {_typical_text(shares.others_ns)}"
+                if len(ranks) > 1
+                else f"it computes for {_typical_text(shares.own_ns)} of an iteration, the others "
+                f"of its stage for {_typical_text(shares.others_ns)}",
                 experts or OF_SOMETHING,
             ),
-            advice=EXPERTS_ADVICE if experts else (DATA_ADVICE,),
+            advice=EXPERTS_ADVICE if experts else ADVICE_ON_SOMETHING,
             is_replayed=False,
         ),
     )
+
+
+def _predicate(shares: _Shares, ranks: tuple[int, ...], *, is_work: bool) -> str:
+    """Say how much longer the ranks compute: that they have more to do only where it `is_work`."""
+    is_one, factor = len(ranks) == 1, times(shares.factor)
+    if is_work:
+        has = "has" if is_one else "have"
+        return f"always {has} {factor} as much to compute as others of the stage, who wait"
+    computes = "computes" if is_one else "compute"
+    return f"always {computes} for {factor} as long as others of the stage, who wait"
 
 
 def _busy_experts(seen: Observations, rows: Integers) -> str:

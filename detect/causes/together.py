@@ -72,7 +72,7 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
             result.append(finding)
         else:
             main = result[place]
-            result[place] = replace(main, evidence=(*main.evidence, _sentence(finding)))
+            result[place] = replace(main, evidence=(*main.evidence, what_follows(finding)))
     return result
 
 
@@ -237,7 +237,8 @@ def _excess(finding: Finding) -> float:
     return finding.step_time_cost_ratio - 1.0
 
 
-def _sentence(finding: Finding) -> str:
+def what_follows(finding: Finding) -> str:
+    """Say that a finding is part of another one, and what it costs at most."""
     loads = finding.cause is Cause.LOADER or OF_ITS_HOST in finding.evidence
     what = {
         Cause.LOADER: "its data loading is slower to match",
@@ -246,7 +247,9 @@ def _sentence(finding: Finding) -> str:
         Cause.HOST: "the time lost between its operations goes with it",
         Cause.LINK: f"the communication of {ranks_text(finding.ranks)} suffers with it",
     }[Cause.LOADER if loads else finding.cause]
-    return f"{what} ({percent(finding.step_time_cost_ratio)} of the step at most): no fault apart"
+    most = percent(finding.step_time_cost_ratio)
+    much = "next to nothing" if most == percent(1.0) else f"{most} of the step at most"
+    return f"{what} ({much}): no fault apart"
 
 
 def with_joint_costs(seen: Observations, findings: list[Finding]) -> list[Finding]:
@@ -358,7 +361,7 @@ def _of_the_host(
     widest = max(group, key=lambda one: (len(one.ranks), one.step_time_cost_ratio))
     if set(widest.ranks) == set(ranks):
         minor = (one for one in group if one is not widest)
-        return replace(widest, evidence=(*widest.evidence, *map(_sentence, minor)))
+        return replace(widest, evidence=(*widest.evidence, *map(what_follows, minor)))
     named = _ranks_of(group)
     blamed = ranks if len(named) >= HOSTS.most_of_host_share * len(ranks) else named
     first, last = _reach(group)

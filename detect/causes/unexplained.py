@@ -1,19 +1,8 @@
 """Say what the step itself shows where no other search has said why.
 
-Every other search compares one kind of time of a rank, host or link with that of others. In three
-cases none of these searches finds anything though the job is not healthy.
-
-**All wait for one rank.** A rank's own time is what is left of an iteration without its waiting. It
-needs no passes, no modules and no CPU time, and is plain in a few iterations on a loaded machine. A
-rank is suspected when every other rank waits longer in most iterations, and when its own time is
-far above that of the other ranks of its stage, by more than they differ among themselves. This
-shows that all wait for one rank, and for which, but not why it is busy: the finding is undecided,
-and says what would decide. Where its host stops between launches, in all iterations, for most of
-that excess, and the others' do not, it is its host.
-
-Example: rank 3 waits 4 % of the iteration, ranks 2, 0 and 1 wait 28, 47 and 52 %: own times 96, 72,
-53 and 48 %. The peers' median is 53 %; the excess of 43 % of an iteration is beyond 10 %, and
-beyond three times the peers' spread.
+Every other search compares one kind of time of a rank, host or link with that of others. In two
+cases none of these searches finds anything though the job is not healthy. In a third one all wait
+for one rank in all iterations (`detect.causes.awaited`).
 
 **The step became longer.** Some faults slow all ranks alike: the only TP group of a job, a busy
 host for which the others wait inside passes that nobody recorded in parts. Then no rank stands out
@@ -49,9 +38,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from detect.causes.device import HOST_ADVICE, host_advice
+from detect.causes.device import HOST_ADVICE
 from detect.causes.finding import (
-    UNDECIDED_WHOSE,
     Answer,
     CauseSpec,
     Claim,
@@ -60,18 +48,16 @@ from detect.causes.finding import (
     is_costly,
     ratio_without,
 )
-from detect.causes.launching import off_core_explains, starvation, stops_explain
+from detect.causes.launching import starvation
 from detect.causes.searches import ADVICE
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import stage_groups
 from detect.stats.search import interval_of_ratio
 from detect.stats.stretches import Course, episodes_of
-from detect.text import counted, milliseconds, peers_text, ranks_text, subject_of, times
+from detect.text import counted, milliseconds, ranks_text, subject_of, times
 from detect.thresholds.adjustable import DetectorSettings
 from detect.thresholds.hosts import CHANGES, HOSTS
-from detect.thresholds.observing import OCCUPANCY
 from detect.thresholds.statistics import POWER, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
@@ -87,17 +73,6 @@ ONE_OR_ALL = (
 NOTHING_ELSE = (
     "neither the gaps of one host nor the passes of ranks grew by enough to be why: what took the "
     "time may not be recorded"
-)
-UNDECIDED_WHY = ", undecided why"
-SHARED_CORES = (
-    "another process has that core, or a quota holds this one back (top, taskset -p PID; cpu.stat "
-    "of its control group): who else runs there decides"
-)
-ADVICE_ON_AWAITED = (
-    "trace more iterations in a row (--continuous-trace-iterations 10) at granularity full: "
-    "whether its operations are slower, or more time lies between them, decides",
-    "or trace again with its host and a peer's exchanged: a fault of the hardware moves with it, "
-    "longer data or more work stay",
 )
 COMPARE = (
     "compare the time before with the time since: megascan diff on two traces, or the timeline at "
@@ -118,154 +93,6 @@ GROWS = {
     Cause.GC: "collections of garbage",
 }
 """What each kind of a rank's own time is called in the evidence."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Awaited:
-    """A rank for whom all others wait."""
-
-    row: int
-    peers: Flags
-    """(row,): the other rows of its stage."""
-    own_ns: Floats
-    """(row, iteration): what is left of an iteration without a row's waiting."""
-    waiting_ns: Floats
-    """(row,): what the other rows wait, typically."""
-    gap_ns: Floats
-    """(iteration,): by how much each other row waits longer at least."""
-    num_hits: int
-    """Iterations in which that is far longer."""
-
-    @property
-    def of_peers_ns(self) -> Floats:
-        """Return the own time of its typical peer, (iteration,)."""
-        return robust.median(self.own_ns[self.peers], axis=0)
-
-    @property
-    def longer_ns(self) -> Floats:
-        """Return how much longer it is busy than its peers, (iteration,)."""
-        return np.asarray(self.own_ns[self.row] - self.of_peers_ns)
-
-    @property
-    def log_ratio(self) -> Floats:
-        """Return the rank's own time over its peers', log, (iteration,)."""
-        return np.asarray(np.log(self.own_ns[self.row] / self.of_peers_ns))
-
-
-def _awaited(seen: Observations) -> _Awaited | None:
-    """Return the rank for whom all others wait, if there is one."""
-    waiting_ns = seen.waiting_ns
-    if waiting_ns is None or len(seen.members) < 2:
-        return None
-    step_ns = float(np.median(seen.iteration_ns))
-    row = int(np.argmin(np.median(waiting_ns, axis=1)))
-    others = np.arange(len(waiting_ns)) != row
-    peers = others & (seen.members.stage == seen.members.stage[row])
-    gap_ns = waiting_ns[others].min(axis=0) - waiting_ns[row]
-    num_hits = int((gap_ns > OCCUPANCY.waiting_share * step_ns).sum())
-    if not peers.any() or num_hits < OCCUPANCY.mostly_share * len(gap_ns):
-        return None
-    own_ns = np.maximum(seen.iteration_ns - waiting_ns, 1.0)
-    levels = np.median(own_ns[peers], axis=1)
-    over = float(np.median(own_ns[row])) - float(np.median(levels))
-    spread = float(np.nan_to_num(robust.spread(levels)))
-    if over < max(OCCUPANCY.least_share * step_ns, OCCUPANCY.spread_times * spread):
-        return None
-    typical_ns = np.median(waiting_ns[others], axis=1)
-    return _Awaited(
-        row=row, peers=peers, own_ns=own_ns, waiting_ns=typical_ns, gap_ns=gap_ns,
-        num_hits=num_hits,
-    )  # fmt: skip
-
-
-def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
-    members, row, own_ns = seen.members, found.row, found.own_ns
-    effect = float(robust.median(found.log_ratio))
-    num_iterations, num_peers = len(found.gap_ns), int(found.peers.sum())
-    error = float(np.std(found.log_ratio) / np.sqrt(num_iterations))
-    step_ns, peers = float(np.median(seen.iteration_ns)), peers_text(num_peers)
-    own_share = float(np.median(own_ns[row])) / step_ns
-    peers_share = float(np.median(np.median(own_ns[found.peers], axis=1))) / step_ns
-    waiting = found.waiting_ns / step_ns
-    chance = float(special.bdtrc(found.num_hits - 1, num_iterations, 1.0 / len(members)))
-    stops = stops_explain(seen, row, found.longer_ns)
-    off_core = off_core_explains(seen, row, found.longer_ns)
-    why = "" if stops else UNDECIDED_WHOSE if off_core else UNDECIDED_WHY
-    return build_finding(
-        seen,
-        Claim(
-            ranks=members.workers[row],
-            rows=(row,),
-            cause=Cause.HOST if stops or off_core else Cause.UNKNOWN,
-            owner=Owner.NODE if stops else Owner.UNDECIDED,
-            slowdown=float(np.exp(effect)),
-            interval=interval_of_ratio(effect, error),
-            course=None,
-            q_value=min(1.0, chance * len(members)),
-            num_peers=num_peers,
-            saved_ns=np.maximum(found.gap_ns, 0.0),
-            subject=subject_of(members, row),
-            predicate=f"is busy for {own_share:.0%} of an iteration, its {peers} for "
-            f"{peers_share:.0%}, and all others wait for it",
-            whose=why,
-            evidence=(
-                f"{_waits_text(waiting)} of an iteration, longer than this one in "
-                f"{found.num_hits} of {num_iterations} iterations",
-                *_computing_beside_peers(seen, row),
-                *([off_core, SHARED_CORES] if off_core else []),
-                *([stops] if stops else _ending_late(seen, row)),
-            ),
-            advice=host_advice(Owner.NODE) if stops or off_core else ADVICE_ON_AWAITED,
-            is_replayed=False,
-        ),
-    )
-
-
-def _waits_text(waiting: Floats) -> str:
-    """Say how long the others wait, as shares of an iteration, (row,)."""
-    if len(waiting) == 1:
-        return f"the other rank waits {waiting[0]:.0%}"
-    return f"the other ranks wait {waiting.min():.0%} to {waiting.max():.0%}"
-
-
-def _computing_beside_peers(seen: Observations, row: int) -> tuple[str, ...]:
-    """Say what of the rank's own time is computing, and what its peers compute."""
-    if not seen.busy_ns.any():
-        return ()
-    rows = next(rows for rows in stage_groups(seen.members) if row in rows)
-    computing = np.median(seen.busy_ns, axis=1)
-    peers = milliseconds(float(np.median(computing[rows[rows != row]])))
-    return (
-        f"it computes {milliseconds(float(computing[row]))} an iteration and its peers {peers}, "
-        f"in iterations of {milliseconds(float(np.median(seen.iteration_ns)))}",
-    )
-
-
-def _ending_late(seen: Observations, row: int) -> list[str]:
-    """Say for how long the rank does something at the end of iterations that the others do not."""
-    if seen.ending_ns is None:
-        return []
-    over_ns = robust.beyond_most(seen.ending_ns)[row]
-    if _share_of_all_time(seen, over_ns) < CHANGES.lost_share:
-        return []
-    return [
-        f"of that {milliseconds(float(np.median(over_ns)))} are at the end of an iteration, with "
-        "nothing left to do on its device: a slow disk, a collection of garbage, or logging and "
-        "saving of the loop's own"
-    ]
-
-
-def _search_awaited(inquiry: Inquiry) -> Answer:
-    """Report the rank that all wait for, unless it was named already or exceeds them by little."""
-    found = _awaited(inquiry.seen)
-    if found is None or inquiry.named[found.row] or inquiry.slow[found.row]:
-        return Answer()
-    if robust.median(found.log_ratio) < np.log(inquiry.settings.min_slowdown):
-        return Answer()
-    return Answer(findings=(_awaited_finding(inquiry.seen, found),))
-
-
-AWAITED = CauseSpec(cause=Cause.UNKNOWN, search=_search_awaited)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -628,7 +455,7 @@ def _long_finding(seen: Observations, long: _LongIterations, rows: Integers) -> 
             num_peers=len(members) - len(rows),
             saved_ns=long.excess_ns,
             subject=subject,
-            predicate=f"{'hold' if len(rows) > 1 else 'holds'} up all others now and then",
+            predicate=f"{'hold' if len(rows) > 1 else 'holds'} up all others",
             evidence=(f"{long.text}; all others wait longer in them", why),
             advice=NOW_AND_THEN,
             is_replayed=False,
@@ -700,8 +527,9 @@ def _search_long(seen: Observations) -> Answer:
     hides = is_costly(long.lost_share) and int(long.active.sum()) >= CHANGES.min_long
     return Answer(
         notes=(
-            f"{long.text}, while nobody stands out: checkpoints, evaluations, or somebody for whom "
-            "the others wait where nothing is recorded; the timeline of one of them shows which",
+            f"{long.text}, while nobody stands out in them: checkpoints, evaluations, or somebody "
+            "for whom the others wait where nothing is recorded; the timeline of one of them shows "
+            "which",
         ),
         hides=long.text if hides else "",
         caveat=long.text if ratio_without(long.lost_share) >= POWER.caveat_ratio else "",

@@ -29,12 +29,13 @@ from detect.report import Cause, Finding, Owner, Report, Verdict
 from detect.text import (
     HIDES,
     NOT_SHOWN,
-    OWNER_WORDS,
     counted,
     milliseconds,
+    owner_text,
     percent,
     ranks_text,
     render_text,
+    slowdown_text,
     times,
 )
 from detect.thresholds.verdicts import COSTS
@@ -315,10 +316,15 @@ def _deciding(examined: Examination, findings: Sequence[Finding]) -> Iterable[st
     if not report.judged:
         yield from (note for note in report.notes if note not in examined.seen.notes)
     if report.num_iterations < ENOUGH_ITERATIONS:
+        how = (
+            "--continuous-trace-iterations sets how many are traced in a row, --trace-interval how "
+            "often"
+        )
+        if not examined.seen.tells_passes:
+            how = "active of torch.profiler.schedule sets how many are profiled in a row"
         yield (
             f"Trace {ENOUGH_ITERATIONS} iterations or more after the first two (here "
-            f"{report.num_iterations} could be judged): --continuous-trace-iterations sets how "
-            "many are traced in a row, --trace-interval how often"
+            f"{report.num_iterations} could be judged): {how}"
         )
 
 
@@ -348,15 +354,13 @@ def _finding_facts(finding: Finding, judged: Integers, *, is_first: bool) -> lis
     Headlines say that a finding was there in all `judged` iterations, and how sure it is unless it
     is about wrong bits.
     """
-    low, high = finding.slowdown_interval
-    facts = [Fact("owner", OWNER_WORDS[finding.owner])]
+    facts = [Fact("owner", owner_text(finding))]
     if finding.stretches != ((int(judged[0]), int(judged[-1])),):
         stretches = listed(f"{begin} to {end}" for begin, end in finding.stretches)
         share = f"(slower in {100 * finding.share_of_iterations:.0f} % of them)"
         facts.append(Fact("iterations", f"{stretches} {share}"))
     if not is_first:
-        interval = f"(95 % interval {low:.3f} to {high:.3f})"
-        facts.insert(1, Fact("slowdown", f"{finding.slowdown:.3f} {interval}"))
+        facts.insert(1, Fact("slowdown", slowdown_text(finding)))
     if finding.cause is Cause.CORRUPTION:
         facts.append(Fact("confidence", finding.sureness))
     if finding.step_time_cost_ratio >= COSTS.next_to_nothing_ratio and not is_first:

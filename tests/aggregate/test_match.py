@@ -36,7 +36,7 @@ def test_a_missed_event_leaves_its_partner_unmatched_and_the_rest_in_place(build
     found = matched(build, rows, PAIR)
     assert found.match.tolist() == [0, -1, 1, 2, 0, 1, 2]
     assert found.num_unmatched == {"collective": 1, "p2p": 0}
-    assert found.notes == ("1 collective spans without a counterpart, most on rank 0 (1)",)
+    assert found.notes == ("1 collective span without a counterpart, most on rank 0 (1)",)
 
 
 def test_groups_ops_and_iterations_are_told_apart(build):
@@ -65,7 +65,7 @@ def test_the_second_of_two_equal_keys_is_a_duplicate(build):
     found = matched(build, rows, PAIR)
     assert found.match.tolist() == [0, -1, 0]
     assert (found.num_duplicates, found.num_unmatched["collective"]) == (1, 0)
-    assert found.notes == ("1 collective spans recorded twice, most on rank 0 (1)",)
+    assert found.notes == ("1 collective span recorded twice, most on rank 0 (1)",)
 
 
 def test_ids_do_not_depend_on_the_order_in_which_names_were_met(build):

@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 
 from aggregate import build_timeline
-from detect import Cause, DetectorSettings, Owner, Report, Verdict, detect
+from detect import Cause, DetectorSettings, Finding, Owner, Report, Verdict, detect
+from detect.causes.awaited import AWAITED
+from detect.causes.finding import OTHERS_WAIT, Inquiry
 from detect.detector import judge
 from detect.observe.extract import observe
+from detect.observe.launches import Pauses
 from detect.observe.warmup import steady
 from detect.text import render_text
 from megascan.reader import read_trace
@@ -75,7 +78,7 @@ def test_the_rank_for_whom_all_wait_is_suspected_without_any_passes(tmp_path):
     assert report.verdict == Verdict.UNDECIDED
     assert (finding.ranks, finding.cause, finding.owner) == ((3,), Cause.UNKNOWN, Owner.UNDECIDED)
     assert "all others wait for it" in finding.headline
-    assert any("wait 26% to 49% of an iteration" in sentence for sentence in finding.evidence)
+    assert any("wait for 26% to 49% of an iteration" in sentence for sentence in finding.evidence)
     assert any("decides" in step for step in finding.next_steps)
 
 
@@ -103,8 +106,12 @@ def test_a_host_that_stops_between_launches_is_why_all_wait(tmp_path, busiest, s
     )
 
 
-@pytest.mark.parametrize(("ending_ms", "is_said"), [(30.0, True), (1.0, False)])
-def test_what_the_awaited_rank_does_at_the_end_is_said(tmp_path, ending_ms, is_said):
+@pytest.mark.parametrize(
+    ("ending_ms", "is_said", "does"),
+    [(30.0, True, "stands still for 30 ms at the end of each 106 ms iteration"),
+     (8.0, True, "waits for 0% of an iteration"), (1.0, False, "waits for 0% of an iteration")],
+)  # fmt: skip
+def test_what_the_awaited_rank_does_at_the_end_is_said(tmp_path, ending_ms, is_said, does):
     """Nobody knows whether that is a slow disk or the loop's own doing: it stays undecided."""
     for rank in range(RANKS):
         rank_file(rank, {0: 50.0, 1: 53.0, 2: 100.0, 3: 60.0}, tmp_path, pp=2)
@@ -114,8 +121,71 @@ def test_what_the_awaited_rank_does_at_the_end_is_said(tmp_path, ending_ms, is_s
     ending_ns[2] = ending_ms * 1e6
     (finding,) = judge(replace(seen, ending_ns=ending_ns), settings).findings
     assert (finding.ranks, finding.owner) == ((2,), Owner.UNDECIDED)
-    words = f"of that {ending_ms:.0f} ms are at the end of an iteration"
+    words = f"at the end of an iteration it stands still for {ending_ms:.0f} ms"
     assert any(words in one for one in finding.evidence) == is_said
+    assert does in finding.headline
+    assert any("py-spy" in one for one in finding.next_steps) == does.startswith("stands")
+
+
+def awaited_on_gpus(folder: Path, **changes: object) -> Finding:
+    """What is said of rank 2, which takes 45 ms longer than its peer, on GPUs that tell more."""
+    for rank in range(RANKS):
+        rank_file(rank, {0: 50.0, 1: 53.0, 2: 100.0, 3: 55.0}, folder, pp=2)
+    settings = DetectorSettings()
+    seen = steady(observe(build_timeline(read_trace(folder))), settings)
+    members = replace(seen.members, device_kind="cuda")
+    (finding,) = judge(replace(seen, members=members, **changes), settings).findings
+    assert (finding.ranks, finding.owner) == ((2,), Owner.UNDECIDED)
+    return finding
+
+
+def of_rank_2(time_ms: float, others_ms: float = 0.0) -> np.ndarray:
+    time_ns = np.full((RANKS, ITERATIONS), others_ms * 1e6)
+    time_ns[2] = time_ms * 1e6
+    return time_ns
+
+
+@pytest.mark.parametrize(
+    ("gap_ms", "stalled_ms", "opening_ms", "does"),
+    [
+        (40.0, 0.0, 0.0, "stands still between its operations for 40 ms of each 106 ms iteration"),
+        (40.0, 0.0, 35.0, "stands still for 35 ms at the begin of each 106 ms iteration"),
+        (1.0, 30.0, 0.0, "stands still inside its passes for 30 ms of each 106 ms iteration"),
+        (15.0, 15.0, 0.0, "stands still for 30 ms of each 106 ms iteration"),
+        (5.0, 5.0, 0.0, "waits for 0% of an iteration, its only peer for 42%"),
+    ],
+    ids=["between operations", "at the begin", "inside passes", "here and there", "unknown"],
+)
+def test_a_rank_that_stands_still_is_not_called_busy(
+    tmp_path, gap_ms, stalled_ms, opening_ms, does
+):
+    nothing = of_rank_2(0.0)
+    pauses = Pauses(
+        opening_ns=of_rank_2(opening_ms), idle_opening_ns=of_rank_2(opening_ms),
+        between_ns=nothing, idle_between_ns=nothing,
+    )  # fmt: skip
+    finding = awaited_on_gpus(
+        tmp_path, host_gap_ns=of_rank_2(gap_ms), stalled_ns=of_rank_2(stalled_ms), pauses=pauses,
+        lost_ns={Cause.HOST: nothing},
+    )  # fmt: skip
+    assert does in finding.headline and "all others wait for it" in finding.headline
+    assert "is busy" not in finding.headline
+
+
+def test_a_rank_that_computes_for_longer_is_busy(tmp_path):
+    finding = awaited_on_gpus(tmp_path, busy_ns=of_rank_2(90.0, 50.0))
+    assert "is busy for 100% of an iteration, its only peer for 58%" in finding.headline
+    assert "it computes for 90 ms of an iteration of 106 ms, its only peer for 50 ms" in (
+        finding.evidence
+    )
+
+
+@pytest.mark.parametrize("tells_passes", [True, False])
+def test_advice_for_a_profile_names_no_option_of_tracing(tmp_path, tells_passes):
+    advice = " ".join(awaited_on_gpus(tmp_path, tells_passes=tells_passes).next_steps)
+    assert ("--continuous-trace-iterations" in advice) == tells_passes
+    assert ("granularity full" in advice) == tells_passes
+    assert ("torch.profiler.schedule" in advice) != tells_passes
 
 
 @pytest.mark.parametrize("busy_ms", [{rank: 95.0 + rank for rank in range(4)},
@@ -176,3 +246,26 @@ def test_a_window_that_shows_nothing_below_a_factor_says_so_and_claims_no_health
     assert report.verdict != Verdict.HEALTHY
     assert "can be seen here: " in text
     assert not any(len(word) > 4 and word.isdigit() for word in text.split())
+
+
+@pytest.mark.parametrize(
+    ("cause", "owner", "is_said"),
+    [(Cause.COMPUTE, Owner.UNDECIDED, True), (Cause.UNKNOWN, Owner.UNDECIDED, True),
+     (Cause.LINK, Owner.UNDECIDED, False), (Cause.COMPUTE, Owner.NODE, False)],
+)  # fmt: skip
+def test_what_is_open_of_a_rank_that_waits_for_another_says_so(tmp_path, cause, owner, is_said):
+    finding = awaited_on_gpus(tmp_path)
+    seen = steady(observe(build_timeline(read_trace(tmp_path))), DetectorSettings())
+    other = replace(finding, ranks=(0,), cause=cause, owner=owner, evidence=("its passes",))
+    answer = AWAITED.search(
+        Inquiry(
+            seen=seen, settings=DetectorSettings(), num_tests=1, found=(other,),
+            slow=np.zeros(RANKS, dtype=bool),
+        )
+    )  # fmt: skip
+    awaited, *others = answer.findings
+    assert awaited.ranks == (2,)
+    assert [(one.ranks, one.evidence) for one in others] == (
+        [((0,), ("its passes", OTHERS_WAIT))] * is_said
+    )
+    assert answer.explains(other) == is_said

@@ -186,7 +186,9 @@ def test_hosts_that_stop_all_together_are_undecided(job, hosts):
     (finding,) = report.findings
     assert (finding.ranks, finding.cause, finding.owner) == ((), Cause.HOST, Owner.UNDECIDED)
     assert finding.step_time_cost_ratio == pytest.approx(true_cost(job, **lost), rel=0.03)
-    assert "in 4 iterations of 20 (3, 4, 9 and 17)" in " ".join(finding.evidence)
+    assert "stands still in 4 of 20 iterations" in finding.headline
+    assert "in iterations 3, 4, 9 and 17, beyond the " in " ".join(finding.evidence)
+    assert any(one.startswith("all stand still together") for one in finding.evidence)
     assert "the whole job stands still" in render_text(report).splitlines()[0]
 
 

@@ -9,9 +9,12 @@ import pytest
 
 from aggregate import build_timeline
 from detect import Cause, DetectorSettings, Owner, Report
+from detect.causes.finding import Inquiry
+from detect.causes.held_up import search_held_up
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Observations
+from detect.observe.warmup import steady
 from megascan.simulate import Fault, FaultKind, JobModel, compute_bound, simulate_trace
 from megascan.timeline import Timeline
 from megascan.topology import Layout
@@ -54,9 +57,12 @@ def judged(seen: Observations, *shares: float, without: int | None = None) -> Re
 
 def judged_beside(seen: Observations, *shares: float) -> Report:
     """Judge with other threads of Python in each rank's process, and no waits for a core."""
+    return judge(beside(seen, *shares), DetectorSettings())
+
+
+def beside(seen: Observations, *shares: float) -> Observations:
     none = lasting(seen, *(0.0 for _ in shares))
-    others = lasting(seen, *shares)
-    return judge(replace(seen, core_waits=none, other_threads=others), DetectorSettings())
+    return replace(seen, core_waits=none, other_threads=lasting(seen, *shares))
 
 
 def owners(report: Report) -> list[tuple[tuple[int, ...], Cause, Owner]]:
@@ -194,6 +200,25 @@ def test_a_process_in_which_other_python_runs_is_held_up(on_cores):
 
 
 @pytest.mark.parametrize(
+    ("cost", "words"),
+    [
+        (1.2, "is held up by other threads of its own process"),
+        (1.0, "runs other threads of Python in its process"),
+    ],
+)
+def test_who_is_held_up_at_no_cost_that_is_seen_is_not_said_to_be(on_cores, cost, words):
+    (before,) = judged(on_cores).findings
+    found = replace(before, step_time_cost_ratio=cost, cost_is_replayed=False)
+    inquiry = Inquiry(
+        seen=steady(beside(on_cores, 0.001, 0.3), DetectorSettings()), settings=DetectorSettings(),
+        num_tests=1, slow=np.zeros(2, dtype=bool), found=(found,),
+    )  # fmt: skip
+    (finding,) = search_held_up(inquiry).findings
+    assert f"rank 1 (PP1, host n00) {words}" in finding.statement
+    assert "from iteration 3 to " in finding.statement
+
+
+@pytest.mark.parametrize(
     ("shares", "why"),
     [
         ((0.3, 0.3), "both have such threads"),
@@ -216,7 +241,7 @@ def test_threads_that_cost_nothing_are_a_note(sound):
     assert not report.findings
     (note,) = [note for note in report.notes if "other threads" in note]
     assert note.startswith("rank 1 (DP1, host n00")
-    assert "is held up by other threads of its own process" in note
+    assert "runs other threads of Python in its process" in note and "held up" not in note
     assert note.endswith("whether that costs the step anything is not seen")
     assert not any("other threads" in note for note in judged_beside(sound, *4 * [0.4]).notes)
 

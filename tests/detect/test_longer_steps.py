@@ -239,7 +239,7 @@ def test_who_holds_up_all_others_now_and_then_is_pointed_at(job, by, ranks):
         return
     assert told(report) == [(Cause.COMPUTE, Owner.UNDECIDED, ranks)]
     (finding,) = report.findings
-    assert finding.episodes == ((6, 6), (9, 9)) and "now and then" in finding.headline
+    assert finding.episodes == ((6, 6), (9, 9)) and "all others on and off" in finding.headline
     assert "2 of 9 iterations" in finding.evidence[0], finding.evidence
 
 

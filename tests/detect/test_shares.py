@@ -39,7 +39,9 @@ def with_attention(seen, ranks, factor):
 def judged(seen):
     """What is said of them, and why."""
     report = judge(seen, DetectorSettings())
-    return report, [one for one in report.findings if "as much to compute" in one.headline]
+    return report, [
+        one for one in report.findings if "others of the stage, who wait" in one.headline
+    ]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,10 @@ def test_experts_that_everybody_wants_are_the_jobs(job, attention, owner, why):
     assert report.verdict is (Verdict.JOB if owner is Owner.JOB else Verdict.UNDECIDED)
     assert (finding.ranks, finding.owner) == ((1, 5), owner)
     assert why in finding.evidence
+    # that they have more to do is said where that is known
+    assert ("as much to compute as" in finding.headline) == (owner is Owner.JOB)
+    assert ("always compute for 1.59x as long" in finding.headline) == (owner is Owner.UNDECIDED)
+    assert ("undecided why" in finding.headline) == (owner is Owner.UNDECIDED)
     assert finding.slowdown == pytest.approx(1.6, rel=0.03)
     assert finding.slowdown_interval[0] <= finding.slowdown <= finding.slowdown_interval[1]
 

@@ -54,7 +54,7 @@ def test_a_starved_rank_whose_host_is_hardly_slower_is_undecided(job):
     pace = np.zeros((4, 20))
     pace[3] = np.log(1.05)
     owner, why = starvation(replace(seen, held_pace=pace), 3, active, effect)
-    assert owner is Owner.UNDECIDED and "1.05x the time of its peers'" in why
+    assert owner is Owner.UNDECIDED and "1.05x as long as its peers'" in why
     pace[3] = np.log(2.5)
     assert starvation(replace(seen, held_pace=pace), 3, active, effect)[0] is Owner.NODE
     pace[3] = np.nan  # nobody knows
