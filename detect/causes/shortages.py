@@ -151,6 +151,7 @@ def search_shortages(inquiry: Inquiry) -> Answer:
         return undecided(one, doubts) if doubts else _decided(seen, one, apart)
 
     found, settled = settle(inquiry, decide)
+    is_new = any(one.owner is Owner.NODE for one in found)
     for one in inquiry.found:
         if (explained := _explained(seen, one)) is not None:
             found.append(explained)
@@ -160,18 +161,21 @@ def search_shortages(inquiry: Inquiry) -> Answer:
     return Answer(
         findings=tuple(found),
         slow=rows_of_findings(members, named),
-        explains=lambda one: one in settled or (bool(named) and _is_nobodys(one)),
+        explains=lambda one: one in settled or (is_new and _is_nobodys(one)),
         notes=tuple(_notes(seen, blamed | rows_of_findings(members, found))),
     )
 
 
 def _explained(seen: Observations, one: Finding) -> Finding | None:
     """Return a finding on a node that is blamed already with what its ranks stand still for as its
-    cause; None where that is not why it is slow.
+    cause; None where that is not why it is slow. A GPU is slow by itself.
     """
+    if one.owner is not Owner.NODE or one.cause is Cause.UNKNOWN:
+        return None
+    if one.cause is Cause.COMPUTE and seen.members.device_kind != "cpu":
+        return None
     apart = _behind(seen, one)
-    is_open = one.owner is not Owner.NODE or one.cause is Cause.UNKNOWN
-    if is_open or apart is None or _own_doings(seen, apart, _window(seen, one)):
+    if apart is None or _own_doings(seen, apart, _window(seen, one)):
         return None
     evidence = (*apart.evidence, *one.evidence)
     return replace(one, cause=_cause(one), evidence=evidence, next_steps=apart.need.advice)

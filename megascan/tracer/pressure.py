@@ -3,8 +3,8 @@
 No span shows that a page of a process was taken away and has to be read back, or that a disk is
 slow. Linux counts for how long somebody stood still for either (pressure stall information; kernel
 documentation, accounting/psi): of the control group (version 2) that the process is in, which is
-its container, or else of the whole host. Where many processors are busy that is less than a single
-process waits, never more.
+its container, or else of the whole host. Where many processors are busy, less is counted than a
+single process waits.
 
     memory_waited_percent     of the time since the last reading, for memory: pages that come back
                               from swap, that were thrown away too early, that nobody has free
