@@ -11,6 +11,12 @@ what it costs, in several readings, and for several times as long as all ranks e
 whole host tells of all of its ranks is, of memory, that of the ranks that had pages read back: of
 one that had a third as many as another it is a third.
 
+**Pages.** Memory that comes back from compressed memory, or that was taken while it was at rest, is
+not counted as waiting. But each page that is read back takes 10 µs and more, so that their number
+says how long that takes at least, where some of the rank's memory is swapped out. Example: of two
+replicas rank 1 computes 1.36 times slower, which costs 258 of 773 ms; 20,650 pages an iteration
+were read back for it, in 207 ms at least.
+
 Example: of two replicas all wait for rank 1, 1.8 times as long as the step would take (0.44 of it).
 Its container stood still for memory for 28 % of the time, that of rank 0 for none; its process had
 6,671 pages an iteration read back from swap, rank 0's none.
@@ -27,7 +33,7 @@ their own are alike. Where many processors are busy less is counted than a proce
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,8 +64,9 @@ OF_HOSTS = (Cause.HOST, Cause.LOADER, Cause.UNKNOWN)
 class _Need:
     """Something that a process may stand still for."""
 
-    reading: str
-    """For which percentage of the time it does."""
+    shares: Callable[[Observations, Flags], list[Floats] | None]
+    """For which share of the time each row does, in samples of its own, while something holds; None
+    where a row does not tell."""
     doings: Mapping[str, str]
     """What a rank does itself that has it wait longer: readings, and how they are said."""
     most_ratio: float
@@ -69,44 +76,6 @@ class _Need:
     noun: str
     evidence: str
     advice: tuple[str, ...]
-
-
-MEMORY = _Need(
-    reading="memory_waited_percent",
-    doings={
-        "memory_own_gbytes": "holds {own:.3g} GB of memory of its own, the others {others:.3g}"
-    },
-    most_ratio=SHORTAGES.most_memory_ratio,
-    causes=(*OF_HOSTS, Cause.COMPUTE, Cause.STAGE_IMBALANCE),
-    noun="memory",
-    evidence="Linux counts for how long processes of a container, or of its host, stood still for "
-    "memory that was swapped out, or that nobody had free: here for {own:.0%} of the time, "
-    "elsewhere for {others:.1%} at most; neither data nor devices lengthen that",
-    advice=(
-        "see how much memory that host has free, and who has the rest (free -m, vmstat 1: columns "
-        "si and so, top sorted by RES)",
-        "in a container, compare its limit with what the process needs (memory.max and "
-        "memory.events of its cgroup)",
-    ),
-)
-DISK = _Need(
-    reading="disk_waited_percent",
-    doings={
-        "disk_read_mbytes_per_s": "reads {own:.3g} MB/s, the others {others:.3g}",
-        "disk_written_mbytes_per_s": "writes {own:.3g} MB/s, the others {others:.3g}",
-    },
-    most_ratio=SHORTAGES.most_bytes_ratio,
-    causes=OF_HOSTS,
-    noun="disks",
-    evidence="Linux counts for how long processes of a container, or of its host, stood still for "
-    "disks and shared file systems: here for {own:.0%} of the time, elsewhere for {others:.1%} at "
-    "most, though the others read and write as much",
-    advice=(
-        "see how busy that host's disks are and who keeps them so (iostat -x 1, iotop -o), and "
-        "read a file as the job does on it and on a peer",
-        "in a container, look for a limit (io.max of its cgroup); of the disks, read smartctl -a",
-    ),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +101,7 @@ class _Apart:
         """Yield where that is from."""
         yield self.need.evidence.format(own=self.own_share, others=self.others_share)
         own, others = self.page_reads
-        if self.need is MEMORY and own >= SHORTAGES.min_page_reads:
+        if self.need.noun == "memory" and own >= SHORTAGES.min_page_reads:
             yield (
                 f"its process had {own:,.0f} pages an iteration read back before it could go on, "
                 f"those of others {others:,.0f} at most"
@@ -202,7 +171,7 @@ def _behind(seen: Observations, of: Finding) -> _Apart | None:
     """
     if not of.ranks:
         return None
-    told = (_behind_need(seen, need, of) for need in (MEMORY, DISK) if of.cause in need.causes)
+    told = (_behind_need(seen, need, of) for need in NEEDS if of.cause in need.causes)
     return next(filter(None, told), None)
 
 
@@ -226,28 +195,51 @@ def _apart(seen: Observations, need: _Need, holds: Flags, least_share: float) ->
     """Return the rows that stand still by `least_share` of the time longer than usual in the
     iterations `holds`, for several times as long as all others, and in several readings.
     """
-    readings = _readings(seen, need.reading, holds)
-    if readings is None:
+    samples = need.shares(seen, holds)
+    if samples is None:
         return None
-    page_reads = _page_reads(seen, holds)
-    weight = _weights(seen, page_reads) if need is MEMORY else np.ones(len(readings))
-    share = weight * np.array([np.mean(one) for one in readings]) / 100
+    share = np.array([float(np.mean(one)) for one in samples])
     usual = robust.usual(share)
     level = max(SHORTAGES.far_ratio * usual, usual + least_share)
     is_far = share >= level
-    others = share[~is_far]
-    if not is_far.any() or share[is_far].min() < SHORTAGES.far_ratio * others.max(initial=0.0):
+    others = float(share[~is_far].max(initial=0.0))
+    if not is_far.any() or share[is_far].min() < SHORTAGES.far_ratio * others:
         return None
-    num_high = [int(np.sum(one * weight[row] / 100 >= level)) for row, one in enumerate(readings)]
-    if min(np.array(num_high)[is_far]) < SHORTAGES.min_readings:
+    rows = np.flatnonzero(is_far).tolist()
+    if min(int(np.sum(samples[row] >= level)) for row in rows) < SHORTAGES.min_readings:
         return None
+    page_reads = _page_reads(seen, holds).mean(axis=1)
     return _Apart(
         need=need,
-        rows=tuple(np.flatnonzero(is_far).tolist()),
+        rows=tuple(rows),
         own_share=float(share[is_far].min()),
-        others_share=float(others.max(initial=0.0)),
+        others_share=others,
         page_reads=(float(page_reads[is_far].min()), float(page_reads[~is_far].max(initial=0.0))),
     )
+
+
+def _memory_shares(seen: Observations, holds: Flags) -> list[Floats] | None:
+    readings = _readings(seen, "memory_waited_percent", holds)
+    if readings is None:
+        return None
+    weights = _weights(seen, _page_reads(seen, holds).mean(axis=1))
+    return [weight * one / 100 for weight, one in zip(weights, readings, strict=True)]
+
+
+def _page_shares(seen: Observations, holds: Flags) -> list[Floats] | None:
+    """Return the share of each iteration in which pages were read back, at the least that takes; of
+    rows none of whose memory is swapped out, none: they read a mapped file for the first time.
+    """
+    swapped = _readings(seen, "memory_swapped_gbytes", holds)
+    if swapped is None or not seen.page_reads:
+        return None
+    share = _page_reads(seen, holds) * SHORTAGES.page_ns / seen.iteration_ns[holds]
+    return [one * float(is_out.max() > 0.0) for one, is_out in zip(share, swapped, strict=True)]
+
+
+def _disk_shares(seen: Observations, holds: Flags) -> list[Floats] | None:
+    readings = _readings(seen, "disk_waited_percent", holds)
+    return None if readings is None else [one / 100 for one in readings]
 
 
 def _readings(seen: Observations, name: str, holds: Flags) -> list[Floats] | None:
@@ -272,18 +264,19 @@ def _readings(seen: Observations, name: str, holds: Flags) -> list[Floats] | Non
 
 
 def _page_reads(seen: Observations, holds: Flags) -> Floats:
-    """Return how many pages an iteration were read back for a rank of each row, (row,)."""
+    """Return how many pages were read back for a rank of each row, (row, iteration)."""
     numbers = seen.iterations[holds].tolist()
-    by_row = [
-        max(sum(seen.page_reads.get(rank, {}).get(one, 0) for one in numbers) for rank in ranks)
+    told = [
+        [max(seen.page_reads.get(rank, {}).get(number, 0) for rank in ranks) for number in numbers]
         for ranks in seen.members.workers
     ]
-    return np.array(by_row, dtype=np.float64) / max(len(numbers), 1)
+    return np.array(told, dtype=np.float64)
 
 
 def _weights(seen: Observations, page_reads: Floats) -> Floats:
-    """Return the share of its host's waiting for memory that is each row's, (row,): all of it where
-    no rank of a host has pages read back, or nobody knows the host.
+    """Return the share of its host's waiting for memory that is each row's, (row,), by the pages
+    that it had read back an iteration: all of it where no rank of a host had any, or nobody knows
+    the host.
     """
     hosts = np.array(seen.members.hosts)
     weights = np.ones(len(hosts))
@@ -343,7 +336,7 @@ def _decided(seen: Observations, of: Finding, apart: _Apart) -> Finding:
 def _notes(seen: Observations, spoken_of: Flags) -> Iterator[str]:
     """Yield who stands still for long and is in no finding."""
     everywhere = np.ones(len(seen.iterations), dtype=bool)
-    for need in (MEMORY, DISK):
+    for need in NEEDS:
         apart = _apart(seen, need, everywhere, SHORTAGES.noted_share)
         if apart is not None and not spoken_of[list(apart.rows)].any():
             subject = subject_of_ranks(seen.members, seen.members.ranks_of(apart.rows))
@@ -352,3 +345,57 @@ def _notes(seen: Observations, spoken_of: Flags) -> Iterator[str]:
                 f"{subject} {apart.predicate}{f', and {doings}' if doings else ''}; whether that "
                 "costs the step anything is not seen"
             )
+
+
+_OWN_MEMORY = {
+    "memory_own_gbytes": "holds {own:.3g} GB of memory of its own, the others {others:.3g}"
+}
+_MORE_MEMORY = (
+    "see how much memory that host has free, and who has the rest (free -m, vmstat 1: columns si "
+    "and so, top sorted by RES)",
+    "in a container, compare its limit with what the process needs (memory.max and memory.events "
+    "of its cgroup)",
+)
+NEEDS = (
+    _Need(
+        shares=_memory_shares,
+        doings=_OWN_MEMORY,
+        most_ratio=SHORTAGES.most_memory_ratio,
+        causes=(*OF_HOSTS, Cause.COMPUTE, Cause.STAGE_IMBALANCE),
+        noun="memory",
+        evidence="Linux counts for how long processes of a container, or of its host, stood still "
+        "for memory that was swapped out, or that nobody had free: here for {own:.0%} of the time, "
+        "elsewhere for {others:.1%} at most; neither data nor devices lengthen that",
+        advice=_MORE_MEMORY,
+    ),
+    _Need(
+        shares=_page_shares,
+        doings=_OWN_MEMORY,
+        most_ratio=SHORTAGES.most_memory_ratio,
+        causes=(*OF_HOSTS, Cause.COMPUTE, Cause.STAGE_IMBALANCE),
+        noun="memory",
+        evidence="a page that is read back takes 10 µs and more: here that is {own:.0%} of the "
+        "time at least, elsewhere {others:.1%}; neither data nor devices take memory away",
+        advice=_MORE_MEMORY,
+    ),
+    _Need(
+        shares=_disk_shares,
+        doings={
+            "disk_read_mbytes_per_s": "reads {own:.3g} MB/s, the others {others:.3g}",
+            "disk_written_mbytes_per_s": "writes {own:.3g} MB/s, the others {others:.3g}",
+        },
+        most_ratio=SHORTAGES.most_bytes_ratio,
+        causes=OF_HOSTS,
+        noun="disks",
+        evidence="Linux counts for how long processes of a container, or of its host, stood still "
+        "for disks and shared file systems: here for {own:.0%} of the time, elsewhere for "
+        "{others:.1%} at most, though the others read and write as much",
+        advice=(
+            "see how busy that host's disks are and who keeps them so (iostat -x 1, iotop -o), and "
+            "read a file as the job does on it and on a peer",
+            "in a container, look for a limit (io.max of its cgroup); of the disks, read "
+            "smartctl -a",
+        ),
+    ),
+)
+"""Asked one after the other."""

@@ -206,6 +206,11 @@ class _Shortages:
         1.25, "ratio", Origin.CONVENTION,
         "to the most memory that others hold, above which a rank may be short of it by itself",
     )  # fmt: skip
+    page_ns: float = limit(
+        10_000.0, "ns", Origin.BENCHMARK,
+        "that a page takes that is read back, at least: 10 to 20 µs were seen with swap on "
+        "compressed memory, and disks take longer",
+    )  # fmt: skip
     min_page_reads: float = limit(
         10.0, "pages an iteration", Origin.BENCHMARK,
         "read back by the rank of a host that has most: with fewer, waiting is not for the pages "

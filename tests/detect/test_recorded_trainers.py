@@ -385,6 +385,13 @@ def test_a_rank_whose_memory_is_swapped_is_named_for_its_host(report_of):
     assert any("12,249 pages an iteration read back" in one for one in finding.evidence)
 
 
+def test_a_rank_whose_memory_others_take_now_and_then_is_named_for_its_host(report_of):
+    """Its pages go to compressed memory and come back, which Linux hardly counts as waiting."""
+    (finding,) = report_of("moe-of-2-rank-1-memory-taken").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.HOST, Owner.NODE)
+    assert any("20,650 pages an iteration" in one for one in finding.evidence)
+
+
 def test_a_rank_whose_disk_is_slow_is_named_where_all_write_as_much(report_of):
     """Each rank writes a MB an iteration and waits until it is there; that one's disk takes 10 MB a
     second. Without the throttle a step takes 448 ms instead of 491.

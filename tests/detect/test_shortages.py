@@ -51,10 +51,11 @@ def told(seen: Observations, *of_ranks: Mapping[str, float]) -> Observations:
         "memory": "memory_waited_percent",
         "disk": "disk_waited_percent",
         "holds": "memory_own_gbytes",
+        "swapped": "memory_swapped_gbytes",
         "reads": "disk_read_mbytes_per_s",
         "writes": "disk_written_mbytes_per_s",
     }
-    usual = {"memory": 0.0, "disk": 0.0, "holds": 4.0, "reads": 20.0, "writes": 0.1}
+    usual = {"memory": 0.0, "disk": 0.0, "holds": 4.0, "swapped": 0.0, "reads": 20.0, "writes": 0.1}
     windows = seen.iterations.tolist()[::2]
     pressure = {
         rank: {
@@ -158,6 +159,24 @@ def test_who_reads_or_writes_more_may_wait_for_what_it_does_itself(late_host, ow
     (finding,) = settled(told(late_host, NOTHING, {"disk": 40.0, **own}))
     assert finding.owner is Owner.UNDECIDED
     assert any(words in one and "its own doing" in one for one in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    ("swapped", "pages", "owner"),
+    [
+        (0.5, 20_000, Owner.NODE),
+        (0.5, 6_000, Owner.UNDECIDED),  # 60 ms at least, of 350
+        (0.0, 20_000, Owner.UNDECIDED),  # a file that is mapped
+    ],
+)
+def test_pages_that_are_read_back_are_no_waiting_but_take_time(slow_stage, swapped, pages, owner):
+    seen = told(slow_stage, {"swapped": 0.0}, {"swapped": swapped, "memory": 0.5})
+    numbers = slow_stage.iterations.tolist()
+    reads = {1: dict.fromkeys(numbers, pages), 0: {numbers[3]: 12}}
+    (finding,) = judged(replace(seen, page_reads=reads)).findings
+    assert finding.owner is owner
+    said = any("a page that is read back takes 10 µs and more" in one for one in finding.evidence)
+    assert said is (owner is Owner.NODE)
 
 
 def test_who_holds_more_memory_may_be_short_of_it_by_itself(slow_stage):
