@@ -13,7 +13,9 @@ one that had a third as many as another it is a third.
 
 **Pages.** Memory that comes back from compressed memory, or that was taken while it was at rest, is
 not counted as waiting. But each page that is read back takes 10 µs and more, so that their number
-says how long that takes at least, where some of the rank's memory is swapped out. Example: of two
+says how long that takes at least, where some of the rank's memory is swapped out; a third of what
+the finding costs is enough, as it is twice as much where compressing is slow. A page of a mapped
+file takes far longer and so explains far less. Example: of two
 replicas rank 1 computes 1.36 times slower, which costs 258 of 773 ms; 20,650 pages an iteration
 were read back for it, in 207 ms at least.
 
@@ -71,6 +73,8 @@ class _Need:
     """What a rank does itself that has it wait longer: readings, and how they are said."""
     most_ratio: float
     """To the most of all others, up to which it does as they do."""
+    most_share: float
+    """Of what a finding costs, from which on that is why."""
     causes: tuple[Cause, ...]
     """What a rank that stands still for it may be taken for."""
     noun: str
@@ -180,7 +184,7 @@ def _behind_need(seen: Observations, need: _Need, of: Finding) -> _Apart | None:
     some of them, where they wait for each other inside passes. All else that stands still as long
     must be on the same hosts, of which a reading may be.
     """
-    least_share = max(SHORTAGES.least_share, SHORTAGES.most_share * of.lost_share)
+    least_share = max(SHORTAGES.least_share, need.most_share * of.lost_share)
     apart = _apart(seen, need, _window(seen, of), least_share)
     if apart is None:
         return None
@@ -361,6 +365,7 @@ NEEDS = (
         shares=_memory_shares,
         doings=_OWN_MEMORY,
         most_ratio=SHORTAGES.most_memory_ratio,
+        most_share=SHORTAGES.most_share,
         causes=(*OF_HOSTS, Cause.COMPUTE, Cause.STAGE_IMBALANCE),
         noun="memory",
         evidence="Linux counts for how long processes of a container, or of its host, stood still "
@@ -372,6 +377,7 @@ NEEDS = (
         shares=_page_shares,
         doings=_OWN_MEMORY,
         most_ratio=SHORTAGES.most_memory_ratio,
+        most_share=SHORTAGES.pages_share,
         causes=(*OF_HOSTS, Cause.COMPUTE, Cause.STAGE_IMBALANCE),
         noun="memory",
         evidence="a page that is read back takes 10 µs and more: here that is {own:.0%} of the "
@@ -385,6 +391,7 @@ NEEDS = (
             "disk_written_mbytes_per_s": "writes {own:.3g} MB/s, the others {others:.3g}",
         },
         most_ratio=SHORTAGES.most_bytes_ratio,
+        most_share=SHORTAGES.most_share,
         causes=OF_HOSTS,
         noun="disks",
         evidence="Linux counts for how long processes of a container, or of its host, stood still "

@@ -206,6 +206,11 @@ class _Shortages:
         1.25, "ratio", Origin.CONVENTION,
         "to the most memory that others hold, above which a rank may be short of it by itself",
     )  # fmt: skip
+    pages_share: float = limit(
+        1.0 / 3.0, "share of the lost time", Origin.BENCHMARK,
+        "the same by the least that reading pages back takes: with swap on compressed memory it "
+        "took up to twice that, a page of a file on a disk takes ten times as long",
+    )  # fmt: skip
     page_ns: float = limit(
         10_000.0, "ns", Origin.BENCHMARK,
         "that a page takes that is read back, at least: 10 to 20 µs were seen with swap on "
