@@ -182,11 +182,12 @@ def _behind(seen: Observations, of: Finding) -> _Apart | None:
 def _behind_need(seen: Observations, need: _Need, of: Finding) -> _Apart | None:
     """Return the rows that stand still for most of what a finding costs, if these are its rows; or
     some of them, where they wait for each other inside passes. All else that stands still as long
-    must be on the same hosts, of which a reading may be.
+    must be on the same hosts, of which a reading may be. None where nobody knows what ranks do
+    themselves.
     """
-    least_share = max(SHORTAGES.least_share, need.most_share * of.lost_share)
-    apart = _apart(seen, need, _window(seen, of), least_share)
-    if apart is None:
+    holds = _window(seen, of)
+    apart = _apart(seen, need, holds, max(SHORTAGES.least_share, need.most_share * of.lost_share))
+    if apart is None or any(_readings(seen, name, holds) is None for name in need.doings):
         return None
     members, rows = seen.members, set(seen.members.rows_with(of.ranks))
     hosts = members.hosts_of(of.ranks)

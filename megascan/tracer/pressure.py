@@ -118,12 +118,12 @@ def _moved_bytes(step: Step) -> dict[tuple[str, str], int]:
     """Return what this process and its children have read and written so far."""
     moved = {}
     for process in ("self", *_children()):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, KeyError):
             counts = dict(
                 line.split(": ") for line in (_PROC / process / "io").read_text().splitlines()
             )
             for flow, name in _FLOWS.items():
-                moved[process, flow] = int(counts.get(name, 0))
+                moved[process, flow] = int(counts[name])
         step()
     return moved
 

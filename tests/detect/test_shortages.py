@@ -138,6 +138,14 @@ def test_it_stays_open_where_a_rank_does_not_tell(slow_stage):
     assert owners(judged(replace(short, pressure={1: short.pressure[1]}))) == OPEN_STAGE
 
 
+def test_it_stays_open_where_nobody_tells_what_is_read(late_host):
+    seen = told(late_host, {"disk": 2.0}, {"disk": 40.0})
+    for of_rank in seen.pressure.values():
+        for reading in of_rank.values():
+            del reading["disk_read_mbytes_per_s"]
+    assert settled(seen) == []
+
+
 def test_two_readings_are_a_checkpoint(slow_stage):
     short = told(slow_stage, NOTHING, {"memory": 0.0})
     long = {"memory_waited_percent": 100.0, "memory_own_gbytes": 4.0}
