@@ -221,6 +221,15 @@ def _search_held_up(inquiry: Inquiry) -> Answer:
     return search_held_up(inquiry)
 
 
+def _search_shortages(inquiry: Inquiry) -> Answer:
+    """Let waiting for memory and disks decide what is open, where that was recorded."""
+    if not inquiry.seen.pressure:
+        return Answer()
+    from detect.causes.shortages import search_shortages
+
+    return search_shortages(inquiry)
+
+
 def _search_work_done(inquiry: Inquiry) -> Answer:
     """Tell slow devices from more work, where devices count what they do."""
     if not inquiry.seen.work_done or not inquiry.found:
@@ -304,6 +313,7 @@ TCP_BETWEEN_HOSTS = CauseSpec(cause=Cause.LINK, search=_search_tcp)
 DEGRADED_LINKS = CauseSpec(cause=Cause.LINK, search=_search_degraded)
 SHARED_DEVICES = CauseSpec(cause=Cause.COMPUTE, search=_search_shared_devices)
 HELD_UP = CauseSpec(cause=Cause.HOST, search=_search_held_up)
+SHORTAGES = CauseSpec(cause=Cause.HOST, search=_search_shortages)
 LOW_CLOCKS = CauseSpec(cause=Cause.COMPUTE, search=_search_low_clocks)
 CORRUPTION = CauseSpec(cause=Cause.CORRUPTION, search=_search_corruption)
 
@@ -353,6 +363,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     SHARED_DEVICES,
     WORK_DONE,
     HELD_UP,
+    SHORTAGES,
 )
 
 WITHOUT_WORK = (
@@ -375,6 +386,7 @@ WITHOUT_WORK = (
     DEGRADED_LINKS,
     SHARED_DEVICES,
     HELD_UP,
+    SHORTAGES,
 )
 """What is asked where no rank's computing can be compared: lost time and transfers still can.
 Example: sequences of all lengths, so no two ranks launch the same kernels; two of sixteen devices

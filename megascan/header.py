@@ -422,7 +422,12 @@ class WindowRecord:
     layers whose work the data decide); none where that is not known.
     `core_waits` are [iteration, ns] of the traced iterations: for how long the threads that launch
     the rank's work could have run and had no core; `other_threads` for how long other threads
-    of Python in its process ran; none where the kernel does not tell.
+    of Python in its process ran; none where the kernel does not tell. `page_reads` are [iteration,
+    pages] of those traced iterations in which threads of the process stood still for pages of its
+    memory, or of mapped files, that had to be read from swap or a disk. `pressure` holds readings
+    by name of what came since the reading before: the percentage of time in which processes of the
+    rank's container, or host, stood still for memory and for disks, what the rank had read and
+    written, and the memory that it has.
     `connections` are [own address, other address, bytes, us, segments, us] of TCP connections with
     other hosts: what they have carried, for how long some of it was on its way and the other end
     had room, how many segments were sent again, and over what time all this was counted.
@@ -446,6 +451,8 @@ class WindowRecord:
     kinds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     core_waits: tuple[tuple[int, int], ...] = ()
     other_threads: tuple[tuple[int, int], ...] = ()
+    page_reads: tuple[tuple[int, int], ...] = ()
+    pressure: Mapping[str, float] = field(default_factory=dict)
     connections: tuple[tuple[str, str, int, int, int, int], ...] = ()
     timings: tuple[tuple[int, int, int], ...] = ()
 
@@ -456,7 +463,7 @@ class WindowRecord:
         files of older MegaScans, which read nothing that they do not know.
         """
         record = dict(vars(self))
-        for name in ("kinds", "core_waits", "other_threads", "connections"):
+        for name in _LATER_FIELDS:
             if not record[name]:
                 del record[name]
         return record
@@ -496,6 +503,7 @@ def _tuples_in_window(fields: dict[str, Any]) -> dict[str, Any]:
         "timings": tuple(tuple(timing) for timing in fields.get("timings", ())),
         "core_waits": tuple(tuple(wait) for wait in fields.get("core_waits", ())),
         "other_threads": tuple(tuple(run) for run in fields.get("other_threads", ())),
+        "page_reads": tuple(tuple(read) for read in fields.get("page_reads", ())),
         "connections": tuple(tuple(one) for one in fields.get("connections", ())),
         "tokens": tuple(fields.get("tokens", ())),
         "kinds": {kind: tuple(layers) for kind, layers in fields.get("kinds", {}).items()},
@@ -505,6 +513,15 @@ def _tuples_in_window(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_LATER_FIELDS = (
+    "kinds",
+    "core_waits",
+    "other_threads",
+    "page_reads",
+    "pressure",
+    "connections",
+)
+"""Fields of a window's record that are left out where nothing is known."""
 _CHECKED_FIELDS = ("layout", "clock", "trace")
 """Fields of a header that the functions which read them check."""
 

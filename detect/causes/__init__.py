@@ -56,6 +56,7 @@ Causes:                                             What they share, and what fo
                      carry while they are busy
     shared_devices.py  on whose device other processes compute
     held_up.py       who waits for a core, or for other threads of its process
+    shortages.py     who waits for memory or a disk
     degraded.py      ports and links that read worse
                      than their equals
     low_clocks.py    clocks far below all others;

@@ -157,6 +157,8 @@ def _as_windows_say(seen: Observations, timeline: Timeline) -> Observations:
         work_done=_work_done(timeline),
         core_waits=_by_iteration(timeline, lambda window: window.core_waits),
         other_threads=_by_iteration(timeline, lambda window: window.other_threads),
+        page_reads=_by_iteration(timeline, lambda window: window.page_reads),
+        pressure=_pressure(timeline),
         carried=tuple(_carried(timeline)),
     )
 
@@ -459,6 +461,15 @@ def _by_iteration(
         rank: told
         for rank, windows in timeline.windows.items()
         if (told := dict(pair for window in windows for pair in pairs_of(window)))
+    }
+
+
+def _pressure(timeline: Timeline) -> dict[int, dict[int, Mapping[str, float]]]:
+    """Return how ranks waited for memory and disks, by rank and the last iteration of windows."""
+    return {
+        rank: {one.last_iteration: one.pressure for one in told[1:]}
+        for rank, windows in timeline.windows.items()
+        if (told := [one for one in windows if one.pressure])
     }
 
 

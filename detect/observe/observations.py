@@ -154,6 +154,11 @@ class Observations:
     had no core. Of ranks that tell, in a rank file on Linux."""
     other_threads: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     """By rank and iteration: for how many ns other threads of Python in its process ran."""
+    page_reads: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    """By rank and iteration: pages that were read back from swap or a disk; of ranks with any."""
+    pressure: Mapping[int, Mapping[int, Mapping[str, float]]] = field(default_factory=dict)
+    """By rank and the last iteration of a window: how it waited for memory and disks since the
+    reading before, by name; none of a first reading, which begins before the training."""
     carried: tuple[Carried, ...] = ()
     """By TCP connections between hosts, of windows that tell."""
     alignment: ClockAgreement | None = None

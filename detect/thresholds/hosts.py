@@ -176,6 +176,58 @@ class _Cores:
     )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Shortages:
+    """Processes that stand still for memory or for a disk."""
+
+    least_share: float = limit(
+        0.05, "share of the time", Origin.CONVENTION,
+        "for which they stand still at least: less is lost behind other work",
+    )  # fmt: skip
+    far_ratio: float = limit(
+        3.0, "ratio", Origin.BENCHMARK,
+        "to what others do, from which on it is this host's: sound ones that read and write alike "
+        "were up to twice apart",
+    )  # fmt: skip
+    most_share: float = limit(
+        0.5, "share of the lost time", Origin.CONVENTION,
+        "of a finding for which they stand still beyond the others, if that is why",
+    )  # fmt: skip
+    noted_share: float = limit(
+        0.1, "share of the time", Origin.CONVENTION,
+        "for which they stand still beyond others, before it is worth a note",
+    )  # fmt: skip
+    min_readings: int = limit(
+        3, "readings", Origin.CONVENTION,
+        "that must agree: what stands still in fewer may be a checkpoint or an evaluation",
+    )  # fmt: skip
+    most_bytes_ratio: float = limit(
+        2.0, "ratio", Origin.PHYSICS,
+        "to the most that others read, and write, up to which a disk as quick as theirs has nobody "
+        "wait for `far_ratio` times as long",
+    )  # fmt: skip
+    most_memory_ratio: float = limit(
+        1.25, "ratio", Origin.CONVENTION,
+        "to the most memory that others hold, above which a rank may be short of it by itself",
+    )  # fmt: skip
+    pages_share: float = limit(
+        1.0 / 3.0, "share of the lost time", Origin.BENCHMARK,
+        "the same by the least that reading pages back takes: with swap on compressed memory it "
+        "took up to twice that, a page of a file on a disk takes ten times as long",
+    )  # fmt: skip
+    page_ns: float = limit(
+        10_000.0, "ns", Origin.BENCHMARK,
+        "that a page takes that is read back, at least: 10 to 20 µs were seen with swap on "
+        "compressed memory, and disks take longer",
+    )  # fmt: skip
+    min_page_reads: float = limit(
+        10.0, "pages an iteration", Origin.BENCHMARK,
+        "read back by the rank of a host that has most: with fewer, waiting is not for the pages "
+        "of one of its ranks",
+    )  # fmt: skip
+
+
 HOSTS = _Hosts()
 CORES = _Cores()
+SHORTAGES = _Shortages()
 CHANGES = _Changes()

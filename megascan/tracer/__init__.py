@@ -11,6 +11,7 @@ Owns what happens between the call `tracer.add(...)` and the bytes of the rank f
     nics.py        what Linux says of the host's network ports: rate, errors, lost links
     writer.py      the background thread: from a finished window to lines of the file
     threads.py     for how long a rank's threads had no core, and others of it ran
+    pressure.py    for how long it stood still for memory and disks, and what it had moved
     sockets.py     how fast its TCP connections are while they carry something
     lookout.py     where this rank stands when training stands still
     budget.py      with --trace-budget: fewer layers, then base, then fewer windows

@@ -11,6 +11,7 @@ does not tell, nothing is recorded.
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -26,12 +27,14 @@ _MOST_BYTES = 128
 
 
 class ThreadTimes(NamedTuple):
-    """What threads did in an iteration, ns each, summed over threads."""
+    """What threads did in an iteration, summed over threads."""
 
     waited_ns: int
     """For how long the launching threads could have run and had no core."""
     others_ns: int
     """For how long other threads of Python ran."""
+    page_reads: int = 0
+    """Pages that had to be read from swap or a disk before threads of the process could go on."""
 
 
 class Threads:
@@ -48,10 +51,12 @@ class Threads:
         self._known: set[str] = set()
         """Threads that were asked whether they launch."""
         self._begun: dict[str, ThreadTimes] = {}
+        self._num_page_reads = 0
 
     def begin(self) -> None:
         """Note what each thread has done so far."""
         self._begun = {}
+        self._num_page_reads = _page_reads()
         with suppress(OSError):
             self._look_for_threads()
         for thread in tuple(self._files):
@@ -72,7 +77,9 @@ class Threads:
                 is_told = True
             else:
                 others_ns += now.others_ns - begun.others_ns
-        return ThreadTimes(waited_ns, others_ns) if is_told else None
+        if not is_told:
+            return None
+        return ThreadTimes(waited_ns, others_ns, _page_reads() - self._num_page_reads)
 
     def close(self) -> None:
         """Close all files."""
@@ -108,6 +115,10 @@ class Threads:
             ran, waited = os.pread(self._files[thread], _MOST_BYTES, 0).split()[:2]
             return ThreadTimes(waited_ns=int(waited), others_ns=int(ran))
         return None
+
+
+def _page_reads() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 def _is_backward(thread: str) -> bool:

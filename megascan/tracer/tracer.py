@@ -270,6 +270,7 @@ class RecordingTracer(Tracer):
         self.threads = Threads()
         self._core_waits: list[tuple[int, int]] = []
         self._other_threads: list[tuple[int, int]] = []
+        self._page_reads: list[tuple[int, int]] = []
         self._sampled: list[tuple[int, tuple[int, ...]]] = []
         self._tokens: set[int] = set()
         self._kinds: dict[str, tuple[int, ...]] = {}
@@ -516,6 +517,8 @@ class RecordingTracer(Tracer):
         if times is not None:
             self._core_waits.append((number, times.waited_ns))
             self._other_threads.append((number, times.others_ns))
+            if times.page_reads:
+                self._page_reads.append((number, times.page_reads))
 
     def note_tokens(self, count: int) -> None:
         """Note how many tokens a pass gets; 0 if the number is unknown, or does not tell all."""
@@ -584,6 +587,7 @@ class RecordingTracer(Tracer):
             layers=tuple(self._sampled),
             core_waits=tuple(self._core_waits),
             other_threads=tuple(self._other_threads),
+            page_reads=tuple(self._page_reads),
             kinds=dict(self._kinds),
             tokens=_fewest_and_most(self._tokens),
         )
@@ -591,6 +595,7 @@ class RecordingTracer(Tracer):
         self._sampled = []
         self._core_waits = []
         self._other_threads = []
+        self._page_reads = []
         self._tokens = set()
         self._timed.clear()
         self._window_open = False

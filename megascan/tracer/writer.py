@@ -43,6 +43,7 @@ from megascan.rankfile import (
 from megascan.schema import Granularity, Kind
 from megascan.topology import RANK_FILE_PATTERNS, rank_file_name
 from megascan.tracer.nics import Nics
+from megascan.tracer.pressure import Pressure
 from megascan.tracer.sockets import Sockets
 from megascan.tracer.timer import Mark, Span, Timer, WindowTimes
 
@@ -143,8 +144,8 @@ class Window:
     """A finished window on its way to the file; `timed` are the iterations since the last window.
 
     `layers` are the layers whose modules were recorded, by iteration; for iterations that it does
-    not name, all layers. `tokens`, `kinds`, `core_waits` and `other_threads` are
-    as in a WindowRecord.
+    not name, all layers. `tokens`, `kinds`, `core_waits`, `other_threads` and
+    `page_reads` are as in a WindowRecord.
     """
 
     first_iteration: int
@@ -162,6 +163,7 @@ class Window:
     kinds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     core_waits: tuple[tuple[int, int], ...] = ()
     other_threads: tuple[tuple[int, int], ...] = ()
+    page_reads: tuple[tuple[int, int], ...] = ()
 
 
 class TraceWriter:
@@ -197,6 +199,7 @@ class TraceWriter:
         self._num_lost_spans = 0
         self._has_passes = False
         self._sockets = Sockets()
+        self._pressure = Pressure()
         self._voice = voice or Voice()
         self._queue: Queue[Window | None] = Queue(maxsize=MAX_WAITING_WINDOWS)
         self._handed_over = threading.Event()
@@ -244,6 +247,8 @@ class TraceWriter:
             self._open()
             with suppress(Exception):  # without it the first reading counts from the beginning
                 self._sockets.begin()
+            with suppress(Exception):  # likewise
+                self._pressure.begin()
             while (window := self._queue.get()) is not None:
                 self.num_steps += 1
                 self._write(window)
@@ -264,6 +269,14 @@ class TraceWriter:
         except Exception as error:  # of a driver, or a file of the system
             self._say_unread("device and ports", error)
         return counters
+
+    def _waits(self) -> dict[str, float]:
+        """Read the waiting for memory and disks; what cannot be read costs no window."""
+        try:
+            return self._pressure.read(self._pace.step)
+        except Exception as error:  # of a file of the system
+            self._say_unread("memory and disks", error)
+            return {}
 
     def _connections(self) -> tuple[tuple[str, str, int, int, int, int], ...]:
         """Read what TCP connections carried; what cannot be read costs no window."""
@@ -354,6 +367,8 @@ class TraceWriter:
             layers=tuple(window.layers),
             core_waits=window.core_waits,
             other_threads=window.other_threads,
+            page_reads=window.page_reads,
+            pressure=self._waits(),
             connections=self._connections(),
             timings=tuple(
                 [

@@ -392,3 +392,36 @@ def test_a_host_whose_port_is_slow_is_named_by_what_tcp_carried(
 def test_messages_of_a_healthy_pipeline_name_no_host(report_of):
     """Its hosts carry 68 to 150 Mbit/s, by stage and direction."""
     assert not named(report_of("hosts-pipeline-of-4-healthy"))
+
+
+def test_a_rank_whose_memory_is_swapped_is_named_for_its_host(report_of):
+    """Its container has room for less than it works with, since iteration 9; swap is compressed."""
+    (finding,) = report_of("ddp-of-2-rank-1-swapped").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.HOST, Owner.NODE)
+    assert finding.first_iteration == 11
+    assert any("for memory" in one and "for 30% of the time" in one for one in finding.evidence)
+    assert any("12,249 pages an iteration read back" in one for one in finding.evidence)
+
+
+def test_a_rank_whose_memory_others_take_now_and_then_is_named_for_its_host(report_of):
+    """Its pages go to compressed memory and come back, which Linux hardly counts as waiting."""
+    (finding,) = report_of("moe-of-2-rank-1-memory-taken").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.HOST, Owner.NODE)
+    assert any("20,650 pages an iteration" in one for one in finding.evidence)
+
+
+def test_a_rank_whose_disk_is_slow_is_named_where_all_write_as_much(report_of):
+    """Each rank writes a MB an iteration and waits until it is there; that one's disk takes 10 MB a
+    second. Without the throttle a step takes 448 ms instead of 491.
+    """
+    (finding,) = report_of("ddp-of-2-rank-1-slow-disk-all-log").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.HOST, Owner.NODE)
+    assert "waits for disks of its host, 21% of the time" in finding.headline
+
+
+def test_a_rank_that_alone_writes_to_as_slow_a_disk_is_not_named(report_of):
+    report = report_of("ddp-of-2-rank-0-logs-to-slow-disk")
+    assert not named(report)
+    (finding,) = report.findings
+    assert (finding.ranks, finding.owner) == ((0,), Owner.UNDECIDED)
+    assert any("it writes 2.3" in one or "but writes 2.3" in one for one in finding.evidence)

@@ -39,6 +39,7 @@ class Tasks:
 @pytest.fixture
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tasks:
     monkeypatch.setattr(threads, "_TASKS", tmp_path)
+    monkeypatch.setattr(threads, "_page_reads", lambda: 0)
     return Tasks(tmp_path)
 
 
@@ -59,6 +60,16 @@ def test_the_training_thread_and_those_of_backward_passes_count_and_no_others(ta
     waits.begin()
     assert waits.end() == ThreadTimes(0, 0)
     waits.close()
+
+
+def test_pages_that_were_read_back_count(tasks, monkeypatch):
+    tasks.thread(own(), "python", 100)
+    counts = iter([7, 1_007])
+    monkeypatch.setattr(threads, "_page_reads", lambda: next(counts))
+    reading = Threads()
+    reading.begin()
+    assert reading.end() == ThreadTimes(0, 0, page_reads=1_000)
+    reading.close()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from megascan.config import TraceConfig
-from megascan.header import Activity
+from megascan.header import Activity, WindowRecord
 from megascan.instrument import start
 from megascan.instrument.megatron import GarbageCollections
 from megascan.schema import Kind, Track
@@ -69,7 +69,7 @@ def test_a_window_says_how_many_tokens_passes_got(make_tracer, read_rank_file, n
 
 def test_a_window_says_what_threads_did(make_tracer, read_rank_file):
     tracer, path = make_tracer(interval=3, window=2)
-    times = iter([ThreadTimes(40, 900), None, ThreadTimes(7, 0)])
+    times = iter([ThreadTimes(40, 900), None, ThreadTimes(7, 0, 512)])
     tracer.threads.end = lambda: next(times)
     train(tracer, [1, 2, 3, 4])
     with pytest.raises(ZeroDivisionError), tracer.iteration(5):
@@ -78,6 +78,34 @@ def test_a_window_says_what_threads_did(make_tracer, read_rank_file):
     windows = read_rank_file(path).windows
     assert [window.get("core_waits") for window in windows] == [[[1, 40]], [[4, 7]]]
     assert [window.get("other_threads") for window in windows] == [[[1, 900]], [[4, 0]]]
+    assert [window.get("page_reads") for window in windows] == [None, [[4, 512]]]
+
+
+def test_a_window_says_what_memory_and_disks_were_waited_for(make_tracer, read_rank_file):
+    tracer, path = make_tracer(interval=1, window=1)
+    readings = iter([{}, {"memory_waited_percent": 12.5}])
+    tracer._writer._pressure.read = lambda step: next(readings)
+    train(tracer, [1, 2])
+    tracer.close()
+    windows = read_rank_file(path).windows
+    assert [window.get("pressure") for window in windows] == [None, {"memory_waited_percent": 12.5}]
+    read = [WindowRecord.from_json(window, "a file") for window in windows]
+    assert [dict(window.pressure) for window in read] == [{}, {"memory_waited_percent": 12.5}]
+
+
+def test_waits_that_cannot_be_read_cost_no_window(make_tracer, read_rank_file, caplog):
+    tracer, path = make_tracer(interval=1, window=1)
+
+    def fail(step):
+        raise RuntimeError("no such file")
+
+    tracer._writer._pressure.read = fail
+    train(tracer, [1, 2])
+    tracer.close()
+    assert len(read_rank_file(path).windows) == 2
+    assert [one.message for one in caplog.records if "memory and disks" in one.message] == [
+        "memory and disks cannot be read, tracing goes on: RuntimeError('no such file')"
+    ]
 
 
 def test_a_window_says_what_connections_carried(make_tracer, read_rank_file):
