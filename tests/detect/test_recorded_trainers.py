@@ -377,21 +377,31 @@ def test_slow_passes_of_the_last_stage_of_sound_devices_name_nobody(report_of):
         ("hosts-hsdp-of-4-host-2-port-at-a-third", (4, 5), 6, 2.14),
         # for 1 s of each 4, so in two windows; the cost is that of their iterations
         ("hosts-fsdp-of-3-host-1-port-at-times", (2, 3), 11, 1.27),
+        ("hosts-tensor-of-3-host-2-port-at-half", (4, 5), 6, 1.91),
+        ("hosts-pipeline-of-4-host-1-receives-at-a-third", (1,), 6, 1.57),
     ],
 )
 def test_a_host_whose_port_is_slow_is_named_by_what_tcp_carried(
     report_of, name, ranks, first, cost
 ):
-    """2.03 and 1.13 times as long as the healthy jobs."""
+    """2.03, 1.13, 1.79 and 2.68 times as long as the healthy jobs."""
     (finding,) = [one for one in report_of(name).findings if one.owner is Owner.NODE]
     assert (finding.ranks, finding.cause) == (ranks, Cause.LINK)
     assert finding.first_iteration == first
     assert finding.step_time_cost_ratio == pytest.approx(cost, abs=0.05)
 
 
-def test_messages_of_a_healthy_pipeline_name_no_host(report_of):
-    """Its hosts carry 68 to 150 Mbit/s, by stage and direction."""
-    assert not named(report_of("hosts-pipeline-of-4-healthy"))
+@pytest.mark.parametrize("cores", ["", "-quiet"])
+def test_messages_of_a_healthy_pipeline_name_no_host(report_of, cores):
+    """Its hosts carry 68 to 150 Mbit/s, by stage and direction; on quiet cores 74 to 256."""
+    assert not named(report_of(f"hosts-pipeline-of-4-healthy{cores}"))
+
+
+def test_a_slow_connection_of_a_ring_is_undecided_and_not_healthy(report_of):
+    """The step takes 2.07 times as long as the healthy job's."""
+    (finding,) = report_of("hosts-hsdp-of-4-slow-connection").findings
+    assert (finding.ranks, finding.owner) == ((4, 5, 6, 7), Owner.UNDECIDED)
+    assert 1.8 < finding.step_time_cost_ratio < 2.7
 
 
 def test_a_rank_whose_memory_is_swapped_is_named_for_its_host(report_of):
