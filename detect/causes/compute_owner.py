@@ -69,6 +69,10 @@ CORES_CHANGE = (
     "which core is slow changes from second to second with what else runs there; a longer trace, "
     "or one with these ranks exchanged, decides"
 )
+LONE_CORE = (
+    "no other rank shares its stage, and it was not slow all the time: what else runs on the cores "
+    "of a CPU process for a while makes it slower by as much; a longer trace decides"
+)
 EQUAL_LAYERS = (
     "no other rank shares its stage, but all layers of the model are of one kind (the same "
     "modules, shapes and settings) and compute the same microbatches: slow layers are a slow device"
@@ -118,11 +122,16 @@ def _shared_core(case: Case) -> str:
     others.
     """
     slow = case.slow
-    most = LIMITS.shared_core_ratio if slow.num_peers == 1 else LIMITS.mixed_ratio
-    if case.seen.members.device_kind != "cpu" or case.effect >= np.log(most):
+    if case.seen.members.device_kind != "cpu":
         return ""
-    if not _is_always_slow(case) and _shares_a_host(case):
-        return CORES_CHANGE
+    is_alone = slow.num_peers == 1 or slow.across_stages
+    if _was_quick_once(case) and case.effect < np.log(_most_of_neighbours(is_alone=is_alone)):
+        if slow.across_stages:
+            return LONE_CORE
+        if _shares_a_host(case):
+            return CORES_CHANGE
+    if case.effect >= np.log(_most_of_neighbours(is_alone=slow.num_peers == 1)):
+        return ""
     if slow.optimizer >= LIMITS.cache_share * case.effect:
         return ""
     optimizer = "was not recorded"
@@ -134,9 +143,16 @@ def _shared_core(case: Case) -> str:
     )
 
 
-def _is_always_slow(case: Case) -> bool:
-    """Return whether a row is slower than its peers in each iteration."""
-    return not (case.found.residuals.value[case.row] <= 0.0).any()
+def _most_of_neighbours(*, is_alone: bool) -> float:
+    """Return how many times as long neighbours on a CPU may make passes take: of a row that is
+    compared with a single other one, or with none of its stage, by sharing its core.
+    """
+    return LIMITS.shared_core_ratio if is_alone else LIMITS.mixed_ratio
+
+
+def _was_quick_once(case: Case) -> bool:
+    """Return whether a row is as quick as its peers in any iteration."""
+    return bool((case.found.residuals.value[case.row] <= 0.0).any())
 
 
 def _shares_a_host(case: Case) -> bool:

@@ -85,6 +85,18 @@ def test_a_core_of_one_machine_that_is_quick_once_is_not_slow_for_good(job, rank
     assert bool(named(report)) == is_named
 
 
+@pytest.mark.parametrize(("factor", "is_named"), [(1.5, False), (2.0, True)])
+def test_a_lone_stage_on_cores_that_was_quick_before_has_a_name_by_far_only(
+    job, slow, factor, is_named
+):
+    """Recorded: 1.6 times slower in six of eight iterations, and as quick as other stages since."""
+    report = job(
+        layout=Layout(pp=4), layers=2, device="cpu", iterations=NUM, work=slow(1, factor, 8),
+        hosts=1,
+    ).report()  # fmt: skip
+    assert bool(named(report)) == is_named
+
+
 @pytest.mark.parametrize("kind", ["loading_ms", "gap_ms"])
 def test_two_long_pauses_are_pointed_at_and_not_named(job, kind):
     def late(slot):
