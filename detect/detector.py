@@ -656,11 +656,11 @@ def _unrecorded(seen: Observations) -> tuple[int, ...]:
     return seen.members.ranks_of(np.flatnonzero(idle))
 
 
-def _importance(finding: Finding) -> tuple[int, float, float, float]:
+def _importance(finding: Finding) -> tuple[bool, float, float, float]:
     """Order findings: what a node is to blame for first, then by cost, then by certainty."""
-    owner = (Owner.NODE, Owner.UNDECIDED, Owner.JOB).index(finding.owner)
     cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
-    return owner, -cost, -finding.step_time_cost_ratio, finding.q_value
+    is_others = finding.owner is not Owner.NODE
+    return is_others, -cost, -finding.step_time_cost_ratio, finding.q_value
 
 
 def _report(

@@ -132,8 +132,9 @@ def _answer(report: Report) -> str:
     also = f" ({counted(more, 'more finding')} below)" if more else ""
     answer = f"{words}: {first.headline}.{also}"
     if report.verdict == Verdict.UNDECIDED and first.owner == Owner.JOB:
-        unseen = _blindness(report)
-        answer += f" Whether a node is at fault besides, this trace cannot tell: {unseen}."
+        is_open = any(one.owner is Owner.UNDECIDED for one in report.findings)
+        why = "some of what costs less is undecided" if is_open else _blindness(report)
+        answer += f" Whether a node is at fault besides, this trace cannot tell: {why}."
     return answer
 
 
