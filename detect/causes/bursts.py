@@ -50,6 +50,7 @@ from detect.causes.hits import (
     bursts,
     course_of,
     hits_of,
+    how_often,
     interval_of,
     lone_pause,
     lost_share,
@@ -164,7 +165,7 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
             num_peers=int(burst.others.sum()),
             saved_ns=saved_ns,
             subject=subject_of(members, row),
-            predicate=f"{does} in {num_hits} of {num_iterations} iterations, "
+            predicate=f"{does} {how_often(burst)}, "
             f"{milliseconds(float(excess_ns[burst.hits].mean()))}{' each on the mean' * several},",
             evidence=(
                 f"that adds {percent(1 + share)[:-2]} % to {what} on the mean of all iterations; "

@@ -215,11 +215,19 @@ def _usual(seen: Observations, accounts: Accounts, of: Finding) -> str:
     """
     if of.cause is not Cause.HOST:
         return ""
+    holds = _in_stretches(seen, of)
+    step_ns = float(seen.iteration_ns[holds].mean()) if holds.any() else np.inf
     for account, times_ns in accounts:
         usual_ns = robust.usual(times_ns.mean(axis=1))
-        if usual_ns >= max(of.lost_share, CORES.least_share) * float(seen.iteration_ns.mean()):
+        if usual_ns >= max(of.lost_share, CORES.least_share) * step_ns:
             return account.usual.format(usual=milliseconds(usual_ns))
     return ""
+
+
+def _in_stretches(seen: Observations, of: Finding) -> Flags:
+    """Flag the iterations in which a finding holds, (iteration,)."""
+    flags = [(seen.iterations >= first) & (seen.iterations <= last) for first, last in of.stretches]
+    return np.asarray(np.logical_or.reduce(flags))
 
 
 def _times_ns(seen: Observations, account: _Account) -> Floats | None:

@@ -216,15 +216,26 @@ def heaviest_first(share: Floats, candidates: Flags) -> list[int]:
 
 
 def course_of(burst: Burst, effect: float) -> Course:
-    """Return the course of a burst: each hit is an episode of its own."""
+    """Return the course of a burst: each hit is an episode of its own, if not every iteration is
+    one.
+    """
     slots, num_hits = np.flatnonzero(burst.hits), int(burst.hits.sum())
+    whole = ((0, len(burst.hits) - 1),)
     return Course(
         active=burst.hits,
         effect=effect,
         standard_error=effect / float(np.sqrt(num_hits)),
         share=num_hits / float(slots[-1] - slots[0] + 1),
-        episodes=tuple((int(slot), int(slot)) for slot in slots),
+        episodes=whole if burst.hits.all() else tuple((int(slot), int(slot)) for slot in slots),
     )
+
+
+def how_often(burst: Burst) -> str:
+    """Say in how many of all iterations a burst has a hit."""
+    num_hits, num_iterations = int(burst.hits.sum()), len(burst.hits)
+    if num_hits == num_iterations:
+        return f"in each of {num_iterations} iterations"
+    return f"in {num_hits} of {num_iterations} iterations"
 
 
 def interval_of(burst: Burst, share: float) -> tuple[float, float]:

@@ -58,6 +58,7 @@ from detect.causes.hits import (
     Tally,
     chance,
     course_of,
+    how_often,
     interval_of,
     lost_share,
     over_own_level,
@@ -458,7 +459,6 @@ def in_turn(lost: Floats) -> bool:
 def _finding(seen: Observations, paused: PausedHost) -> Finding:
     members, burst = seen.members, paused.burst
     ranks = members.ranks_of(paused.rows)
-    num_hits, num_iterations = int(burst.hits.sum()), len(burst.hits)
     lost_ns = burst.excess * float(np.median(seen.iteration_ns))
     doubts = _doubts(seen, paused)
     share = float(burst.excess.mean())
@@ -476,8 +476,8 @@ def _finding(seen: Observations, paused: PausedHost) -> Finding:
             num_peers=len(members) - len(paused.rows),
             saved_ns=lost_ns,
             subject=f"host {paused.name} (ranks {listed(ranks)})",
-            predicate=f"stalls one or another of its ranks in {num_hits} of {num_iterations} "
-            f"iterations, {milliseconds(float(lost_ns[burst.hits].mean()))} each on the mean,",
+            predicate=f"stalls one or another of its ranks {how_often(burst)}, "
+            f"{milliseconds(float(lost_ns[burst.hits].mean()))} each on the mean,",
             evidence=(
                 f"{paused.pauses.sum()} of its {counted(len(paused.rows), 'rank')} stand still in "
                 f"some; on the other {counted(int(burst.others.sum()), 'host')} {burst.other_hits} "

@@ -150,8 +150,13 @@ def _explained(seen: Observations, one: Finding) -> Finding | None:
     apart = _behind(seen, one)
     if apart is None or _own_doings(seen, apart, _window(seen, one)):
         return None
-    evidence = (*apart.evidence, *one.evidence)
-    return replace(one, cause=_cause(one), evidence=evidence, next_steps=apart.need.advice)
+    return replace(
+        one,
+        cause=_cause(one),
+        statement=_statement(seen, one, one.ranks, apart),
+        evidence=(*apart.evidence, *one.evidence),
+        next_steps=apart.need.advice,
+    )
 
 
 def _cause(of: Finding) -> Cause:
@@ -322,19 +327,25 @@ def _doings(seen: Observations, apart: _Apart, holds: Flags) -> str:
 def _decided(seen: Observations, of: Finding, apart: _Apart) -> Finding:
     """Return a finding as that of the host on which its ranks stand still."""
     ranks = seen.members.ranks_of(apart.rows)
-    first, last = of.first_iteration, of.last_iteration
-    gained = gain(
-        slowed_by(seen, first, last), of.step_time_cost_ratio, is_replayed=of.cost_is_replayed
-    )
     return decided(
         seen,
         of,
         ranks,
         cause=_cause(of),
-        statement=f"{subject_of_ranks(seen.members, ranks)} {apart.predicate} ({first} to {last}); "
-        f"{gained}",
+        statement=_statement(seen, of, ranks, apart),
         evidence=tuple(apart.evidence),
         advice=apart.need.advice,
+    )
+
+
+def _statement(seen: Observations, of: Finding, ranks: tuple[int, ...], apart: _Apart) -> str:
+    """Say what ranks stand still for, when, and what the step would gain."""
+    first, last = of.first_iteration, of.last_iteration
+    gained = gain(
+        slowed_by(seen, first, last), of.step_time_cost_ratio, is_replayed=of.cost_is_replayed
+    )
+    return (
+        f"{subject_of_ranks(seen.members, ranks)} {apart.predicate} ({first} to {last}); {gained}"
     )
 
 

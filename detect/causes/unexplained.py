@@ -501,7 +501,7 @@ def _search_changes(inquiry: Inquiry) -> Answer:
         return Answer()
     change = step_change(seen.iteration_ns, inquiry.settings)
     if seen.members.device_kind == "cpu":
-        return Answer() if change is None else _no_health(seen, change)
+        return _logged(seen, _saves(seen)) if change is None else _no_health(seen, change)
     if change is None:
         return _search_long(seen)
     rate = inquiry.settings.false_discovery_rate
@@ -573,12 +573,13 @@ def _logged(seen: Observations, notes: tuple[str, ...]) -> Answer:
     if share < CHANGES.lost_share:
         return Answer(notes=notes)
     does = own_ns >= CHANGES.lost_share * seen.iteration_ns
+    is_cpu = seen.members.device_kind == "cpu"
+    rests = "in no recorded operation" if is_cpu else "with nothing left to do on its device"
     text = (
         f"{ranks_text(seen.members.workers[row])} does something else at the end of "
         f"{counted(int(does.sum()), 'iteration')} ({listed(seen.iterations[does].tolist())}), "
-        f"{milliseconds(float(np.median(own_ns[does])))} each, with nothing left to do on its "
-        f"device, while all others wait: {share:.0%} of all time; logging, metrics or saving of "
-        "the loop's own, if no slow disk"
+        f"{milliseconds(float(np.median(own_ns[does])))} each, {rests}, while all others wait: "
+        f"{share:.0%} of all time; logging, metrics or saving of the loop's own, if no slow disk"
     )
     return Answer(
         notes=(*notes, text),

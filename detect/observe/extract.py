@@ -166,6 +166,7 @@ def _as_windows_say(seen: Observations, timeline: Timeline) -> Observations:
 def _with_what_some_tell(seen: Observations, frame: Frame, facts: Facts) -> Observations:
     """Add what only some traces tell: with split communication, of GPU runs, of launches."""
     cells, launches = facts.cells, facts.launches
+    seen = replace(seen, ending_ns=cells.ending_ns)
     if facts.is_split:
         seen = replace(
             seen,
@@ -180,7 +181,6 @@ def _with_what_some_tell(seen: Observations, frame: Frame, facts: Facts) -> Obse
             modules_ns=cells.modules_ns,
             slow_runs=facts.slow_runs,
             exchanged_bytes=known_or_none(cells.exchanged_bytes),
-            ending_ns=cells.ending_ns,
             starved_share=known_or_none(cells.starved_share),
         )
     if launches is None:
@@ -384,8 +384,7 @@ def _own_ending(ending_ns: Floats, members: Members) -> Floats:
     iteration), beyond what most do there: what lies between two parts of a profile is everybody's.
     0 of ranks that log for all.
     """
-    is_own = ~members.log_for_all[:, None] & (members.device_kind != "cpu")
-    return np.where(is_own, robust.beyond_most(ending_ns), 0.0)
+    return np.where(~members.log_for_all[:, None], robust.beyond_most(ending_ns), 0.0)
 
 
 def _stolen(facts: Facts, frame: Frame, passes: _Passes) -> Floats:

@@ -404,6 +404,21 @@ def test_a_slow_connection_of_a_ring_is_undecided_and_not_healthy(report_of):
     assert 1.8 < finding.step_time_cost_ratio < 2.7
 
 
+def test_on_a_cpu_the_end_of_iterations_is_its_hosts_too(report_of):
+    """It waits there for a disk, 60 ms of 309."""
+    report = report_of("moe-of-2-rank-1-slow-disk")
+    assert named(report) == [((1,), Cause.HOST)]
+
+
+def test_on_a_cpu_no_health_is_said_without_what_the_logging_rank_does_at_the_end(report_of):
+    """Rank 0 writes to a disk that another process fills; the replicas meet in few iterations."""
+    report = report_of("local-sgd-of-2-rank-0-logs-slowly")
+    assert not report.findings
+    (caveat,) = report.caveats
+    assert "rank 0 does something else at the end of 9 iterations" in caveat
+    assert "in no recorded operation" in caveat
+
+
 def test_a_rank_whose_memory_is_swapped_is_named_for_its_host(report_of):
     """Its container has room for less than it works with, since iteration 9; swap is compressed."""
     (finding,) = report_of("ddp-of-2-rank-1-swapped").findings
