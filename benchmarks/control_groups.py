@@ -1,4 +1,5 @@
-"""Control groups of memory and of disks, in which `benchmarks.trainer_storage` puts a rank.
+"""Control groups of CPU time, memory and disks, in which troubles of `benchmarks.trainers` put a
+rank.
 
 The kernel has two versions of them. In the first one (`/sys/fs/cgroup/memory`) a group is made
 below that of the process; in the second one, where only groups without processes pass a controller
@@ -27,6 +28,7 @@ class RefusedError(Exception):
 class Controller(StrEnum):
     """What a group limits, as the first version calls it."""
 
+    CPU = "cpu"
     MEMORY = "memory"
     DISK = "blkio"
 
@@ -87,6 +89,14 @@ class Group:
         if self.version == 1:
             return int(stat["rss"]) + int(stat["swap"])
         return int(stat["anon"]) + int((self.path / "memory.swap.current").read_text())
+
+    def limit_cpu(self, quota_us: int, period_us: int) -> None:
+        """Have its processes stand still once they ran for so long, all together, in a period."""
+        if self.version == 1:
+            (self.path / "cpu.cfs_period_us").write_text(str(period_us))
+            (self.path / "cpu.cfs_quota_us").write_text(str(quota_us))
+        else:
+            (self.path / "cpu.max").write_text(f"{quota_us} {period_us}")
 
     def limit_memory(self, size_bytes: int) -> None:
         """Have pages go out above so many bytes; the second version kills nobody for them."""

@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import trainer_storage
+from benchmarks.control_groups import Controller, RefusedError, group_around
 from benchmarks.hogs import NUM_CPU_HOGS, alongside, core_hogged
 from benchmarks.jobs import ROOT
 from benchmarks.trainer_faults import BUSY, FAULTS, LONG, Disturbance, Fault
@@ -48,7 +49,6 @@ BURST_S, PERIOD_S = 0.3, 1.5
 """A burst outlasts an iteration, and several fall into the 30 iterations of a run."""
 STOPPED_S, RUNNING_S = 0.04, 0.06
 """A quota of 600 ms of CPU time in each second stops all threads of a container at once."""
-CONTROL_GROUPS, TASKS = Path("/sys/fs/cgroup/cpu"), "cgroup.procs"
 HELD_S, FREE_S = 0.03, 0.07
 """A thread of Python's computes so long, in turns with the trainer, and then waits so long."""
 LATE_S, LATE_EVERY = 0.3, 6
@@ -148,32 +148,15 @@ def _stopped_by_quota(site: Site) -> Iterator[None]:
     made it is stopped and set free by turns, which the kernel counts as no wait for a core.
     """
     del site
-    group = _group_with_quota()
-    if group is None:
-        with _helped("quota", str(os.getpid())):
-            yield
-        return
-    (group / TASKS).write_text(str(os.getpid()))
-    try:
+    running_us, period_us = round(RUNNING_S * 1e6), round((STOPPED_S + RUNNING_S) * 1e6)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(group_around(Controller.CPU, os.getpid())).limit_cpu(
+                running_us, period_us
+            )
+        except (OSError, RefusedError):
+            stack.enter_context(_helped("quota", str(os.getpid())))
         yield
-    finally:
-        (group.parent / TASKS).write_text(str(os.getpid()))
-        group.rmdir()
-
-
-def _group_with_quota() -> Path | None:
-    """Return a new control group of CPU time (version 1) beside this process's; None: refused."""
-    of_cpu = [line.split(":") for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    paths = [path for _, controllers, path in of_cpu if "cpu" in controllers.split(",")]
-    try:
-        group = CONTROL_GROUPS / paths[0].lstrip("/") / f"quota-of-{os.getpid()}"
-        group.mkdir()
-        period_us = round((STOPPED_S + RUNNING_S) * 1e6)
-        (group / "cpu.cfs_period_us").write_text(str(period_us))
-        (group / "cpu.cfs_quota_us").write_text(str(round(RUNNING_S * 1e6)))
-    except (OSError, IndexError):
-        return None
-    return group
 
 
 def _core_crowded(site: Site) -> AbstractContextManager[None]:

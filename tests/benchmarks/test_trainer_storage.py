@@ -125,6 +125,16 @@ def test_memory_is_limited_and_eased_in_the_files_of_each_version(tmp_path):
     assert (tmp_path / limit).read_text() == "max\n"
 
 
+def test_cpu_time_is_limited_in_the_files_of_each_version(tmp_path):
+    for version, name, text in (
+        (1, "cpu.cfs_quota_us", "60000"),
+        (1, "cpu.cfs_period_us", "100000"),
+        (2, "cpu.max", "60000 100000"),
+    ):
+        Group(path=tmp_path, home=tmp_path, version=version).limit_cpu(60_000, 100_000)
+        assert (tmp_path / name).read_text() == text
+
+
 def test_who_finds_no_room_waits_where_the_first_version_would_kill_it(tmp_path):
     first, second = (Group(path=tmp_path, home=tmp_path, version=version) for version in (1, 2))
     first.wait_for_room()
