@@ -125,7 +125,7 @@ def _shared_core(case: Case) -> str:
     if case.seen.members.device_kind != "cpu":
         return ""
     is_alone = slow.num_peers == 1 or slow.across_stages
-    if _was_quick_once(case) and case.effect < np.log(_most_of_neighbours(is_alone=is_alone)):
+    if _comes_and_goes(case) and case.effect < np.log(_most_of_neighbours(is_alone=is_alone)):
         if slow.across_stages:
             return LONE_CORE
         if _shares_a_host(case):
@@ -150,9 +150,13 @@ def _most_of_neighbours(*, is_alone: bool) -> float:
     return LIMITS.shared_core_ratio if is_alone else LIMITS.mixed_ratio
 
 
-def _was_quick_once(case: Case) -> bool:
-    """Return whether a row is as quick as its peers in any iteration."""
-    return bool((case.found.residuals.value[case.row] <= 0.0).any())
+def _comes_and_goes(case: Case) -> bool:
+    """Return whether a row that seems to be slow all the time is as quick as its peers once; or, of
+    a row that is alone, whether it is slow for a part of the time.
+    """
+    was_quick = bool((case.found.residuals.value[case.row] <= 0.0).any())
+    is_alone = case.slow.num_peers == 1 or case.slow.across_stages
+    return was_quick and (is_alone or bool(case.active.all()))
 
 
 def _shares_a_host(case: Case) -> bool:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from megascan.tracer.timer import Step, no_step, now_ns
+from megascan.tracer.timer import Spacing, Step, no_step
 
 _INFINIBAND = Path("/sys/class/infiniband")
 _NETWORK = Path("/sys/class/net")
@@ -98,7 +98,7 @@ class Nics:
     def __init__(self) -> None:
         self._ports: list[_Port] = []
         self._totals: dict[str, dict[str, float]] = {}
-        self._read_at_ns: int | None = None
+        self._spacing = Spacing(_LEAST_NS_BETWEEN_READINGS)
         with suppress(OSError, ValueError):
             self._ports = list(islice(_ports(), _MOST_PORTS))
         for port in self._ports:
@@ -108,10 +108,8 @@ class Nics:
         """Read all ports; return nothing if they were read within the last two seconds. Calls
         `step` after each of them.
         """
-        now = now_ns()
-        if self._read_at_ns is not None and now - self._read_at_ns < _LEAST_NS_BETWEEN_READINGS:
+        if self._spacing.passed_ns() is None:
             return {}
-        self._read_at_ns = now
         values: dict[str, float] = {}
         for port in self._ports:
             with suppress(OSError, ValueError, IndexError):  # a port that is gone, odd words

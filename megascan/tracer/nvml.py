@@ -17,7 +17,7 @@ from functools import cache
 from statistics import fmean
 from types import ModuleType
 
-from megascan.tracer.timer import now_ns
+from megascan.tracer.timer import Spacing
 
 _LEAST_NS_BETWEEN_READINGS = 500_000_000
 """A reading keeps the driver busy for a millisecond, and training's launches need the driver, too.
@@ -30,7 +30,7 @@ class Nvml:
     def __init__(self, uuid: str) -> None:
         self._readings: dict[str, Callable[[], float]] = {}
         self._activity: _Activity | None = None
-        self._read_at_ns: int | None = None
+        self._spacing = Spacing(_LEAST_NS_BETWEEN_READINGS)
         with contextlib.suppress(Exception):  # absent package, driver or permission
             nvml = importlib.import_module("pynvml")
             nvml.nvmlInit()
@@ -49,10 +49,8 @@ class Nvml:
 
         Readings that the device does not support are left out.
         """
-        now = now_ns()
-        if self._read_at_ns is not None and now - self._read_at_ns < _LEAST_NS_BETWEEN_READINGS:
+        if self._spacing.passed_ns() is None:
             return {}
-        self._read_at_ns = now
         values: dict[str, float] = {}
         for name, reading in self._readings.items():
             with contextlib.suppress(Exception):  # NVMLError_NotSupported, a lost device

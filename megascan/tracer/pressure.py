@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from megascan.tracer.timer import Step, no_step, now_ns
+from megascan.tracer.timer import Spacing, Step, no_step
 
 _PROC = Path("/proc")
 _RESOURCES = {"memory": "memory", "disk": "io"}
@@ -46,11 +46,11 @@ class Pressure:
         self._waited_us: dict[str, int] = {}
         self._moved: dict[tuple[str, str], int] = {}
         """Bytes at the last reading, by process and flow."""
-        self._read_at_ns = 0
+        self._spacing = Spacing(_LEAST_NS_BETWEEN_READINGS)
 
     def begin(self) -> None:
         """Note what has been counted so far."""
-        self._read_at_ns = now_ns()
+        self._spacing.begin()
         self._files = _pressure_files()
         self._waited_us = self._waits(no_step)
         self._moved = _moved_bytes(no_step)
@@ -59,11 +59,9 @@ class Pressure:
         """Return the readings; none within half a second of the last ones. Calls `step` after each
         file.
         """
-        now = now_ns()
-        of_ns = now - self._read_at_ns
-        if of_ns < _LEAST_NS_BETWEEN_READINGS:
+        of_ns = self._spacing.passed_ns()
+        if of_ns is None:
             return {}
-        self._read_at_ns = now
         waited_before, self._waited_us = self._waited_us, self._waits(step)
         moved_before, self._moved = self._moved, _moved_bytes(step)
         readings = {

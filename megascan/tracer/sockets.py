@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple
 
-from megascan.tracer.timer import Step, no_step, now_ns
+from megascan.tracer.timer import Spacing, Step, no_step
 
 _FILES = "/proc/self/fd"
 _INFO_BYTES = 192
@@ -77,11 +77,11 @@ class Sockets:
     def __init__(self) -> None:
         self._counts: dict[str, _Counts] = {}
         """At the last reading, by the kernel's name of a socket."""
-        self._read_at_ns = 0
+        self._spacing = Spacing(_LEAST_NS_BETWEEN_READINGS)
 
     def begin(self) -> None:
         """Note what connections have carried so far."""
-        self._read_at_ns = now_ns()
+        self._spacing.begin()
         with suppress(OSError):
             self._counts = {name: counts for name, _, counts in _connections(no_step)}
 
@@ -91,11 +91,9 @@ class Sockets:
 
         Calls `step` after each socket.
         """
-        now = now_ns()
-        of_ns = now - self._read_at_ns
-        if of_ns < _LEAST_NS_BETWEEN_READINGS:
+        of_ns = self._spacing.passed_ns()
+        if of_ns is None:
             return ()
-        self._read_at_ns = now
         before, self._counts = self._counts, {}
         carried: dict[tuple[str, str], list[_Counts]] = defaultdict(list)
         with suppress(OSError):

@@ -28,6 +28,32 @@ now_ns = time.monotonic_ns
 """Host time in ns since an arbitrary start; only differences mean something."""
 
 
+class Spacing:
+    """Keeps readings of the machine apart, which take its kernel or a driver some time.
+
+    `least_ns` is the least time from one to the next.
+    """
+
+    def __init__(self, least_ns: int) -> None:
+        self._least_ns = least_ns
+        self._last_ns: int | None = None
+
+    def begin(self) -> None:
+        """Take the time up to the first reading from now on."""
+        self._last_ns = now_ns()
+
+    def passed_ns(self) -> int | None:
+        """Return the time since the last reading or `begin`, without either that of the clock, and
+        take another reading; None where it is too early for that.
+        """
+        now = now_ns()
+        passed = now - (self._last_ns or 0)
+        if self._last_ns is not None and passed < self._least_ns:
+            return None
+        self._last_ns = now
+        return passed
+
+
 @dataclass(frozen=True, kw_only=True)
 class HostClock:
     """A host's clock: `offset_ns` is unix time less monotonic time, `origin_ns` the monotonic time

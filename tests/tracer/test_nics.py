@@ -11,7 +11,7 @@ from detect.causes.degraded import ERRORS, LOST, SENT
 from detect.observe.machines import PORT_PREFIX, RATE_NAME
 from megascan.reader import read_trace
 from megascan.schema import Kind
-from megascan.tracer import nics
+from megascan.tracer import nics, timer
 from megascan.tracer.nics import Nics
 
 
@@ -82,7 +82,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sys:
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Let some seconds pass."""
     now_s = [100.0]
-    monkeypatch.setattr(nics, "now_ns", lambda: round(now_s[0] * 1e3) * 10**6)
+    monkeypatch.setattr(timer, "now_ns", lambda: round(now_s[0] * 1e3) * 10**6)
 
     def wait(seconds: float) -> None:
         now_s[0] += seconds

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from megascan.tracer import nvml
+from megascan.tracer import timer
 from megascan.tracer.nvml import Nvml
 
 UUID = "GPU-3f9a"
@@ -162,7 +162,7 @@ def test_what_a_hopper_does_counts_from_the_last_reading_on(monkeypatch, begins)
     gpm = Gpm(package)
     monkeypatch.setitem(sys.modules, "pynvml", package)
     now_ms = [0]
-    monkeypatch.setattr(nvml, "now_ns", lambda: now_ms[0] * 1_000_000)
+    monkeypatch.setattr(timer, "now_ns", lambda: now_ms[0] * 1_000_000)
     device, found = Nvml(UUID), []
     gpm.now = 3.0
     if begins:
@@ -207,7 +207,7 @@ def test_an_older_device_and_a_part_of_one_count_nothing(monkeypatch):
 def test_short_windows_share_a_reading(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", make_package())
     now_ms = [0]
-    monkeypatch.setattr(nvml, "now_ns", lambda: now_ms[0] * 1_000_000)
+    monkeypatch.setattr(timer, "now_ns", lambda: now_ms[0] * 1_000_000)
     device, found = Nvml(UUID), []
     for now_ms[0] in (0, 100, 499, 500, 900, 1001):
         found.append(bool(device.read()))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megascan.tracer import pressure
+from megascan.tracer import pressure, timer
 from megascan.tracer.pressure import Pressure
 
 SECOND_NS = 1_000_000_000
@@ -53,7 +53,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
     made = Proc(tmp_path)
     monkeypatch.setattr(pressure, "_PROC", made.folder)
     clock = iter(range(SECOND_NS, 100 * SECOND_NS, SECOND_NS))
-    monkeypatch.setattr(pressure, "now_ns", lambda: next(clock))
+    monkeypatch.setattr(timer, "now_ns", lambda: next(clock))
     return made
 
 
@@ -105,7 +105,7 @@ def test_what_loaders_move_counts_also_of_those_that_began_later(proc):
 def test_nothing_is_read_within_half_a_second(proc, monkeypatch):
     reading = Pressure()
     reading.begin()
-    monkeypatch.setattr(pressure, "now_ns", lambda: SECOND_NS + SECOND_NS // 4)
+    monkeypatch.setattr(timer, "now_ns", lambda: SECOND_NS + SECOND_NS // 4)
     assert reading.read() == {}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megascan.tracer import sockets
+from megascan.tracer import sockets, timer
 from megascan.tracer.sockets import Carried, Sockets
 
 FILES = Path("/proc/self/fd")
@@ -135,7 +135,7 @@ def test_other_sockets_are_no_error_and_stay_open(pair):
 def test_readings_are_half_a_second_apart(monkeypatch, pair):
     monkeypatch.setattr(sockets, "_LEAST_NS_BETWEEN_READINGS", 500_000_000)
     now_ms = [7000]
-    monkeypatch.setattr(sockets, "now_ns", lambda: now_ms[0] * 1_000_000)
+    monkeypatch.setattr(timer, "now_ns", lambda: now_ms[0] * 1_000_000)
     reading, found = Sockets(), []
     pair.send()
     reading.begin()
