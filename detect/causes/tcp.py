@@ -141,6 +141,15 @@ class _Slow:
         return float(stats.norm.sf(self.gap_log / max(self.spread_log, TCP.spread_log)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Hit:
+    """A window in which some ways are slow beside their own past."""
+
+    window: tuple[int, int]
+    slow: tuple[_Way, ...]
+    others: tuple[_Way, ...]
+
+
 def search_tcp(inquiry: Inquiry) -> Answer:
     """Name hosts and connections whose TCP carries little for the time that it takes."""
     seen, members = inquiry.seen, inquiry.seen.members
@@ -208,35 +217,44 @@ def _slow_at_times(carried: Sequence[Carried]) -> Iterator[_Slow]:
         by_window[one.iterations].append(one)
     windows = {window: _ways(each) for window, each in sorted(by_window.items())}
     usual = _usual_speeds(chain.from_iterable(windows.values()))
-    hits: dict[tuple[str, ...], list[tuple[tuple[int, int], list[_Way], list[_Way]]]]
-    hits = defaultdict(list)
+    hits: dict[tuple[str, ...], list[_Hit]] = defaultdict(list)
     for window, ways in windows.items():
-        slow = [way for way in ways if _is_slower(way, usual)]
-        others = [way for way in ways if way not in slow]
+        slow = tuple(way for way in ways if _is_slower(way, usual))
+        others = tuple(way for way in ways if way not in slow)
         if (hosts := _slow_ends(slow, others)) is not None:
-            hits[hosts].append((window, slow, others))
+            hits[hosts].append(_Hit(window=window, slow=slow, others=others))
     for hosts, each in hits.items():
         if len(each) < len(windows):
-            own = [way for _, slow, _ in each for way in slow]
-            slower = [float(np.log(usual[way.ends] / way.speed)) for way in own]
-            yield _Slow(
-                hosts=hosts,
-                ways=tuple(own),
-                others=tuple(way for _, _, others in each for way in others),
-                is_told=len(hosts) == 1,
-                slower=tuple(slower),
-                gap_log=min(slower),
-                spread_log=_spread(
-                    np.log(way.speed / usual[way.ends])
-                    for ways in windows.values()
-                    for way in ways
-                    if _begins_or_ends(way, hosts) and not _is_slower(way, usual)
-                ),
-                windows=tuple(window for window, _, _ in each),
-            )
+            quick = [
+                np.log(way.speed / usual[way.ends])
+                for way in chain.from_iterable(windows.values())
+                if _begins_or_ends(way, hosts) and not _is_slower(way, usual)
+            ]
+            yield _at_times(hosts, each, usual, _spread(quick))
 
 
-def _slow_ends(slow: list[_Way], others: list[_Way]) -> tuple[str, ...] | None:
+def _at_times(
+    hosts: tuple[str, ...],
+    hits: Sequence[_Hit],
+    usual: Mapping[tuple[str, str], float],
+    spread_log: float,
+) -> _Slow:
+    """Return what is slow in the windows of some hits, beside the usual speed of its ways."""
+    ways = tuple(way for one in hits for way in one.slow)
+    slower = tuple(float(np.log(usual[way.ends] / way.speed)) for way in ways)
+    return _Slow(
+        hosts=hosts,
+        ways=ways,
+        others=tuple(way for one in hits for way in one.others),
+        is_told=len(hosts) == 1,
+        slower=slower,
+        gap_log=min(slower),
+        spread_log=spread_log,
+        windows=tuple(one.window for one in hits),
+    )
+
+
+def _slow_ends(slow: Sequence[_Way], others: Sequence[_Way]) -> tuple[str, ...] | None:
     """Return the host where all begins or ends that is slower than its past, or the two hosts
     between which all of it goes; None where others are as slow, or it is of several hosts.
     """
@@ -260,11 +278,11 @@ def _is_slower(way: _Way, usual: Mapping[tuple[str, str], float]) -> bool:
     return way.speed * TCP.named_ratio <= usual[way.ends]
 
 
-def _are_apart(slow: list[_Way], others: list[_Way]) -> bool:
+def _are_apart(slow: Sequence[_Way], others: Sequence[_Way]) -> bool:
     """Return whether some ways are slower than all others: next to a port that became slow others
     become quicker, so that they were slower before beside their own past alone.
     """
-    if not slow or not others:
+    if not slow:
         return False
     quickest = max(way.speed for way in slow)
     return quickest * TCP.named_ratio <= min(way.speed for way in others)
@@ -350,7 +368,7 @@ def _spread(logs: Iterable[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
-def _slow_hosts(slow: list[_Way], others: list[_Way]) -> Iterator[str]:
+def _slow_hosts(slow: Sequence[_Way], others: Sequence[_Way]) -> Iterator[str]:
     """Yield the hosts of which all that they send and receive is slow, with two hosts; or all that
     they send, or receive, while two others do as much and none of that is slow.
     """
@@ -366,7 +384,7 @@ def _slow_hosts(slow: list[_Way], others: list[_Way]) -> Iterator[str]:
             yield host
 
 
-def _slow_one_way(slow: list[_Way], others: list[_Way], end: int) -> set[str]:
+def _slow_one_way(slow: Sequence[_Way], others: Sequence[_Way], end: int) -> set[str]:
     """Return the hosts all of whose ways begin, or end, slowly, of two and more; beside two others
     that do as much, or one by much.
     """
