@@ -20,11 +20,37 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
+from benchmarks.control_groups import RefusedError
 from benchmarks.jobs import ROOT
 
 NUM_CPU_HOGS = {"cpu": 2, "gpu": 7}
 """On one core, by what the job computes on: a GPU works off what a slow host launched before."""
+
+
+@contextmanager
+def helper(module: str, *words: str, outlives_session: bool = False) -> Iterator[IO[str]]:
+    """Have a process of a module at work while inside; yield its input, whose end ends it, and wait
+    for it. Raises RefusedError, with what it says, where that is not `ready`.
+
+    `outlives_session`: it is not killed with this process, so that it can undo what it did.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *words],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=outlives_session,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        if (said := process.stdout.readline()) != "ready\n":
+            raise RefusedError(said.strip() or f"the process for {words[0]} did not start")
+        yield process.stdin
+    finally:
+        process.communicate()  # closes its input, which ends it
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING
 
 from benchmarks.control_groups import Controller, Group, RefusedError, disk_of, group_around
-from benchmarks.jobs import ROOT
+from benchmarks.hogs import helper
 
 if TYPE_CHECKING:
     from benchmarks.trainer_troubles import Site
@@ -75,21 +75,9 @@ def _kept(kind: str, process: int, folder: Path) -> Iterator[IO[str]]:
     """Have a process of this module at work; yield its input. It outlives whoever kills the rank's
     session, so that it can undo what it did.
     """
-    keeper = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.trainer_storage", kind, str(process), str(folder)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert keeper.stdin is not None and keeper.stdout is not None
-    try:
-        if (said := keeper.stdout.readline()) != "ready\n":
-            raise RefusedError(said.strip() or f"the process for {kind} did not start")
-        yield keeper.stdin
-    finally:
-        keeper.communicate()  # closes its input, which ends it
+    words = (kind, str(process), str(folder))
+    with helper("benchmarks.trainer_storage", *words, outlives_session=True) as its_input:
+        yield its_input
 
 
 def refusal(kind: str, folder: Path) -> str:

@@ -18,7 +18,6 @@ import os
 import random
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -34,8 +33,7 @@ import torch.distributed as dist
 
 from benchmarks import trainer_storage
 from benchmarks.control_groups import Controller, RefusedError, group_around
-from benchmarks.hogs import NUM_CPU_HOGS, alongside, core_hogged
-from benchmarks.jobs import ROOT
+from benchmarks.hogs import NUM_CPU_HOGS, alongside, core_hogged, helper
 from benchmarks.trainer_faults import BUSY, FAULTS, LONG, Disturbance, Fault
 
 if TYPE_CHECKING:
@@ -115,19 +113,8 @@ class Trouble(Fault):
 @contextmanager
 def _helped(*words: str) -> Iterator[None]:
     """Have a process of this module at work while inside; it ends by itself, and is waited for."""
-    helper = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.trainer_troubles", *words],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        if helper.stdout is None or helper.stdout.readline() != "ready\n":
-            raise SystemExit(f"the process for {' '.join(words)} did not start")
+    with helper("benchmarks.trainer_troubles", *words):
         yield
-    finally:
-        helper.communicate()  # closes its input, which ends it
 
 
 def _memory_streamed(site: Site) -> AbstractContextManager[None]:

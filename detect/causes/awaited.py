@@ -164,8 +164,8 @@ class _Idle:
 
 
 def _idle_parts(seen: Observations, found: _Awaited) -> list[_Idle]:
-    """Return where the device of an awaited rank has nothing to do, as far as that is known: never
-    on CPUs, and without passes at the end of iterations only.
+    """Return where the device of an awaited rank has nothing to do, as far as that is known: on
+    CPUs, and without passes, at the end of iterations only.
     """
     row, ending_ns = found.row, np.zeros_like(found.own_ns)
     if seen.ending_ns is not None:
@@ -195,16 +195,17 @@ def _stands_still(found: _Awaited, parts: list[_Idle]) -> str:
     largest = max(parts, key=lambda one: one.over_ns)
     step = milliseconds(found.step_ns)
     if largest.over_ns >= most_ns:
-        return largest.headline.format(own=milliseconds(largest.own_ns), step=step)
+        return f"{largest.headline.format(own=milliseconds(largest.own_ns), step=step)} iteration"
     if sum(one.over_ns for one in parts) < most_ns:
         return ""
-    return f"stands still for {milliseconds(sum(one.own_ns for one in parts))} of each {step}"
+    own = milliseconds(sum(one.own_ns for one in parts))
+    return f"stands still for {own} of each {step} iteration"
 
 
-def _does(seen: Observations, found: _Awaited, parts: list[_Idle]) -> str:
-    """Say what the rank does while all others wait for it, as far as that is known."""
-    if still := _stands_still(found, parts):
-        return f"{still} iteration"
+def _does(seen: Observations, found: _Awaited) -> str:
+    """Say what a rank that does not stand still does while all others wait for it, as far as that
+    is known.
+    """
     own_share = float(np.median(found.own_ns[found.row])) / found.step_ns
     levels = np.median(found.own_ns[found.peers], axis=1)
     peers_share = float(np.median(levels)) / found.step_ns
@@ -223,7 +224,7 @@ def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
     num_iterations, num_peers = len(found.gap_ns), int(found.peers.sum())
     error = float(np.std(found.log_ratio) / np.sqrt(num_iterations))
     parts = _idle_parts(seen, found)
-    is_still = bool(_stands_still(found, parts))
+    still = _stands_still(found, parts)
     chance = float(special.bdtrc(found.num_hits - 1, num_iterations, 1.0 / len(members)))
     stops = stops_explain(seen, row, found.longer_ns)
     off_core = off_core_explains(seen, row, found.longer_ns)
@@ -242,7 +243,7 @@ def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
             num_peers=num_peers,
             saved_ns=np.maximum(found.gap_ns, 0.0),
             subject=subject_of(members, row),
-            predicate=f"{_does(seen, found, parts)}, and all others wait for it",
+            predicate=f"{still or _does(seen, found)}, and all others wait for it",
             whose=why,
             evidence=(
                 f"{_waits_text(found.waiting_ns / found.step_ns)} of an iteration, longer than "
@@ -251,7 +252,7 @@ def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
                 *([off_core, SHARED_CORES] if off_core else []),
                 *([stops] if stops else _idle_texts(seen, parts)),
             ),
-            advice=host_advice(Owner.NODE) if stops or off_core else _advice(seen, is_still),
+            advice=host_advice(Owner.NODE) if stops or off_core else _advice(seen, bool(still)),
             is_replayed=False,
         ),
     )

@@ -344,7 +344,7 @@ def _may_write(seen: Observations, burst: Burst) -> bool:
     hits = seen.iterations[burst.hits]
     apart = np.diff(hits)
     # windows that repeat have a period of their own, which says nothing
-    is_whole = np.sum((seen.iterations >= hits[0]) & (seen.iterations <= hits[-1])) > np.ptp(hits)
+    is_whole = np.sum(seen.within([(hits[0], hits[-1])])) > np.ptp(hits)
     is_regular = len(apart) > 1 and apart[0] > 1 and bool((apart == apart[0]).all())
     is_long = float(burst.excess[burst.hits].mean()) >= BURSTS.written_share
     return is_long or bool(is_regular and is_whole)

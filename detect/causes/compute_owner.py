@@ -124,13 +124,17 @@ def _shared_core(case: Case) -> str:
     slow = case.slow
     if case.seen.members.device_kind != "cpu":
         return ""
-    is_alone = slow.num_peers == 1 or slow.across_stages
-    if _comes_and_goes(case) and case.effect < np.log(_most_of_neighbours(is_alone=is_alone)):
+    is_one_of_two = slow.num_peers == 1
+    is_alone = is_one_of_two or slow.across_stages
+    was_quick = bool((case.found.residuals.value[case.row] <= 0.0).any())
+    # of several peers those tell who is slow for a part of the time
+    comes_and_goes = was_quick and (is_alone or bool(case.active.all()))
+    if comes_and_goes and case.effect < np.log(_most_of_neighbours(is_alone=is_alone)):
         if slow.across_stages:
             return LONE_CORE
         if _shares_a_host(case):
             return CORES_CHANGE
-    if case.effect >= np.log(_most_of_neighbours(is_alone=slow.num_peers == 1)):
+    if case.effect >= np.log(_most_of_neighbours(is_alone=is_one_of_two)):
         return ""
     if slow.optimizer >= LIMITS.cache_share * case.effect:
         return ""
@@ -148,15 +152,6 @@ def _most_of_neighbours(*, is_alone: bool) -> float:
     compared with a single other one, or with none of its stage, by sharing its core.
     """
     return LIMITS.shared_core_ratio if is_alone else LIMITS.mixed_ratio
-
-
-def _comes_and_goes(case: Case) -> bool:
-    """Return whether a row that seems to be slow all the time is as quick as its peers once; or, of
-    a row that is alone, whether it is slow for a part of the time.
-    """
-    was_quick = bool((case.found.residuals.value[case.row] <= 0.0).any())
-    is_alone = case.slow.num_peers == 1 or case.slow.across_stages
-    return was_quick and (is_alone or bool(case.active.all()))
 
 
 def _shares_a_host(case: Case) -> bool:

@@ -218,8 +218,7 @@ def _explains(seen: Observations, why: _Degraded, of: Finding) -> bool:
 
 def _share_of_window(seen: Observations, of: Finding) -> float:
     """Return in what share of the window's iterations a finding holds."""
-    holds = [(seen.iterations >= first) & (seen.iterations <= last) for first, last in of.stretches]
-    return float(np.mean(np.any(holds, axis=0)))
+    return float(np.mean(seen.within(of.stretches)))
 
 
 def _stays_inside(seen: Observations, of: Finding) -> bool:

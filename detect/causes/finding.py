@@ -353,7 +353,7 @@ def counted_window(seen: Observations, first: int, last: int) -> tuple[int, int]
     not count, unless the finding holds in no other iteration.
     """
     first_settled = seen.num_warmup_iterations + 1
-    is_left = ((seen.iterations >= first_settled) & (seen.iterations <= last)).any()
+    is_left = seen.within([(first_settled, last)]).any()
     return (max(first, first_settled) if is_left else first), last
 
 
@@ -362,7 +362,7 @@ def cost_ratio(seen: Observations, saved_ns: Floats, within: tuple[int, int]) ->
 
     Iterations from `within[0]` to `within[1]` count; `saved_ns`, (iteration,), is what each gains.
     """
-    holds = (seen.iterations >= within[0]) & (seen.iterations <= within[1])
+    holds = seen.within([within])
     left_ns = np.maximum(seen.iteration_ns - saved_ns, 0.0)  # an estimate may exceed the iteration
     holds = ordinary(left_ns, holds)
     total = float(np.mean(seen.iteration_ns[holds]))

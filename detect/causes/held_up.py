@@ -215,19 +215,13 @@ def _usual(seen: Observations, accounts: Accounts, of: Finding) -> str:
     """
     if of.cause is not Cause.HOST:
         return ""
-    holds = _in_stretches(seen, of)
+    holds = seen.within(of.stretches)
     step_ns = float(seen.iteration_ns[holds].mean()) if holds.any() else np.inf
     for account, times_ns in accounts:
         usual_ns = robust.usual(times_ns.mean(axis=1))
         if usual_ns >= max(of.lost_share, CORES.least_share) * step_ns:
             return account.usual.format(usual=milliseconds(usual_ns))
     return ""
-
-
-def _in_stretches(seen: Observations, of: Finding) -> Flags:
-    """Flag the iterations in which a finding holds, (iteration,)."""
-    flags = [(seen.iterations >= first) & (seen.iterations <= last) for first, last in of.stretches]
-    return np.asarray(np.logical_or.reduce(flags))
 
 
 def _times_ns(seen: Observations, account: _Account) -> Floats | None:
@@ -250,7 +244,7 @@ def _behind(inquiry: Inquiry, account: _Account, times_ns: Floats, of: Finding) 
     and nobody's waiting inside passes can explain them.
     """
     seen = inquiry.seen
-    holds = (seen.iterations >= of.first_iteration) & (seen.iterations <= of.last_iteration)
+    holds = seen.within([(of.first_iteration, of.last_iteration)])
     is_cpu = seen.members.device_kind == "cpu"
     if not holds.any() or not (is_cpu or account.is_lost or of.cause not in OF_DEVICES):
         return None

@@ -171,7 +171,7 @@ def _is_nobodys(one: Finding) -> bool:
 
 def _window(seen: Observations, of: Finding) -> Flags:
     """Flag the iterations in which a finding holds, first to last."""
-    return (seen.iterations >= of.first_iteration) & (seen.iterations <= of.last_iteration)
+    return seen.within([(of.first_iteration, of.last_iteration)])
 
 
 def _behind(seen: Observations, of: Finding) -> _Apart | None:
@@ -363,58 +363,50 @@ def _notes(seen: Observations, spoken_of: Flags) -> Iterator[str]:
             )
 
 
-_OWN_MEMORY = {
-    "memory_own_gbytes": "holds {own:.3g} GB of memory of its own, the others {others:.3g}"
-}
-_MORE_MEMORY = (
-    "see how much memory that host has free, and who has the rest (free -m, vmstat 1: columns si "
-    "and so, top sorted by RES)",
-    "in a container, compare its limit with what the process needs (memory.max and memory.events "
-    "of its cgroup)",
-)
-NEEDS = (
-    _Need(
-        shares=_memory_shares,
-        doings=_OWN_MEMORY,
-        most_ratio=SHORTAGES.most_memory_ratio,
-        most_share=SHORTAGES.most_share,
-        causes=(*OF_HOSTS, Cause.COMPUTE, Cause.STAGE_IMBALANCE),
-        noun="memory",
-        evidence="Linux counts for how long processes of a container, or of its host, stood still "
-        "for memory that was swapped out, or that nobody had free: here for {own:.0%} of the time, "
-        "elsewhere for {others:.1%} at most; neither data nor devices lengthen that",
-        advice=_MORE_MEMORY,
-    ),
-    _Need(
-        shares=_page_shares,
-        doings=_OWN_MEMORY,
-        most_ratio=SHORTAGES.most_memory_ratio,
-        most_share=SHORTAGES.pages_share,
-        causes=(*OF_HOSTS, Cause.COMPUTE, Cause.STAGE_IMBALANCE),
-        noun="memory",
-        evidence="a page that is read back takes 10 µs and more: here that is {own:.0%} of the "
-        "time at least, elsewhere {others:.1%}; neither data nor devices take memory away",
-        advice=_MORE_MEMORY,
-    ),
-    _Need(
-        shares=_disk_shares,
-        doings={
-            "disk_read_mbytes_per_s": "reads {own:.3g} MB/s, the others {others:.3g}",
-            "disk_written_mbytes_per_s": "writes {own:.3g} MB/s, the others {others:.3g}",
-        },
-        most_ratio=SHORTAGES.most_bytes_ratio,
-        most_share=SHORTAGES.most_share,
-        causes=OF_HOSTS,
-        noun="disks",
-        evidence="Linux counts for how long processes of a container, or of its host, stood still "
-        "for disks and shared file systems: here for {own:.0%} of the time, elsewhere for "
-        "{others:.1%} at most, though the others read and write as much",
-        advice=(
-            "see how busy that host's disks are and who keeps them so (iostat -x 1, iotop -o), and "
-            "read a file as the job does on it and on a peer",
-            "in a container, look for a limit (io.max of its cgroup); of the disks, read "
-            "smartctl -a",
-        ),
+_MEMORY = _Need(
+    shares=_memory_shares,
+    doings={
+        "memory_own_gbytes": "holds {own:.3g} GB of memory of its own, the others {others:.3g}"
+    },
+    most_ratio=SHORTAGES.most_memory_ratio,
+    most_share=SHORTAGES.most_share,
+    causes=(*OF_HOSTS, Cause.COMPUTE, Cause.STAGE_IMBALANCE),
+    noun="memory",
+    evidence="Linux counts for how long processes of a container, or of its host, stood still for "
+    "memory that was swapped out, or that nobody had free: here for {own:.0%} of the time, "
+    "elsewhere for {others:.1%} at most; neither data nor devices lengthen that",
+    advice=(
+        "see how much memory that host has free, and who has the rest (free -m, vmstat 1: columns "
+        "si and so, top sorted by RES)",
+        "in a container, compare its limit with what the process needs (memory.max and "
+        "memory.events of its cgroup)",
     ),
 )
+_PAGES = replace(
+    _MEMORY,
+    shares=_page_shares,
+    most_share=SHORTAGES.pages_share,
+    evidence="a page that is read back takes 10 µs and more: here that is {own:.0%} of the time at "
+    "least, elsewhere {others:.1%}; neither data nor devices take memory away",
+)
+_DISKS = _Need(
+    shares=_disk_shares,
+    doings={
+        "disk_read_mbytes_per_s": "reads {own:.3g} MB/s, the others {others:.3g}",
+        "disk_written_mbytes_per_s": "writes {own:.3g} MB/s, the others {others:.3g}",
+    },
+    most_ratio=SHORTAGES.most_bytes_ratio,
+    most_share=SHORTAGES.most_share,
+    causes=OF_HOSTS,
+    noun="disks",
+    evidence="Linux counts for how long processes of a container, or of its host, stood still for "
+    "disks and shared file systems: here for {own:.0%} of the time, elsewhere for {others:.1%} at "
+    "most, though the others read and write as much",
+    advice=(
+        "see how busy that host's disks are and who keeps them so (iostat -x 1, iotop -o), and "
+        "read a file as the job does on it and on a peer",
+        "in a container, look for a limit (io.max of its cgroup); of the disks, read smartctl -a",
+    ),
+)
+NEEDS = (_MEMORY, _PAGES, _DISKS)
 """Asked one after the other."""

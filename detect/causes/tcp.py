@@ -454,9 +454,7 @@ def _when(seen: Observations, slow: _Slow) -> Flags:
     """Flag the iterations in whose windows ways are slow, (iteration,)."""
     if not slow.windows:
         return np.ones(len(seen.iterations), dtype=bool)
-    numbers = seen.iterations
-    flags = [(numbers >= first) & (numbers <= last) for first, last in slow.windows]
-    return np.asarray(np.logical_or.reduce(flags))
+    return seen.within(slow.windows)
 
 
 def _saved_ns(seen: Observations, slow: _Slow) -> Floats:

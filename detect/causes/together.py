@@ -308,10 +308,7 @@ def _joint_cost(seen: Observations, group: list[Finding]) -> float | None:
     better = busy.copy()
     for one in group:
         rows = rows_of_findings(seen.members, (one,))
-        holds = np.zeros(len(seen.iterations), dtype=bool)
-        for first, last in one.episodes:
-            holds |= (seen.iterations >= first) & (seen.iterations <= last)
-        better[rows[:, None] & holds] /= one.slowdown
+        better[rows[:, None] & seen.within(one.episodes)] /= one.slowdown
     return cost_ratio(seen, np.maximum(busy.max(axis=0) - better.max(axis=0), 0.0), within)
 
 

@@ -125,6 +125,7 @@ def _observations(
             cells, passes.collecting_ns, gap_ns + stalled + stolen, timeline, transfers
         ),
         host_gap_ns=gap_ns,
+        ending_ns=cells.ending_ns,
         stalled_ns=stalled,
         stolen_ns=stolen,
         saving_ns=cells.saving_ns,
@@ -166,7 +167,6 @@ def _as_windows_say(seen: Observations, timeline: Timeline) -> Observations:
 def _with_what_some_tell(seen: Observations, frame: Frame, facts: Facts) -> Observations:
     """Add what only some traces tell: with split communication, of GPU runs, of launches."""
     cells, launches = facts.cells, facts.launches
-    seen = replace(seen, ending_ns=cells.ending_ns)
     if facts.is_split:
         seen = replace(
             seen,
@@ -380,7 +380,7 @@ def _lost_by_cause(
 
 
 def _own_ending(ending_ns: Floats, members: Members) -> Floats:
-    """Return how long a rank of a GPU job does something at the end of iterations, (rank,
+    """Return how long a rank does something at the end of iterations, (rank,
     iteration), beyond what most do there: what lies between two parts of a profile is everybody's.
     0 of ranks that log for all.
     """

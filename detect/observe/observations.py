@@ -7,7 +7,7 @@ measure: one field with its axes (or one entry of `Observations.lost_ns`), fille
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from detect.observe.operations import Boundness, Tokenwise, Work
 from detect.observe.transfers import Transfers, UnmatchedIn, hidden_axes
 from detect.report import Cause, ClockAgreement
 from detect.thresholds.adjustable import DetectorSettings
-from megascan.arrays import Floats, Integers
+from megascan.arrays import Flags, Floats, Integers
 from megascan.header import Json
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Observations:
     host_gap_ns: Floats = field(metadata=along("row", "iteration"))
     """Part of HOST: time that no span covers."""
     ending_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """GPU runs: between the last span of an iteration and its end. What a rank takes longer than
+    """Between the last span of an iteration and its end. What a rank takes longer than
     most is in `host_gap_ns`, unless it logs there for all (`Members.log_for_all`)."""
     stalled_ns: Floats = field(metadata=along("row", "iteration"))
     """Part of HOST, GPU runs: the device stood still inside passes, its queue empty."""
@@ -192,6 +192,13 @@ class Observations:
         if members.layout.ep > 1 or not peers or min(known) <= 0:
             return None
         return known[0], float(np.median(known[1:]))
+
+    def within(self, stretches: Iterable[tuple[int, int]]) -> Flags:
+        """Flag the iterations of some stretches, first and last of each, (iteration,)."""
+        holds = np.zeros(len(self.iterations), dtype=bool)
+        for first, last in stretches:
+            holds |= (self.iterations >= first) & (self.iterations <= last)
+        return holds
 
     @property
     def knows_roles(self) -> bool:

@@ -153,8 +153,8 @@ def _path_lines(path: CriticalPath, step: StepPath, shown: list[int], spans: _Sp
 
 def _longest_iteration(seen: Observations, finding: Finding | None) -> int | None:
     active = np.full(len(seen.iterations), finding is None)
-    for first, last in finding.stretches if finding else ():
-        active |= (seen.iterations >= first) & (seen.iterations <= last)
+    if finding is not None:
+        active = seen.within(finding.stretches)
     if not active.any():
         return None
     longest = np.argmax(np.nan_to_num(seen.iteration_ns[active]))
